@@ -1,0 +1,39 @@
+# Everything a newcomer needs; each target does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fix reports clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: setup ## Train V-MoE with and without PRC on digits, then measure their routing
+	$(BIN)/moeprobe demo
+
+test: setup ## Run the quick and the slow tests
+	$(BIN)/python -m pytest
+
+check: setup ## Lint, format check, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: setup ## Mend what the linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+reports: setup ## Regenerate the committed reports (three training seeds; about half an hour on two cores)
+	$(BIN)/python reports/regenerate.py
+
+clean: ## Remove the environment, caches and the demo's outputs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo

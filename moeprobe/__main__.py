@@ -1,0 +1,5 @@
+"""``python -m moeprobe``."""
+
+from moeprobe.cli import main
+
+main()

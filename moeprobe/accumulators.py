@@ -1,0 +1,81 @@
+"""Sums and counts per image, cell by cell; merging is a disjoint union by image.
+
+A cell is what one line of a table is about: (layer, view, severity, draw, tokens). Nothing is averaged here and
+nothing divided, so that shards, batches and interrupted runs add up to the same bytes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """What a set of sums is about; empty where it is about none (an output has no layer, a pair no severity)."""
+
+    layer: str = ""
+    router: str = ""
+    top_k: int = 0
+    view: str = ""
+    severity: float = float("nan")
+    draw: int = 0
+    tokens: str = ""
+
+    def key(self) -> tuple[object, ...]:
+        """Return a key that is equal for equal cells (a missing severity is no number, and equals nothing)."""
+        severity = None if np.isnan(self.severity) else self.severity
+        return (self.layer, self.router, self.top_k, self.view, severity, self.draw, self.tokens)
+
+
+@dataclass
+class CellSums:
+    """The columns of one cell, in chunks as they came."""
+
+    cell: Cell
+    image_ids: list[NDArray[np.str_]] = field(default_factory=list)
+    columns: list[Mapping[str, NDArray[np.generic]]] = field(default_factory=list)
+
+    def joined(self) -> tuple[NDArray[np.str_], dict[str, NDArray[np.generic]]]:
+        """Return image names and columns ``(n, ...)`` in the order of the names.
+
+        Raises:
+            AssertionError: an image occurs twice: shards must be disjoint and are never padded.
+        """
+        names = np.concatenate(self.image_ids)
+        order = np.argsort(names, kind="stable")
+        names = names[order]
+        assert len(np.unique(names)) == len(names), "an image was counted twice"
+        joined = {
+            name: np.concatenate([chunk[name] for chunk in self.columns])[order] for name in self.columns[0]
+        }
+        return names, joined
+
+
+class Accumulator:
+    """All cells of one checkpoint's run."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[object, ...], CellSums] = {}
+
+    def add(self, cell: Cell, image_ids: Iterable[str], columns: Mapping[str, NDArray[np.generic]]) -> None:
+        """Add the sums of some images to a cell."""
+        names = np.asarray(list(image_ids), dtype=np.str_)
+        assert all(len(column) == len(names) for column in columns.values()), cell
+        sums = self._cells.setdefault(cell.key(), CellSums(cell))
+        sums.image_ids.append(names)
+        sums.columns.append(columns)
+
+    def merge(self, other: "Accumulator") -> "Accumulator":
+        """Return the union of two disjoint sets of images."""
+        merged = Accumulator()
+        for source in (self, other):
+            for sums in source._cells.values():
+                for names, columns in zip(sums.image_ids, sums.columns, strict=True):
+                    merged.add(sums.cell, names.tolist(), columns)
+        return merged
+
+    def cells(self) -> list[CellSums]:
+        """Return the cells in the order in which they first came."""
+        return list(self._cells.values())

@@ -1,0 +1,1 @@
+"""Adapters: one model family per file, made traceable."""

@@ -1,0 +1,111 @@
+"""Our own sparse timm transformers, made traceable."""
+
+from collections.abc import Sequence
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from moeprobe.catalog import unknown
+from moeprobe.errors import UserError
+from moeprobe.geometry import PatchGrid
+from moeprobe.nn.capture import capture, moe_layers
+from moeprobe.nn.dispatch import CapacityRule
+from moeprobe.nn.routers.base import Decision
+from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
+
+
+class Vmoe:
+    """A timm ``VisionTransformer`` with MoE layers (``nn.vit.make_sparse``), ready to be probed.
+
+    Args:
+        model: put into evaluation mode; its routers' evaluation capacity is replaced.
+        mean: of the normalisation, per channel, in units of [0, 1].
+        std: of the normalisation.
+        router_name: catalog name of the routers.
+        trained_capacity: keep the capacity that the model evaluates with; False lifts every limit, so that
+            nothing depends on batch-mates.
+
+    Raises:
+        UserError: the model has no MoE layer.
+    """
+
+    def __init__(
+        self,
+        model: VisionTransformer,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        router_name: str = "softmax_token_choice",
+        trained_capacity: bool = False,
+    ) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self._layers = moe_layers(model)
+        if not self._layers:
+            raise UserError("The model has no MoE layer, so there is no routing to probe.")
+        if not trained_capacity:
+            for layer in self._layers.values():
+                layer.router.eval_capacity = CapacityRule(None)
+        self.layer_names = tuple(self._layers)
+        self.router_name = router_name
+        rows, columns = model.patch_embed.grid_size
+        self.grid = PatchGrid(rows, columns, model.patch_embed.patch_size[0])
+        self.image_size: tuple[int, int] = tuple(model.patch_embed.img_size)
+        self._mean = torch.tensor(mean).view(3, 1, 1)
+        self._std = torch.tensor(std).view(3, 1, 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        return next(self.model.parameters()).device
+
+    def to(self, device: torch.device | str) -> "Vmoe":
+        """Move the model, in place."""
+        self.model.to(device)
+        self._mean, self._std = self._mean.to(device), self._std.to(device)
+        return self
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        """Run the model; see ``routing.Traceable``."""
+        wanted = self._wanted(layers)
+        if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
+            raise UserError(
+                f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "
+                f"got {tuple(images.shape)}."
+            )
+        output: Tensor | None = None
+        with torch.inference_mode():
+            normalised = (images.to(self.device) - self._mean) / self._std
+            with capture(self.model, stop_after=None if logits else wanted[-1]) as decisions:
+                output = self.model(normalised).float()
+        traced = {name: self._routing(decisions[name], len(images)) for name in wanted}
+        return output, RoutingTrace(traced)
+
+    def _wanted(self, layers: Sequence[str] | None) -> list[str]:
+        if layers is None:
+            return list(self.layer_names)
+        for name in layers:
+            if name not in self._layers:
+                raise UserError(unknown("MoE layer", name, self.layer_names))
+        return [name for name in self.layer_names if name in layers]
+
+    def _routing(self, decision: Decision, num_images: int) -> LayerRouting:
+        gates = decision.gates.reshape(num_images, -1, decision.gates.shape[-1]).float()
+        choices = decision.selected.reshape(num_images, gates.shape[1], -1)
+        kept = decision.plan.kept.view(choices.shape)
+        selected, processed = order_choices(choices, kept, gates)
+        router = next(iter(self._layers.values())).router
+        return LayerRouting(
+            gates=gates,
+            scores=None,
+            selected=selected,
+            processed=processed,
+            valid=torch.ones(gates.shape[:2], dtype=torch.bool, device=gates.device),
+            grid=self.grid,
+            num_prefix_tokens=gates.shape[1] - self.grid.num_patches,
+            gates_sum_to_one=router.gates_sum_to_one,
+            token_local=router.token_local,
+            router=self.router_name,
+        )

@@ -1,0 +1,1 @@
+"""Analyses: one measurement per file, from traces to sums per image and from sums to statistics."""

@@ -1,0 +1,99 @@
+"""What an aggregate analysis is: sums per image of one batch, and the statistics that such sums allow.
+
+An analysis never sees the model. It gets traces (or class scores) of a reference and a view, and returns *sums and
+counts per image*; ratios appear only when a whole data set is added up (``metrics``).
+
+Axes: B images, P patches, K choices, n images of a whole run.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Statistic
+
+# Per image: sums and counts (n,), or a short list (n, ...) where a statistic needs more than a sum.
+Columns = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """One layer's routing of a reference and a view, and which of their patches show the same thing.
+
+    ``reference_patch[b, j]`` and ``view_patch[b, j]`` ``(B, P)`` are the patches of pair j, both -1 where there is
+    no partner. ``aligned``: pair j is patch j on both sides, for every image.
+    """
+
+    reference: LayerRouting
+    view: LayerRouting
+    reference_patch: Tensor
+    view_patch: Tensor
+    aligned: bool
+
+
+@dataclass(frozen=True)
+class OutputPair:
+    """Class scores ``(B, classes)`` of a reference and a view, and the labels ``(B,)``, -1 = none."""
+
+    reference: Tensor
+    view: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a table.
+
+    Attributes:
+        name: its ``metric`` column.
+        null: which null it is about (pooled, position), empty where it is about none.
+        statistic: how it follows from the sums.
+        trials: its denominator over all images.
+    """
+
+    name: str
+    null: str
+    statistic: Statistic
+    trials: int
+
+
+class LayerAnalysis(ABC):
+    """An analysis of routing, layer by layer.
+
+    Attributes:
+        signature: a column that its sums always have and no other analysis' do.
+    """
+
+    signature: ClassVar[str]
+
+    @abstractmethod
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether the measurement means anything for this kind of routing; if not, there is no row."""
+
+    @abstractmethod
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return, for each kind of tokens (patch, prefix), columns with one entry per image of the batch."""
+
+    @abstractmethod
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said."""
+
+
+class OutputAnalysis(ABC):
+    """An analysis of the model's output."""
+
+    signature: ClassVar[str]
+
+    @abstractmethod
+    def sums(self, pair: OutputPair) -> dict[str, Tensor]:
+        """Return columns with one entry per image of the batch."""
+
+    @abstractmethod
+    def metrics(self, columns: Columns) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said."""

@@ -1,0 +1,48 @@
+"""How sure is the router? Table 5 of the PRC paper.
+
+Mean highest gate, mean second, mean sum of the rest, and the margin between first and second, over all tokens. Which
+tokens the paper averages is not published: here the patches, with prefix tokens apart.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Ratio
+
+METRICS = ("gate_highest", "gate_second", "gate_rest", "gate_margin")
+
+
+class Confidence(LayerAnalysis):
+    """Mean highest gate, second gate, sum of the rest, and margin between the first two."""
+
+    signature = "tokens_counted"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether a token's gates are a distribution over at least two experts."""
+        return layer.gates_sum_to_one and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return the summed gates of the view and the number of tokens per image."""
+        prefix = pair.view.num_prefix_tokens
+        found = {"patch": _sum(pair.view.gates[:, prefix:], pair.view.valid[:, prefix:])}
+        if prefix:
+            found["prefix"] = _sum(pair.view.gates[:, :prefix], pair.view.valid[:, :prefix])
+        return found
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the four means over tokens."""
+        count = columns["tokens_counted"].astype(np.float64)
+        return [
+            Metric(name, "", Ratio(columns[name].astype(np.float64), count), int(count.sum()))
+            for name in METRICS
+        ]
+
+
+def _sum(gates: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    highest, second = gates.topk(2, dim=-1).values.unbind(-1)
+    # What is left of the row's own sum, not of one: a float32 softmax misses one by its rounding.
+    rest = gates.sum(-1) - highest - second
+    values = dict(zip(METRICS, (highest, second, rest.clamp_min(0), highest - second), strict=True))
+    return {name: (value * valid).sum(1) for name, value in values.items()} | {"tokens_counted": valid.sum(1)}

@@ -1,0 +1,32 @@
+"""How evenly are the experts used? Always to be read beside a match ratio: a collapsed router matches perfectly."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Entropy
+
+
+class Load(LayerAnalysis):
+    """Entropy of the first choices over the experts, divided by log E (1 = even, 0 = one expert)."""
+
+    signature = "load"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose experts, and there is more than one."""
+        return layer.top_k > 0 and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return how many patches of the view chose each expert first, ``(B, E)``."""
+        layer = pair.view
+        first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
+        present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
+        histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
+        return {"patch": {"load": histogram.scatter_add(1, first.clamp_min(0), present.long())}}
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the entropy of the pooled load."""
+        histogram = columns["load"].astype(np.float64)
+        return [Metric("load_entropy", "", Entropy(histogram), int(histogram.sum()))]

@@ -1,0 +1,107 @@
+"""Do corresponding patches choose the same experts? Table 4 of the PRC paper.
+
+* top-1 match: same first expert;
+* top-k match: same first, same second, ... in order;
+* top-k set match: the same set of k, in any order (the paper's "order-agnostic").
+
+Each stands beside what chance would reach: with the two sides' own marginals (pooled), and, where the grid does not
+move, with the marginals of each patch position, since a position embedding alone can route.
+
+The columns keep each image's choices (a few bytes per corresponding patch), because intervals of the chance levels
+need them: sums alone do not say how often two independent images agree at the same position.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Chance, Kappa, Ratio
+
+
+class Match(LayerAnalysis):
+    """Share of corresponding patches that choose the same experts, with its chance level and kappa."""
+
+    signature = "trials"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether the layer chooses a fixed number of experts per token."""
+        return layer.top_k > 0
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return matches and trials per image, for patches and for prefix tokens."""
+        prefix = pair.reference.num_prefix_tokens
+        sides = {
+            "patch": (
+                _gather(pair.reference, pair.reference_patch),
+                _gather(pair.view, pair.view_patch),
+            )
+        }
+        if prefix:
+            sides["prefix"] = (pair.reference.selected[:, :prefix], pair.view.selected[:, :prefix])
+        return {tokens: _count(*both) for tokens, both in sides.items()}
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return match, chance and kappa for each kind of match."""
+        reference, view = (columns[f"{side}_selected"].astype(np.int64) for side in ("reference", "view"))
+        trials = columns["trials"].astype(np.float64)
+        image, slot = np.nonzero(reference[..., 0] >= 0)
+        nulls = {"pooled": np.zeros_like(slot)} | ({"position": slot} if aligned else {})
+        metrics = []
+        for name, depth, ordered in kinds(reference.shape[-1]):
+            match = Ratio(columns[name].astype(np.float64), trials)
+            total = int(trials.sum())
+            metrics.append(Metric(name, "", match, total))
+            codes = encode(
+                np.stack([reference[image, slot], view[image, slot]]), depth=depth, ordered=ordered
+            )
+            for null, stratum in nulls.items():
+                chance = Chance(
+                    image=image, reference=codes[0], view=codes[1], stratum=stratum, num_images=len(trials)
+                )
+                metrics.append(Metric(f"{name}_chance", null, chance, total))
+                metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), total))
+        return metrics
+
+
+def kinds(top_k: int) -> list[tuple[str, int, bool]]:
+    """Return (metric, k, ordered) for k <= min(K, 2) and k = K."""
+    depths = sorted({1, min(top_k, 2), top_k})
+    return [("top1_match", 1, True)] + [
+        (f"top{depth}{kind}_match", depth, not kind) for depth in depths if depth > 1 for kind in ("", "_set")
+    ]
+
+
+def encode(selected: NDArray[np.generic], *, depth: int, ordered: bool) -> NDArray[np.int64]:
+    """Return one integer per row of choices ``(..., K)``, equal where the first ``depth`` choices are the same."""
+    rows = selected[..., :depth].astype(np.int64)
+    if not ordered:
+        rows = np.sort(rows, axis=-1)
+    base = int(rows.max(initial=0)) + 2  # choices run from -1
+    if base**depth < 2**62:
+        powers = base ** np.arange(depth, dtype=np.int64)
+        return ((rows + 1) * powers).sum(-1)
+    return np.unique(rows.reshape(-1, depth), axis=0, return_inverse=True)[1].reshape(rows.shape[:-1])
+
+
+def _gather(layer: LayerRouting, patch: Tensor) -> Tensor:
+    """Return the choices ``(B, P, K)`` of the patches named, -1 where there is no partner or no valid token."""
+    token = patch.clamp_min(0) + layer.num_prefix_tokens
+    chosen = layer.selected.gather(1, token[..., None].expand(-1, -1, layer.top_k))
+    present = (patch >= 0) & layer.valid.gather(1, token)
+    return chosen.where(present[..., None], torch.full_like(chosen, -1))
+
+
+def _count(reference: Tensor, view: Tensor) -> dict[str, Tensor]:
+    trial = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
+    absent = torch.full_like(reference, -1)
+    reference, view = reference.where(trial[..., None], absent), view.where(trial[..., None], absent)
+    columns = {"trials": trial.sum(1)}
+    for name, depth, ordered in kinds(reference.shape[-1]):
+        first, second = reference[..., :depth], view[..., :depth]
+        if not ordered:
+            first, second = first.sort(-1).values, second.sort(-1).values
+        columns[name] = ((first == second).all(-1) & trial).sum(1)
+    return columns | {"reference_selected": reference, "view_selected": view}

@@ -1,0 +1,73 @@
+"""A folder is a registry: one file is one plug-in, and the file's name is its name.
+
+``views/gaussian_noise.py`` holds the class ``GaussianNoise`` and is called ``gaussian_noise`` in YAML, in the
+tables and on the command line. Listing names reads the folder and imports nothing, so it costs no start-up time.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Iterable
+from typing import Any
+
+from moeprobe.errors import UserError
+
+# Files of a plug-in folder that are not plug-ins: the contract, and helpers behind a leading underscore.
+_NOT_PLUGINS = {"base"}
+
+
+class Catalog:
+    """The plug-ins of one package.
+
+    Args:
+        package: dotted name, e.g. ``"moeprobe.views"``.
+        kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
+    """
+
+    def __init__(self, package: str, kind: str) -> None:
+        self.package = package
+        self.kind = kind
+
+    def names(self) -> list[str]:
+        """Return the sorted names, without importing any plug-in."""
+        spec = importlib.util.find_spec(self.package)
+        assert spec is not None and spec.submodule_search_locations is not None, self.package
+        found = (module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
+        return sorted(name for name in found if name not in _NOT_PLUGINS and not name.startswith("_"))
+
+    def get(self, name: str) -> Any:
+        """Return the plug-in class called ``name``.
+
+        Raises:
+            UserError: there is none; the sentence names the nearest one and lists them all.
+        """
+        if name not in self.names():
+            raise UserError(unknown(self.kind, name, self.names()))
+        module = importlib.import_module(f"{self.package}.{name}")
+        return getattr(module, class_name(name))
+
+    def describe(self, name: str) -> str:
+        """Return the first line of the plug-in's docstring."""
+        return (self.get(name).__doc__ or "").strip().splitlines()[0]
+
+
+def class_name(name: str) -> str:
+    """Return the class that file ``name`` must hold: ``prc_crops`` -> ``PrcCrops``."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence for an unknown name: did-you-mean, and the list."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"There is no {kind} {name!r}.{hint} There are: {', '.join(names) or 'none'}."
+
+
+ROUTERS = Catalog("moeprobe.nn.routers", "router")
+VIEWS = Catalog("moeprobe.views", "view")
+DATA = Catalog("moeprobe.data", "data set")
+OBJECTIVES = Catalog("moeprobe.training.objectives", "objective")
+ANALYSES = Catalog("moeprobe.analyses", "analysis")
+ADAPTERS = Catalog("moeprobe.adapters", "adapter")

@@ -1,0 +1,78 @@
+"""The application and its commands."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from moeprobe import __version__
+from moeprobe.cli import (
+    confidence,
+    demo,
+    doctor,
+    evaluate,
+    inspect,
+    listing,
+    match_ratio,
+    noise_sweep,
+    overlay,
+    sweep,
+    train,
+)
+from moeprobe.errors import UserError
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class _Group(TyperGroup):
+    """Turns what a user can mend into one sentence, and Ctrl-C into its exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"Error: {error}", err=True)
+            sys.exit(USER_ERROR)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted.", err=True)
+            sys.exit(INTERRUPTED)
+
+
+app = typer.Typer(
+    name="moeprobe",
+    cls=_Group,
+    help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moeprobe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("match-ratio")(match_ratio.match_ratio)
+app.command("confidence")(confidence.confidence)
+app.command("sweep")(sweep.sweep)
+app.command("noise-sweep")(noise_sweep.noise_sweep)
+app.command("overlay")(overlay.overlay)
+app.command("eval")(evaluate.evaluate)
+app.command("inspect")(inspect.inspect)
+app.command("list")(listing.listing)
+app.command("doctor")(doctor.doctor)

@@ -1,0 +1,139 @@
+"""The options that all probes share, declared once."""
+
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from moeprobe.errors import UserError
+
+Checkpoints = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CHECKPOINT...",
+        help="Run folders (their last checkpoint) or .safetensors files; with two or more, the first is the reference.",
+    ),
+]
+Data = Annotated[str, typer.Option(help="Data set: NAME or NAME:LOCATION, e.g. digits, folder:photos.")]
+
+# name -> (type, default); what `moeprobe.api.Options` takes, and the three that concern the output.
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "split": (Annotated[str, typer.Option(help="Split of the data set: train, val or test.")], "test"),
+    "layers": (
+        Annotated[str | None, typer.Option(help="MoE layers, comma-separated, e.g. blocks.3; default all.")],
+        None,
+    ),
+    "limit": (
+        Annotated[
+            int | None, typer.Option(help="Number of images: a seeded random subset, the same for all.")
+        ],
+        None,
+    ),
+    "seed": (Annotated[int, typer.Option(help="Seed of the subset, the views and the intervals.")], 0),
+    "batch_size": (Annotated[int, typer.Option(help="Images per forward pass; changes only the speed.")], 64),
+    "workers": (Annotated[int, typer.Option(help="Loader processes; changes only the speed.")], 0),
+    "device": (Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")], "auto"),
+    "capacity": (
+        Annotated[
+            str,
+            typer.Option(
+                help="unlimited: every choice is served; trained: the capacity the model evaluates with."
+            ),
+        ],
+        "unlimited",
+    ),
+    "skip_bad_images": (
+        Annotated[
+            bool, typer.Option("--skip-bad-images", help="Go on without unreadable images; count them.")
+        ],
+        False,
+    ),
+    "out": (
+        Annotated[Path | None, typer.Option(help="Folder for tables and figures; default: print only.")],
+        None,
+    ),
+    "overwrite": (
+        Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")],
+        False,
+    ),
+    "json": (Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")], False),
+    "dry_run": (
+        Annotated[
+            bool, typer.Option("--dry-run", help="Say how many passes it takes and how long; do nothing.")
+        ],
+        False,
+    ),
+}
+
+
+class Common:
+    """The shared options as typed."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.json: bool = values.pop("json")
+        self.dry_run: bool = values.pop("dry_run")
+        layers, capacity = values.pop("layers"), values.pop("capacity")
+        if capacity not in ("unlimited", "trained"):
+            raise UserError(f"--capacity is unlimited or trained; got {capacity!r}.")
+        self._values = values | {
+            "layers": None if layers is None else tuple(part.strip() for part in layers.split(",")),
+            "trained_capacity": capacity == "trained",
+            "command": command_line(),
+        }
+
+    def options(self) -> Any:
+        """Return them as ``api.Options``."""
+        from moeprobe.api import Options
+
+        return Options(**self._values)
+
+
+def command_line() -> str:
+    """Return what was typed, for the record."""
+    return shlex.join(["moeprobe", *sys.argv[1:]])
+
+
+def probe(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``."""
+    own = inspect.signature(command)
+    hints = get_type_hints(command, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in own.parameters.items()
+        if name != "common"
+    ]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in _COMMON.items()
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        common = Common({name: values.pop(name) for name in _COMMON})
+        command(**values, common=common)
+
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    wrapper.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in [*keyword, *shared]}
+    return wrapper
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Return comma-separated numbers, None for None.
+
+    Raises:
+        UserError: something in it is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UserError(
+            f"{option} takes numbers separated by commas, e.g. 0,0.1,0.2; got {text!r}."
+        ) from None

@@ -1,0 +1,46 @@
+"""Run one probe of the library with a progress bar, and print what it found."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from moeprobe import api
+from moeprobe.cli._options import Common
+from moeprobe.cli._screen import Bar, console, print_result
+from moeprobe.runs import Result
+
+
+def run(
+    kind: str,
+    checkpoints: Sequence[str],
+    common: Common,
+    *,
+    show: Callable[[Result], list[Table]],
+    timed: bool = False,
+    **arguments: Any,
+) -> None:
+    """Run a probe of this kind and print the result; with --dry-run, only what it would take."""
+    options = common.options()
+    if common.dry_run:
+        _print_plan(api.plan(kind, list(checkpoints), options=options, **arguments), as_json=common.json)
+        return
+    with Bar() as bar:
+        result = api.probe(kind, list(checkpoints), options=options, watcher=bar, **arguments)
+    print_result(result, out=options.out, as_json=common.json, show=show)
+    if timed and not common.json:
+        for name, rate in result.sidecar["images_per_second"].items():
+            console().print(f"{name}: {rate:,.0f} images/s on {result.sidecar['device']}", style="dim")
+
+
+def _print_plan(plan: api.Plan, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(dataclasses.asdict(plan)))
+        return
+    total = plan.checkpoints * plan.images * plan.passes
+    console().print(
+        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes = {total:,} passes, "
+        f"about {plan.seconds:,.1f} s, judging by {plan.timed_images} images. Nothing was written."
+    )

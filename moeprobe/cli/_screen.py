@@ -1,0 +1,137 @@
+"""What is printed: tables a person can read, or JSON, and a progress bar on long work."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from moeprobe.watching import Watcher
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from moeprobe.runs import Result
+
+_PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """Return the console of the results; wide where nobody's window limits it."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+
+
+class Bar(Watcher):
+    """A progress bar on standard error, silent when that is not a terminal."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("images"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, description: str, total: int) -> None:
+        """Begin a piece of work of ``total`` images."""
+        self._task = self._progress.add_task(description, total=total)
+
+    def advance(self, count: int) -> None:
+        """Report ``count`` more images."""
+        self._progress.advance(self._task, count)
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    """Return a value with three decimals; a dash where there is none."""
+    if value != value:
+        return "–"
+    return f"{value:+.3f}" if signed else f"{value:.3f}"
+
+
+def interval(row: Any, *, signed: bool = False) -> str:
+    """Return ``value [low, high]`` of a table's row, with its flag where there is no interval."""
+    text = number(row["value"], signed=signed)
+    if row["ci_low"] == row["ci_low"]:
+        return f"{text} [{number(row['ci_low'], signed=signed)}, {number(row['ci_high'], signed=signed)}]"
+    return f"{text} ({row['flag'].replace('_', ' ')})" if row["flag"] else text
+
+
+def print_result(
+    result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], list[Table]]
+) -> None:
+    """Print the tables of a result and where its files lie, or all of it as JSON."""
+    if as_json:
+        comparison = result.comparison
+        print(
+            json.dumps(
+                {
+                    "table": records(result.table),
+                    "comparison": None if comparison is None else records(comparison),
+                    "sidecar": result.sidecar,
+                    "out": None if out is None else str(out),
+                },
+                ensure_ascii=False,
+            )
+        )
+        return
+    screen = console()
+    for table in show(result):
+        screen.print(table)
+    screen.print(footing(result), style="dim")
+    if out is None:
+        screen.print("Nothing was written; add --out FOLDER to keep tables and figures.")
+    else:
+        print_files(screen, out)
+
+
+def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return a table as JSON records; empty values are null."""
+    return json.loads(table.to_json(orient="records", double_precision=10))
+
+
+def print_files(screen: Console, out: Path) -> None:
+    """Name every file of an output folder."""
+    files = [
+        str(path.relative_to(out))
+        for path in sorted(out.rglob("*"))
+        if path.is_file() and path.name != "run.json"
+    ]
+    screen.print(f"Written to {out}/: {', '.join(files)}", soft_wrap=True)
+
+
+def footing(result: "Result") -> str:
+    """Return what the numbers rest on."""
+    request = result.sidecar["request"]
+    images = sorted(set(result.table["images"]))
+    skipped = len(result.sidecar["skipped_images"])
+    parts = [
+        f"{images[-1]:,} images of {request['data']} {request['split']}",
+        "[low, high]: 95 % bootstrap over images, 2,000 resamples",
+        f"seed {request['seed']}",
+    ]
+    if skipped:
+        parts.append(f"{skipped} unreadable images skipped")
+    if not request["labels_used"]:
+        parts.append("no accuracy: the data have no labels, or not those of the model")
+    if request["view"].get("flip") is False and request["view"]["name"] in (
+        "prc_crops",
+        "inception_crop",
+        "randaugment",
+    ):
+        parts.append("no mirroring: these images have a handedness")
+    return "; ".join(parts) + "."

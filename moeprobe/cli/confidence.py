@@ -1,0 +1,23 @@
+"""``moeprobe confidence``."""
+
+from moeprobe.cli._options import Checkpoints, Common, Data, probe
+
+
+@probe
+def confidence(checkpoints: Checkpoints, data: Data = "digits", *, common: Common) -> None:
+    """How sure are the routers on clean images?
+
+    Mean highest gate, second gate, sum of the rest, and the margin between the first two.
+
+    Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
+    """
+    from moeprobe.cli._run import run
+    from moeprobe.cli._tables import side_by_side
+
+    run(
+        "confidence",
+        checkpoints,
+        common,
+        show=lambda result: side_by_side(result, title="Router confidence, clean images"),
+        data=data,
+    )

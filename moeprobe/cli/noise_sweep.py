@@ -1,0 +1,36 @@
+"""``moeprobe noise-sweep``."""
+
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+
+
+@probe
+def noise_sweep(
+    checkpoints: Checkpoints,
+    data: Data = "digits",
+    sigmas: Annotated[
+        str | None,
+        typer.Option(help="Comma-separated standard deviations, in units of the [0, 1] pixel range."),
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """The gaussian_noise sweep: does noise change which experts the patches choose, and the answer?
+
+    Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2`
+    """
+    from moeprobe.cli._run import run
+    from moeprobe.cli._tables import along_severity
+
+    run(
+        "sweep",
+        checkpoints,
+        common,
+        show=lambda result: along_severity(result, title="gaussian_noise"),
+        data=data,
+        view="gaussian_noise",
+        severities=numbers(sigmas, "--sigmas"),
+    )

@@ -1,0 +1,36 @@
+"""``moeprobe sweep``."""
+
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+
+
+@probe
+def sweep(
+    checkpoints: Checkpoints,
+    view: Annotated[str, typer.Option(help="A view with a severity; see: moeprobe list views.")],
+    data: Data = "digits",
+    severities: Annotated[
+        str | None, typer.Option(help="Comma-separated severities; default: the view's own steps.")
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """Match with the clean image, confidence, load, agreement and accuracy along a severity.
+
+    Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
+    """
+    from moeprobe.cli._run import run
+    from moeprobe.cli._tables import along_severity
+
+    run(
+        "sweep",
+        checkpoints,
+        common,
+        show=lambda result: along_severity(result, title=view),
+        data=data,
+        view=view,
+        severities=numbers(severities, "--severities"),
+    )

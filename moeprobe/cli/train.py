@@ -1,0 +1,108 @@
+"""``moeprobe train``."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from moeprobe.training.loop import Report
+
+
+def train(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. model.top_k=1 seed=3."),
+    ] = None,
+    config: Annotated[
+        str, typer.Option(help="Name of a configuration (moeprobe list configs) or a YAML file.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an earlier run of this name.")
+    ] = False,
+    folder: Annotated[Path | None, typer.Option(help="Run folder; default checkpoints/NAME.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Train a V-MoE, with or without Pairwise Router Consistency.
+
+    Ctrl-C leaves a run that goes on when the same command is given again.
+
+    Example: `moeprobe train --config digits-prc seed=1 name=digits-prc-1`
+    """
+    if not config:
+        raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
+    from moeprobe import api
+    from moeprobe.config import load
+
+    resolved = load(config, overrides or [])
+    with Live(resolved.name) as live:
+        summary = api.train(
+            resolved, folder=folder, device=device, resume=resume, overwrite=overwrite, report=live.show
+        )
+    print_summary(summary, as_json=json)
+
+
+def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
+    """Print what a run came to and where it lies."""
+    import json
+
+    from moeprobe.cli._screen import console
+
+    if as_json:
+        print(json.dumps(summary))
+        return
+    screen = console()
+    screen.print(
+        f"{summary['name']}: {summary['steps']:,} steps, validation accuracy "
+        f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}), "
+        f"{summary['images_per_second']:,.0f} images/s"
+    )
+    screen.print(
+        f"Written to {summary['folder']}/: last.safetensors, best.safetensors, metrics.csv, training.png"
+    )
+
+
+class Live:
+    """The progress of a training run on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[values]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._progress.add_task(name, total=None, values="")
+
+    def __enter__(self) -> "Live":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, report: "Report") -> None:
+        """Show where the run is."""
+        values = "  ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in report.values.items())
+        self._progress.update(
+            self._task,
+            completed=report.step,
+            total=report.total_steps,
+            values=f"{values}  {report.images_per_second:,.0f} images/s",
+        )
+
+    def named(self, name: str) -> "Callable[[Report], None]":
+        """Return ``show`` for a run of another name."""
+        self._progress.update(self._task, description=name)
+        return self.show

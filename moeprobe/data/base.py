@@ -1,0 +1,83 @@
+"""What a data set is to moeprobe: images that are found by index and known by a name that stays."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moeprobe.errors import UserError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image: RGB and 8 bits at its own size, its label if it has one, its foreground mask if there is one."""
+
+    image: Image.Image
+    image_id: str
+    label: int | None = None
+    mask: NDArray[np.bool_] | None = None  # (height, width), True on the foreground
+
+
+class ImageDataset(ABC):
+    """One split of a data set.
+
+    A plug-in's constructor takes ``split`` and the ``location`` that follows the colon of ``name:location`` (a
+    folder, a file pattern, the name of a data set on a hub); built-in data need none. It raises ``UserError`` for a
+    split that does not exist, a location that is missing, unreadable or empty, and a wrong record count.
+
+    Attributes:
+        image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
+        class_names: names in label order; None where the images have no labels.
+        flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
+    """
+
+    image_ids: Sequence[str]
+    class_names: tuple[str, ...] | None
+    flippable: ClassVar[bool] = True
+    splits: ClassVar[tuple[str, ...]] = SPLITS
+
+    @abstractmethod
+    def __init__(self, *, split: str, location: str | None = None) -> None: ...
+
+    @abstractmethod
+    def example(self, index: int) -> Example:
+        """Return image ``index``.
+
+        Raises:
+            UserError: the file cannot be read; the sentence names it.
+        """
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None where the images have no labels."""
+        return None if self.class_names is None else len(self.class_names)
+
+
+def check_split(split: str, known: Sequence[str]) -> None:
+    """Raise ``UserError`` unless ``split`` is one of ``known``."""
+    if split not in known:
+        raise UserError(f"There is no split {split!r} here; choose one of {', '.join(known)}.")
+
+
+def require_folder(location: str | None, *, name: str, layout: str) -> Path:
+    """Return the folder that ``name:location`` points to.
+
+    Raises:
+        UserError: no location was given, or there is no folder there; the sentence says which layout is expected.
+    """
+    if not location:
+        raise UserError(f"{name!r} needs a folder: write {name}:PATH, where PATH holds {layout}.")
+    folder = Path(location).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {location!r} for {name!r}; it should hold {layout}.")
+    return folder

@@ -1,0 +1,70 @@
+"""Oxford 102 category flowers (M.-E. Nilsback and A. Zisserman, ICVGIP 2008), as published.
+
+::
+
+    PATH/jpg/image_00001.jpg ...
+    PATH/imagelabels.mat    labels (1, images): 1..102
+    PATH/setid.mat          trnid, valid, tstid (1, n): numbers of the images of each split
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from moeprobe.data._images import open_rgb
+from moeprobe.data.base import Example, ImageDataset, check_split, require_folder
+from moeprobe.errors import UserError
+
+_NUM_CLASSES = 102
+_LISTS = {"train": "trnid", "val": "valid", "test": "tstid"}
+
+
+class Flowers102(ImageDataset):
+    """Oxford's 102 flower categories with the official train, val and test lists.
+
+    The published files number the classes and do not name them, so the names are "1" to "102".
+    """
+
+    def __init__(self, *, split: str, location: str | None = None) -> None:
+        check_split(split, self.splits)
+        layout = "jpg/image_00001.jpg ..., imagelabels.mat and setid.mat"
+        self._root = require_folder(location, name="flowers102", layout=layout)
+        labels = _read_list(self._root / "imagelabels.mat", "labels")
+        numbers = _read_list(self._root / "setid.mat", _LISTS[split])
+        self._check(labels, numbers)
+        self._labels = labels[numbers - 1] - 1
+        self.image_ids = [f"jpg/image_{number:05d}.jpg" for number in numbers]
+        self.class_names = tuple(str(label) for label in range(1, _NUM_CLASSES + 1))
+
+    def example(self, index: int) -> Example:
+        """Return the image that stands at ``index`` of the split's list, at its own size."""
+        path = self._root / self.image_ids[index]
+        image = open_rgb(path, name=repr(str(path)))
+        return Example(image, self.image_ids[index], label=int(self._labels[index]))
+
+    def _check(self, labels: np.ndarray, numbers: np.ndarray) -> None:
+        """Raise ``UserError`` unless the lists and the folder speak of the same images."""
+        where = str(self._root)
+        if labels.size == 0 or labels.min() < 1 or labels.max() > _NUM_CLASSES:
+            raise UserError(f"The labels of imagelabels.mat in {where!r} must lie in 1..{_NUM_CLASSES}.")
+        if numbers.size == 0 or numbers.min() < 1 or numbers.max() > len(labels):
+            raise UserError(
+                f"The lists of setid.mat in {where!r} must lie in 1..{len(labels)}, and hold images."
+            )
+        num_files = sum(1 for _ in (self._root / "jpg").glob("image_*.jpg"))
+        if num_files != len(labels):
+            raise UserError(
+                f"{where!r} has {num_files} images in jpg but {len(labels)} labels in imagelabels.mat."
+            )
+
+
+def _read_list(path: Path, key: str) -> np.ndarray:
+    """Return the integers called ``key`` in a MATLAB file, flattened."""
+    from scipy.io import loadmat
+
+    if not path.is_file():
+        raise UserError(f"There is no file {str(path)!r}; 'flowers102' needs it.")
+    try:
+        return loadmat(path, variable_names=[key])[key].ravel().astype(np.int64)
+    except Exception as error:  # a damaged file makes SciPy's reader raise almost anything
+        raise UserError(f"The file {str(path)!r} does not hold the list {key!r}: it is damaged.") from error

@@ -1,0 +1,78 @@
+"""The demonstration: train with and without PRC on real digits, then measure how steady the routing is."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe import api
+from moeprobe.config import load
+from moeprobe.runs import Result
+from moeprobe.training.loop import Report
+from moeprobe.watching import Watcher
+
+BASELINE, PRC = "demo-baseline", "demo-prc"
+NOISE = 0.2
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demonstration found, analysis by analysis, and where it lies."""
+
+    training: dict[str, dict[str, Any]]
+    match: Result
+    match_prc_crops: Result
+    confidence: Result
+    noise: Result
+    evaluation: Result
+    reports: Path
+
+
+def run(
+    *,
+    seed: int = 0,
+    checkpoints: Path = Path("checkpoints"),
+    reports: Path = Path("reports/demo"),
+    overrides: tuple[str, ...] = (),
+    device: str = "auto",
+    command: str = "",
+    report: Callable[[str], Callable[[Report], None]] = lambda _: lambda _: None,
+    watcher: Watcher | None = None,
+) -> DemoResult:
+    """Train both models (same views, steps and budget; only the objective differs) and run the four analyses.
+
+    Earlier results of the demonstration are replaced.
+
+    Args:
+        seed: of the training.
+        checkpoints: where the two run folders go.
+        reports: where the reports go.
+        overrides: applied to both configurations, e.g. ``("epochs=1",)``.
+        device: where to compute.
+        command: what was typed, for the sidecars.
+        report: for the name of a run, what shows its progress.
+        watcher: told how the probes advance.
+    """
+    training = {}
+    for name, config in ((BASELINE, "digits-baseline"), (PRC, "digits-prc")):
+        resolved = load(config, (f"name={name}", f"seed={seed}", *overrides))
+        training[name] = api.train(
+            resolved, folder=checkpoints / name, device=device, overwrite=True, report=report(name)
+        )
+    if reports.exists():
+        shutil.rmtree(reports)
+    models = [api.load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
+
+    def options(folder: str) -> api.Options:
+        return api.Options(out=reports / folder, device=device, command=command)
+
+    match = api.match_ratio(models, view="random_crop", options=options("match-ratio"), watcher=watcher)
+    crops = api.match_ratio(
+        models, view="prc_crops", options=options("match-ratio-prc-crops"), watcher=watcher
+    )
+    confidence = api.confidence(models, options=options("confidence"), watcher=watcher)
+    noise = api.noise_sweep(models, options=options("noise-sweep"), watcher=watcher)
+    api.overlay(models, severity=NOISE, options=options("overlay"))
+    evaluation = api.evaluate(models, options=options("eval"), watcher=watcher)
+    return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

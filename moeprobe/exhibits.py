@@ -1,0 +1,70 @@
+"""Run a few images and keep what is to be looked at."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from moeprobe import geometry
+from moeprobe.analyses.overlay import Overlay, overlay
+from moeprobe.batches import batches
+from moeprobe.geometry import Correspondence
+from moeprobe.sweeps import Checkpoint, Probe, recipe
+
+
+def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:
+    """Return the overlays of every layer, image and checkpoint; ``probe`` holds one severity and the images."""
+    found = []
+    for checkpoint in checkpoints:
+        loader = batches(
+            probe.dataset,
+            probe.indices,
+            recipe(probe, checkpoint.framing),
+            batch_size=probe.batch_size,
+            skip_bad_images=probe.skip_bad_images,
+        )
+        for batch in loader:
+            _, clean = checkpoint.model.trace(batch.views[0], layers=probe.layers, logits=False)
+            _, perturbed = checkpoint.model.trace(batch.views[1], layers=probe.layers, logits=False)
+            for layer in clean.layers:
+                routing = clean.layers[layer], perturbed.layers[layer]
+                grid = routing[0].grid
+                assert grid is not None
+                pairs: Correspondence = geometry.correspond(
+                    batch.to_source[0], batch.to_source[1], grid=grid, source_size=batch.source_size
+                )
+                for position, image_id in enumerate(batch.image_ids):
+                    pixels = batch.views[0][position].numpy(), batch.views[1][position].numpy()
+                    found.append(
+                        overlay(
+                            image_id=image_id,
+                            checkpoint=checkpoint.name,
+                            layer=layer,
+                            pixels=pixels,
+                            routing=routing,
+                            pairs=pairs,
+                            position=position,
+                        )
+                    )
+    return found
+
+
+def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
+    """Return one row per patch: the expert on the clean and on the perturbed image, and whether it changed."""
+    rows = []
+    for item in overlays:
+        for row, column in np.ndindex(item.clean_expert.shape):
+            rows.append(
+                {
+                    "checkpoint": item.checkpoint,
+                    "layer": item.layer,
+                    "image_id": item.image_id,
+                    "row": row,
+                    "column": column,
+                    "clean_expert": item.clean_expert[row, column],
+                    "perturbed_expert": item.perturbed_expert[row, column],
+                    "compared": bool(item.compared[row, column]),
+                    "changed": bool(item.changed[row, column]),
+                }
+            )
+    return pd.DataFrame(rows)

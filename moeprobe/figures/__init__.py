@@ -1,0 +1,46 @@
+"""Figures: from a table to matplotlib, one kind per file. Nothing here imports torch.
+
+Drawn without pyplot, so nothing is global and nothing depends on a screen.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from moeprobe.files import whole
+
+# Okabe and Ito's palette: told apart with any colour vision, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.edgecolor": "#808080",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.titlesize": 11,
+    "legend.frameon": False,
+    # Without a fixed salt and with text as text, the same figure is the same bytes, and can be searched.
+    "svg.hashsalt": "moeprobe",
+    "svg.fonttype": "none",
+}
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG beside each other; the same figure gives the same bytes."""
+    FigureCanvasAgg(figure)
+    written = []
+    with mpl.rc_context(STYLE):
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+            path = stem.with_name(stem.name + suffix)  # a name may hold dots: blocks.3
+            with whole(path) as temporary:
+                figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=metadata)
+            written.append(path)
+    return written

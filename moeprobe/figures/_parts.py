@@ -1,0 +1,75 @@
+"""What several figures share: panels, points with intervals, and one legend below."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moeprobe.figures import COLOURS, STYLE
+
+
+def panels(rows: int, columns: int, *, width: float = 4.2, height: float = 2.9) -> tuple[Figure, np.ndarray]:
+    """Return a figure with ``rows`` x ``columns`` axes ``(rows, columns)`` in the house style."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes
+
+
+def colours(checkpoints: Sequence[str]) -> dict[str, str]:
+    """Return a colour per checkpoint, in their order."""
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(checkpoints)}
+
+
+def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str) -> None:
+    """Draw values with their intervals at ``x``; a value without an interval is drawn without one."""
+    value = rows["value"].to_numpy(float)
+    low = value - rows["ci_low"].fillna(rows["value"]).to_numpy(float)
+    high = rows["ci_high"].fillna(rows["value"]).to_numpy(float) - value
+    # Rounding may leave an end a hair on the wrong side of a value at the edge of its range.
+    errors = np.clip(np.stack([low, high]), 0, None)
+    axes.errorbar(
+        x, value, yerr=errors, fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.5, label=label
+    )
+
+
+def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str = "bars") -> Figure:
+    """Add the heading, what the numbers rest on, and one legend for all panels."""
+    first = table.iloc[0]
+    images = sorted(set(table["images"]))
+    count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
+    figure.suptitle(f"{title}\n{first['dataset']} {first['split']}, {count} images; {mark}: 95 % over images")
+    entries: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if entries:
+        # A legend wider than the figure would be cut off: about eleven characters fit an inch, with the handles.
+        widest = max(len(label) for label in entries) + 8
+        ncols = max(1, min(len(entries), int(figure.get_figwidth() * 11 / widest)))
+        figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=ncols, frameon=False
+        )
+    return figure
+
+
+def select(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
+    """Return the rows whose columns have the given values."""
+    keep = pd.Series(True, index=table.index)
+    for column, value in wanted.items():
+        keep &= table[column] == value
+    return table[keep]
+
+
+def layers(table: pd.DataFrame) -> list[str]:
+    """Return the MoE layers of a table in their order."""
+    return [name for name in dict.fromkeys(table["layer"]) if name]
+
+
+def checkpoints(table: pd.DataFrame) -> list[str]:
+    """Return the checkpoints of a table in their order."""
+    return list(dict.fromkeys(table["checkpoint"]))

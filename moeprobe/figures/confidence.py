@@ -1,0 +1,29 @@
+"""Router confidence: highest gate, second, the rest, and the margin."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.figures import _parts
+
+_LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
+
+
+def draw(table: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figure: a panel per MoE layer."""
+    patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
+    layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
+    colours = _parts.colours(checkpoints)
+    figure, axes = _parts.panels(1, len(layers))
+    for column, layer in enumerate(layers):
+        for number, checkpoint in enumerate(checkpoints):
+            here = (
+                _parts.select(patches, layer=layer, checkpoint=checkpoint)
+                .set_index("metric")
+                .loc[list(_LABELS)]
+            )
+            x = np.arange(len(_LABELS)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
+            _parts.points(axes[0, column], x, here, colour=colours[checkpoint], label=checkpoint)
+        axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
+        axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
+    return {"confidence": _parts.finish(figure, patches, title="Router confidence on clean images")}

@@ -1,0 +1,79 @@
+"""Expert numbers drawn into the patches, changed ones red (Figure 5 of the PRC paper)."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from moeprobe.analyses.overlay import Overlay
+from moeprobe.figures import STYLE
+
+_CHANGED, _SAME = "#e31a1c", "#ffffff"
+
+
+def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
+    """Return the figure: a row per image, for each checkpoint its clean and its perturbed image.
+
+    ``overlays`` are of one layer, image by image and checkpoint by checkpoint.
+    """
+    checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
+    images = list(dict.fromkeys(item.image_id for item in overlays))
+    by_key = {(item.image_id, item.checkpoint): item for item in overlays}
+    columns = 2 * len(checkpoints)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(2.3 * columns + 0.3, 2.45 * len(images) + 0.9), layout="constrained")
+        axes = figure.subplots(len(images), columns, squeeze=False)
+    for row, image in enumerate(images):
+        for number, checkpoint in enumerate(checkpoints):
+            item = by_key[image, checkpoint]
+            clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
+            everywhere = np.ones_like(item.compared)
+            _patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere)
+            _patches(perturbed, item.perturbed, item.perturbed_expert, item.changed, item.compared)
+            perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
+            if number == 0:
+                clean.set_ylabel(image, fontsize=8)
+            if row == 0:
+                clean.set_title(f"{checkpoint}\nclean")
+                perturbed.set_title(f"{checkpoint}\nperturbed")
+    figure.suptitle(f"{title}\nnumber: expert of the patch; red: another one than in the clean image")
+    return figure
+
+
+def _patches(
+    axes: Axes, pixels: np.ndarray, experts: np.ndarray, changed: np.ndarray, compared: np.ndarray
+) -> None:
+    rows, columns = experts.shape
+    axes.imshow(pixels, interpolation="nearest", vmin=0, vmax=1)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    height, width = pixels.shape[0] / rows, pixels.shape[1] / columns
+    size = float(np.clip(72 * 2.0 / max(rows, columns) * 0.5, 3.5, 16))
+    outline: list[patheffects.AbstractPathEffect] = [
+        patheffects.withStroke(linewidth=max(1.0, size / 6), foreground="black")
+    ]
+    for row in range(rows):
+        for column in range(columns):
+            x, y = column * width - 0.5, row * height - 0.5
+            if changed[row, column]:
+                axes.add_patch(
+                    Rectangle((x, y), width, height, facecolor=_CHANGED, alpha=0.35, edgecolor="none")
+                )
+            axes.add_patch(
+                Rectangle((x, y), width, height, fill=False, edgecolor="#ffffff", linewidth=0.3, alpha=0.5)
+            )
+            text = axes.text(
+                x + width / 2,
+                y + height / 2,
+                str(experts[row, column]) if compared[row, column] else "·",
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=_CHANGED if changed[row, column] else _SAME,
+                fontweight="bold",
+            )
+            text.set_path_effects(outline)

@@ -1,0 +1,79 @@
+"""Curves along a severity: match with the clean image, confidence, and the model's output."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moeprobe.figures import _parts
+
+_ROUTING = (
+    ("top1_match", "top-1 match"),
+    ("top1_match_kappa", "κ of top-1 match"),
+    ("gate_highest", "highest gate"),
+)
+_OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
+
+
+def draw(table: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figures: routing (a column per layer) and output."""
+    view = table["view"].iloc[0]
+    figures = {}
+    layers = _parts.layers(table)
+    if layers:
+        routing = table[table["tokens"] == "patch"]
+        figure, axes = _parts.panels(len(_ROUTING), len(layers))
+        for column, layer in enumerate(layers):
+            for row, (metric, label) in enumerate(_ROUTING):
+                here = _parts.select(routing, layer=layer)
+                _curves(axes[row, column], here, metric)
+                if metric == "top1_match":
+                    _chance(axes[row, column], here)
+                axes[row, column].set(ylabel=label if column == 0 else "", ylim=(None, 1.02))
+            axes[0, column].set_title(layer)
+            axes[-1, column].set_xlabel(f"severity ({view})")
+        figures["routing"] = _parts.finish(
+            figure, routing, title=f"Routing against the clean image: {view}", mark="bands"
+        )
+    output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
+    if output:
+        figure, axes = _parts.panels(1, len(output))
+        for column, (metric, label) in enumerate(output):
+            _curves(axes[0, column], table, metric)
+            axes[0, column].set(ylabel=label, ylim=(None, 1.02), xlabel=f"severity ({view})")
+        figures["output"] = _parts.finish(figure, table, title=f"Output: {view}", mark="bands")
+    return figures
+
+
+def _curves(axes: Axes, table: pd.DataFrame, metric: str) -> None:
+    checkpoints = _parts.checkpoints(table)
+    for checkpoint, colour in _parts.colours(checkpoints).items():
+        rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
+        x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
+        axes.plot(x, value, "o-", color=colour, markersize=4, linewidth=1.5, label=checkpoint)
+        axes.fill_between(
+            x,
+            rows["ci_low"].to_numpy(float),
+            rows["ci_high"].to_numpy(float),
+            color=colour,
+            alpha=0.2,
+            linewidth=0,
+        )
+
+
+def _chance(axes: Axes, table: pd.DataFrame) -> None:
+    """Draw what a router that knows nothing but the position would reach."""
+    checkpoints = _parts.checkpoints(table)
+    for checkpoint, colour in _parts.colours(checkpoints).items():
+        for null, style in (("pooled", ":"), ("position", "--")):
+            rows = _rows(table, checkpoint, "top1_match_chance", nulls=(null,))
+            if len(rows):
+                axes.plot(rows["severity"], rows["value"], style, color=colour, linewidth=1)
+                # One entry per kind of line: its colour says whose it is.
+                axes.plot([], [], style, color="#606060", linewidth=1, label=f"chance, {null}")
+
+
+def _rows(table: pd.DataFrame, checkpoint: str, metric: str, *, nulls: Sequence[str]) -> pd.DataFrame:
+    rows = _parts.select(table, checkpoint=checkpoint, metric=metric)
+    return rows[rows["null"].isin(list(nulls))].sort_values("severity")

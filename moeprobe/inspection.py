@@ -1,0 +1,84 @@
+"""What a checkpoint is, without running it on data."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import moeprobe.nn  # noqa: F401  (registers the models)
+from moeprobe.nn.capture import moe_layers
+from moeprobe.training import checkpoint
+
+
+def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
+    """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalisation, provenance.
+
+    Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted. FLOPs are
+    those of one image with unlimited capacity, a multiply-add counted as two.
+
+    Raises:
+        UserError: it is missing, truncated or foreign.
+    """
+    loaded, info = checkpoint.load(source)
+    model: Any = loaded
+    layers = moe_layers(model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    idle = 0
+    rows = []
+    for name, layer in layers.items():
+        router, experts = layer.router, sum(parameter.numel() for parameter in layer.experts.parameters())
+        idle += experts * (router.num_experts - router.top_k) // router.num_experts
+        rows.append(
+            {
+                "layer": name,
+                "router": info.model.router or "softmax_token_choice",
+                "num_experts": router.num_experts,
+                "top_k": router.top_k,
+                "noise_std": router.noise_std,
+                "capacity_factor": router.capacity.factor,
+                "eval_capacity_factor": router.eval_capacity.factor,
+                "group_images": layer.group_images,
+                "expert_parameters": experts,
+            }
+        )
+    return {
+        "checkpoint": str(info.path),
+        "sha256": info.hash,
+        "model": info.model.name,
+        "image_size": list(model.patch_embed.img_size),
+        "patch_size": list(model.patch_embed.patch_size),
+        "tokens": model.patch_embed.num_patches + model.num_prefix_tokens,
+        "width": model.embed_dim,
+        "blocks": len(model.blocks),
+        "classes": len(info.class_names) or model.num_classes,
+        "parameters": total,
+        "active_parameters": total - idle,
+        "flops_per_image": _flops(model),
+        "normalisation": {"mean": info.model.mean, "std": info.model.std},
+        "crop_fraction": info.model.crop_fraction,
+        "training": info.training,
+        "layers": rows,
+    }
+
+
+def _flops(model: Any) -> int:
+    """Return the floating-point operations of one image.
+
+    The dense part is counted as it runs; the experts are charged for what they are sent (tokens x top_k), since
+    what actually runs also depends on padding.
+    """
+    layers = moe_layers(model)
+    images = torch.zeros(1, 3, *model.patch_embed.img_size)
+    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    with torch.inference_mode(), FlopCounterMode(display=False, depth=10) as counter:
+        model.eval()(images)
+    counted = counter.get_flop_counts()
+    total = counter.get_total_flops()
+    for name, layer in layers.items():
+        total -= sum(
+            sum(flops.values()) for path, flops in counted.items() if path.endswith(f"{name}.mlp.experts")
+        )
+        matrices = [parameter.shape[1:] for parameter in layer.experts.parameters() if parameter.ndim == 3]
+        total += tokens * layer.router.top_k * sum(2 * rows * columns for rows, columns in matrices)
+    return int(total)

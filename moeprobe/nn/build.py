@@ -1,0 +1,52 @@
+"""From a model configuration to a model."""
+
+from typing import Any
+
+import timm
+from timm.models import is_model, list_models, model_entrypoint
+from timm.models.vision_transformer import VisionTransformer
+
+from moeprobe.catalog import unknown
+from moeprobe.config import ModelConfig
+from moeprobe.errors import UserError
+from moeprobe.nn.vit import MoeConfig, make_sparse
+
+_MOE_KEYS = (
+    "num_experts", "top_k", "layers", "router", "noise_std", "capacity_factor", "eval_capacity_factor",
+    "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
+)  # fmt: skip
+
+
+def build_model(config: ModelConfig) -> VisionTransformer:
+    """Build the configured model with fresh parameters; any timm ViT that is not sparse is made so.
+
+    Raises:
+        UserError: there is no such model, it is no ViT, or the values do not fit together.
+    """
+    if not is_model(config.name):
+        raise UserError(unknown("model", config.name, list_models("v*moe*")) + " Any ViT of timm works too.")
+    if config.num_classes is None:
+        raise UserError("The model needs model.num_classes.")
+    arguments: dict[str, Any] = {"num_classes": config.num_classes}
+    if config.image_size is not None:
+        arguments["img_size"] = config.image_size
+    if config.patch_size is not None:
+        arguments["patch_size"] = config.patch_size
+    moe = {key: _value(getattr(config, key)) for key in _MOE_KEYS if getattr(config, key) is not None}
+    if model_entrypoint(config.name).__module__.startswith("moeprobe."):
+        if config.pre_logits is not None:
+            arguments["pre_logits"] = config.pre_logits
+        return timm.create_model(config.name, **arguments, **moe)
+    dense = timm.create_model(config.name, **arguments)
+    if not isinstance(dense, VisionTransformer):
+        raise UserError(
+            f"{config.name!r} is a {type(dense).__name__}; only vision transformers can be made sparse."
+        )
+    return make_sparse(dense, MoeConfig(**moe))
+
+
+def _value(value: Any) -> Any:
+    """Return a configured value as the model takes it: "none" is no limit, a list a tuple."""
+    if value == "none":
+        return None
+    return tuple(value) if isinstance(value, list) else value

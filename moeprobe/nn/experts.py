@@ -1,0 +1,109 @@
+"""E networks of the same shape, held as stacked parameters and run together.
+
+Axes: E experts, N rows, D width, M hidden width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Experts(nn.Module, ABC):
+    """What the dispatcher asks of experts; they never learn which router sent the tokens."""
+
+    num_experts: int
+
+    @abstractmethod
+    def forward(self, rows: Tensor) -> Tensor:
+        """Run expert e on ``rows[e]``: ``(E, N, D)`` to ``(E, N, D)``."""
+
+    @abstractmethod
+    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+        """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
+
+
+class ExpertLinear(nn.Module):
+    """One affine map per expert: weight ``(E, D_in, D_out)``, bias ``(E, D_out)``."""
+
+    def __init__(self, num_experts: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, in_features, out_features))
+        self.bias = nn.Parameter(torch.zeros(num_experts, out_features))
+        for weight in self.weight.data:
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map ``(E, N, D_in)`` to ``(E, N, D_out)``."""
+        return torch.baddbmm(self.bias[:, None], rows, self.weight)
+
+    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+        """Map rows ``(N, D_in)`` sorted by expert to ``(N, D_out)``."""
+        bias = self.bias.repeat_interleave(loads, dim=0, output_size=len(rows))
+        return _grouped_product(rows, self.weight, loads) + bias
+
+    def copy_linear(self, linear: nn.Linear) -> None:
+        """Make every expert a copy of ``linear``."""
+        with torch.no_grad():
+            self.weight.copy_(linear.weight.T.expand_as(self.weight))
+            if linear.bias is not None:
+                self.bias.copy_(linear.bias.expand_as(self.bias))
+
+
+def _grouped_product(rows: Tensor, weight: Tensor, loads: Tensor) -> Tensor:
+    """Return ``rows[i] @ weight[expert of i]``, rows being sorted by expert."""
+    if _has_grouped_kernel(rows, weight):
+        return F.grouped_mm(rows, weight, offs=loads.cumsum(0).to(torch.int32))
+    # unbind, not indexing: autograd would build a full-size zero gradient for every weight[e].
+    parts = zip(rows.split(loads.tolist()), weight.unbind(0), strict=True)
+    return torch.cat([part @ matrix for part, matrix in parts])
+
+
+def _has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
+    """Whether torch's grouped product takes these: not float64, no autocast, strides in multiples of 16 bytes."""
+    if rows.dtype != weight.dtype or rows.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return False
+    if rows.device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(rows.device.type):
+        return False
+    return all(size * rows.element_size() % 16 == 0 for size in weight.shape[1:]) and len(rows) > 0
+
+
+class MlpExperts(Experts):
+    """Two-layer perceptrons.
+
+    Dropout follows both layers and uses one mask for all experts, as V-MoE's program does (its experts share the
+    random key): the mask belongs to the slot, not to the expert.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        width: int,
+        hidden_width: int,
+        *,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.fc1 = ExpertLinear(num_experts, width, hidden_width)
+        self.fc2 = ExpertLinear(num_experts, hidden_width, width)
+        self.activation = activation or nn.GELU(approximate="tanh")
+        self.dropout = dropout
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Run expert e on ``rows[e]``: ``(E, N, D)`` to ``(E, N, D)``."""
+        hidden = self._drop(self.activation(self.fc1(rows)))
+        return self._drop(self.fc2(hidden))
+
+    def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
+        """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
+        hidden = F.dropout(self.activation(self.fc1.ragged(rows, loads)), self.dropout, self.training)
+        return F.dropout(self.fc2.ragged(hidden, loads), self.dropout, self.training)
+
+    def _drop(self, rows: Tensor) -> Tensor:
+        if not self.training or self.dropout == 0:
+            return rows
+        return rows * F.dropout(rows.new_ones(1, *rows.shape[1:]), self.dropout)

@@ -1,0 +1,1 @@
+"""Routers: one rule of choosing experts per file."""

@@ -1,0 +1,97 @@
+"""What a model's routers decided, as plain data, and what a model must be able to do to be probed.
+
+Axes: B images, T tokens (prefix tokens first), E experts, K choices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from moeprobe.geometry import PatchGrid
+
+
+@dataclass(frozen=True)
+class LayerRouting:
+    """The routing of one MoE layer for a batch.
+
+    Attributes:
+        gates: ``(B, T, E)`` float32, a token's weight on each expert as the router gives it.
+        scores: ``(B, T, E)`` what the choice is read off where that is not the gates, else None.
+        selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none.
+        processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
+        valid: ``(B, T)`` bool, False for padding.
+        grid: how the tokens after the prefix lie in the image; None for a sequence.
+        num_prefix_tokens: tokens before the patches (CLS, registers).
+        gates_sum_to_one: whether a token's gates are a distribution over the experts.
+        token_local: a token's choice does not depend on the other tokens of its group.
+        router: the router's catalog name.
+    """
+
+    gates: Tensor
+    scores: Tensor | None
+    selected: Tensor
+    processed: Tensor
+    valid: Tensor
+    grid: PatchGrid | None
+    num_prefix_tokens: int
+    gates_sum_to_one: bool
+    token_local: bool
+    router: str
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.gates.shape[-1]
+
+    @property
+    def top_k(self) -> int:
+        """K."""
+        return self.selected.shape[-1]
+
+
+def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Re-sort choices ``(B, T, K)``, and whether they were processed, by score; ties to the lower expert.
+
+    A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
+    (-1) come last. The experts are returned as int16.
+    """
+    by_expert, order = selected.long().sort(dim=-1)
+    chosen = scores.gather(-1, by_expert.clamp_min(0)).masked_fill(by_expert < 0, -torch.inf)
+    by_score = chosen.sort(dim=-1, descending=True, stable=True).indices
+    experts = by_expert.gather(-1, by_score).to(torch.int16)
+    return experts, processed.gather(-1, order.gather(-1, by_score))
+
+
+@dataclass(frozen=True)
+class RoutingTrace:
+    """The routing of every traced layer of one forward pass, by layer name, in forward order."""
+
+    layers: dict[str, LayerRouting]
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A model that can be probed.
+
+    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside). Gates are free of
+    noise, nothing is trained, and what is returned has no gradient.
+    """
+
+    layer_names: tuple[str, ...]
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        """Run the model.
+
+        Args:
+            images: ``(B, 3, H, W)`` float in [0, 1].
+            layers: MoE layers to trace; None = all.
+            logits: whether the class scores are wanted; without, the forward stops after the last layer asked for.
+
+        Raises:
+            UserError: there is no such layer, or the images do not fit the model.
+        """

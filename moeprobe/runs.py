@@ -1,0 +1,115 @@
+"""A run's output folder: opened under the rules of resuming, filled, and marked as finished.
+
+A folder holds ``run.json`` (what was asked) from the start, part files while it is computed, and at the end
+``table.csv``, ``comparison.csv``, ``images.parquet``, ``figures/`` and, last of all, the sidecar ``table.json``,
+whose presence says that the run is finished.
+"""
+
+import json
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe import __version__
+from moeprobe.errors import UserError
+from moeprobe.files import write_json
+from moeprobe.tables import write_csv, write_images
+
+_REQUEST, _FINISHED, _PARTS = "run.json", "table.json", "parts"
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an aggregate run found.
+
+    Attributes:
+        table: one value per row; the columns are described in ``tables.COLUMNS``.
+        comparison: paired differences from the first checkpoint; None with a single one.
+        images: the sums per image.
+        sidecar: configuration and provenance.
+    """
+
+    table: pd.DataFrame
+    comparison: pd.DataFrame | None
+    images: pa.Table
+    sidecar: dict[str, Any]
+
+
+class OutputFolder:
+    """The folder of one run.
+
+    Args:
+        path: the folder.
+        request: what is asked, as JSON; a folder with another request is not touched.
+        overwrite: replace what an earlier run left there.
+
+    Raises:
+        UserError: the folder holds a finished or a different run and ``overwrite`` is off, or something that
+            moeprobe did not write, or it cannot be written to.
+    """
+
+    def __init__(self, path: Path, request: dict[str, Any], *, overwrite: bool = False) -> None:
+        self.path = path
+        request = json.loads(json.dumps(request))
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file; give a folder for --out.")
+        if path.is_dir() and any(path.iterdir()):
+            earlier = _read_request(path)
+            if earlier is None:
+                raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
+            finished = (path / _FINISHED).exists()
+            if overwrite:
+                shutil.rmtree(path)
+            elif finished or earlier != request:
+                state = "holds a finished run" if finished else "holds an unfinished run of something else"
+                raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
+        write_json(path / _REQUEST, request)
+
+    @property
+    def parts(self) -> Path:
+        """Where part files are kept."""
+        return self.path / _PARTS
+
+    def finish(self, result: Result) -> None:
+        """Write the tables, then the sidecar that marks the run as finished, and remove the part files."""
+        write_csv(self.path / "table.csv", result.table)
+        if result.comparison is not None:
+            write_csv(self.path / "comparison.csv", result.comparison)
+        write_images(self.path / "images.parquet", result.images)
+        write_json(self.path / _FINISHED, result.sidecar)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def _read_request(path: Path) -> Any:
+    try:
+        return json.loads((path / _REQUEST).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def provenance() -> dict[str, Any]:
+    """Return versions of what computes, the platform, and the commit of a checkout."""
+    versions = {"moeprobe": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = metadata.version(package)
+    return {"versions": versions, "platform": platform.platform(), "git_commit": _git_commit()}
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the checkout that the package lies in; None outside of one."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

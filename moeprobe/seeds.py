@@ -1,0 +1,25 @@
+"""Randomness that belongs to (seed, purpose, image, draw), never to an order of execution.
+
+A result must not depend on the batch size, the number of workers or the number of processes; so every random
+number that concerns an image comes from a generator of that image's own. The same seed gives the same draws to
+every checkpoint (common random numbers), which is what makes comparisons between checkpoints paired.
+"""
+
+import hashlib
+
+import numpy as np
+
+
+def generator(seed: int, purpose: str, image_id: str = "", draw: int = 0) -> np.random.Generator:
+    """Return the generator of one (seed, purpose, image, draw).
+
+    Philox is counter-based: generators with different keys are independent streams, and making one is cheap.
+    """
+    identity = "\x1f".join((str(seed), purpose, image_id, str(draw)))
+    key = hashlib.blake2b(identity.encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(key, dtype=np.uint64)))
+
+
+def torch_seed(seed: int, purpose: str, draw: int = 0) -> int:
+    """Return a seed for ``torch.manual_seed`` that belongs to (seed, purpose, draw)."""
+    return int(generator(seed, purpose, draw=draw).integers(2**63 - 1))

@@ -1,0 +1,124 @@
+"""From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe.accumulators import Cell
+from moeprobe.analyses.base import Columns, LayerAnalysis, Metric, OutputAnalysis
+from moeprobe.statistics import Bootstrap, Estimate, Replicates
+from moeprobe.tables import cells, frame
+
+Analyses = Sequence[LayerAnalysis | OutputAnalysis]
+
+
+@dataclass(frozen=True)
+class About:
+    """What all lines of a run share, and what belongs to each checkpoint."""
+
+    run: str
+    dataset: str
+    split: str
+    seed: int
+    aligned: bool
+    train_seeds: Mapping[str, int | None]
+    groups: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One cell of one checkpoint with the metrics that its sums allow, each resampled."""
+
+    checkpoint: str
+    cell: Cell
+    image_ids: list[str]
+    metrics: list[Metric]
+    replicates: list[Replicates]
+
+
+def summarise(
+    images: pa.Table, *, analyses: Analyses, about: About
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Return the table of a run and, with two or more checkpoints, the paired differences from the first.
+
+    Everything is taken in the order of the image names and with resamples that belong to (seed, resample), so the
+    same sums give the same bytes.
+    """
+    bootstraps: dict[int, Bootstrap] = {}
+    measured = []
+    for checkpoint, cell, image_ids, columns in cells(images):
+        metrics = _metrics(columns, analyses, aligned=about.aligned)
+        bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
+        replicates = bootstrap.replicate([metric.statistic for metric in metrics])
+        measured.append(_Measured(checkpoint, cell, image_ids, metrics, replicates))
+    rows = [
+        _row(about, item, metric, replicates.interval())
+        for item in measured
+        for metric, replicates in zip(item.metrics, item.replicates, strict=True)
+    ]
+    return frame(rows), _comparison(measured, about)
+
+
+def _metrics(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Metric]:
+    found: list[Metric] = []
+    for analysis in analyses:
+        if analysis.signature not in columns:
+            continue
+        if isinstance(analysis, LayerAnalysis):
+            found += analysis.metrics(columns, aligned=aligned)
+        else:
+            found += analysis.metrics(columns)
+    return found
+
+
+def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | None:
+    checkpoints = list(dict.fromkeys(item.checkpoint for item in measured))
+    if len(checkpoints) < 2:
+        return None
+    references = {item.cell.key(): item for item in measured if item.checkpoint == checkpoints[0]}
+    rows: list[dict[str, Any]] = []
+    for item in measured:
+        reference = references.get(item.cell.key())
+        if item.checkpoint == checkpoints[0] or reference is None:
+            continue
+        assert item.image_ids == reference.image_ids, "checkpoints were probed on different images"
+        by_name = {
+            (metric.name, metric.null): replicates
+            for metric, replicates in zip(reference.metrics, reference.replicates, strict=True)
+        }
+        for metric, replicates in zip(item.metrics, item.replicates, strict=True):
+            if (metric.name, metric.null) in by_name:
+                found = replicates.minus(by_name[metric.name, metric.null]).interval()
+                rows.append(_row(about, item, metric, found) | {"reference": reference.checkpoint})
+    return frame(rows, comparison=True)
+
+
+def _row(about: About, item: _Measured, metric: Metric, found: Estimate) -> dict[str, Any]:
+    cell = item.cell
+    return {
+        "run": about.run,
+        "checkpoint": item.checkpoint,
+        "group": about.groups.get(item.checkpoint, ""),
+        "train_seed": about.train_seeds.get(item.checkpoint),
+        "dataset": about.dataset,
+        "split": about.split,
+        "layer": cell.layer,
+        "router": cell.router,
+        "top_k": cell.top_k or None,
+        "view": cell.view,
+        "severity": None if np.isnan(cell.severity) else cell.severity,
+        "tokens": cell.tokens,
+        "metric": metric.name,
+        "null": metric.null,
+        "value": found.value,
+        "ci_low": found.low,
+        "ci_high": found.high,
+        "images": len(item.image_ids),
+        "trials": metric.trials,
+        "seed": about.seed,
+        "flag": found.flag,
+    }

@@ -1,0 +1,279 @@
+"""Run one checkpoint over the images: all severities inside, one clean pass shared by all of them.
+
+What comes out are sums per image; blocks of images can be kept as part files, so that an interrupted run goes on
+where it stopped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from PIL import Image
+from torch import Tensor
+
+from moeprobe import geometry
+from moeprobe.accumulators import Accumulator, Cell
+from moeprobe.analyses.base import LayerAnalysis, LayerPair, OutputAnalysis, OutputPair
+from moeprobe.batches import Batch, Recipe, batches
+from moeprobe.data.base import ImageDataset
+from moeprobe.geometry import Correspondence
+from moeprobe.routing import LayerRouting, RoutingTrace, Traceable
+from moeprobe.seeds import generator
+from moeprobe.tables import concatenate, image_table, read_images, write_images
+from moeprobe.views.base import Framing, PairView, Sample, SeverityView
+
+CLEAN = "clean"
+_BLOCK = 1024
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is asked of every checkpoint: which images, which views, which analyses.
+
+    ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
+    ``labelled`` False ignores the data's labels (they are not those of the model).
+    """
+
+    dataset: ImageDataset
+    indices: Sequence[int]
+    view_name: str
+    view: PairView | SeverityView | None
+    severities: tuple[float, ...]
+    analyses: tuple[LayerAnalysis | OutputAnalysis, ...]
+    seed: int
+    layers: tuple[str, ...] | None = None
+    batch_size: int = 64
+    workers: int = 0
+    skip_bad_images: bool = False
+    labelled: bool = True
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes per image."""
+        if self.view is None:
+            return 1
+        if self.is_pair:
+            return 2
+        assert isinstance(self.view, SeverityView)
+        return 1 + sum(severity != self.view.severities[0] for severity in self.severities)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two random views are compared, and not a view with the clean image."""
+        return isinstance(self.view, PairView) and not self.severities
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model to be probed, and what the tables say of it.
+
+    Attributes:
+        name: what the tables call it.
+        model: what is run.
+        framing: how an unperturbed image is brought to its input.
+        class_names: what its scores are about; empty if unknown.
+        train_seed: seed of its training, None if unknown.
+        group: name shared by checkpoints that differ in their training seed alone.
+        provenance: file, hash, training: for the sidecar.
+    """
+
+    name: str
+    model: Traceable
+    framing: Framing
+    class_names: tuple[str, ...] = ()
+    train_seed: int | None = None
+    group: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> list[int]:
+    """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
+
+    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
+    """
+    names = np.asarray(dataset.image_ids)
+    by_name = np.argsort(names, kind="stable")
+    order = generator(seed, "choose images").permutation(by_name)
+    return [int(index) for index in (order if limit is None else order[:limit])]
+
+
+def run(
+    probe: Probe, checkpoint: Checkpoint, *, parts: Path | None = None, progress: Progress | None = None
+) -> tuple[pa.Table, list[str]]:
+    """Return the sums per image of one checkpoint, and the names of the images that could not be read.
+
+    Args:
+        probe: what is asked.
+        checkpoint: of whom.
+        parts: folder for part files; finished ones in it are not computed again. None = in memory only.
+        progress: called with the number of images done since the last call.
+    """
+    tables: list[pa.Table] = []
+    skipped: list[str] = []
+    for number, start in enumerate(range(0, len(probe.indices), _BLOCK)):
+        block = probe.indices[start : start + _BLOCK]
+        path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
+        if path is not None and path.exists():
+            table = read_images(path)
+            if progress is not None:
+                progress(len(block))
+        else:
+            accumulator, bad = _run_block(probe, checkpoint, block, progress)
+            skipped += bad
+            if not accumulator.cells():
+                continue
+            table = image_table(accumulator, checkpoint=checkpoint.name)
+            if path is not None:
+                write_images(path, table)
+        tables.append(table)
+    return concatenate(tables) if tables else pa.table({}), skipped
+
+
+def _run_block(
+    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+) -> tuple[Accumulator, list[str]]:
+    accumulator = Accumulator()
+    skipped: list[str] = []
+    loader = batches(
+        probe.dataset,
+        block,
+        recipe(probe, checkpoint.framing),
+        batch_size=probe.batch_size,
+        workers=probe.workers,
+        skip_bad_images=probe.skip_bad_images,
+    )
+    for batch in loader:
+        skipped += batch.skipped
+        if batch.image_ids:
+            _run_batch(probe, checkpoint.model, batch, accumulator)
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))
+    return accumulator, skipped
+
+
+def recipe(probe: Probe, framing: Framing) -> Recipe:
+    """Return what makes the views of one image: the reference first."""
+    if probe.view is None:
+        return partial(_clean, framing=framing)
+    if probe.is_pair:
+        assert isinstance(probe.view, PairView)
+        return partial(_pair, view=probe.view, name=probe.view_name, framing=framing, seed=probe.seed)
+    assert isinstance(probe.view, SeverityView)
+    return partial(
+        _severities,
+        view=probe.view,
+        name=probe.view_name,
+        severities=probe.severities,
+        framing=framing,
+        seed=probe.seed,
+    )
+
+
+def _clean(image: Image.Image, image_id: str, *, framing: Framing) -> list[Sample]:
+    return [framing.clean(image)]
+
+
+def _pair(
+    image: Image.Image, image_id: str, *, view: PairView, name: str, framing: Framing, seed: int
+) -> list[Sample]:
+    return list(view.pair(image, framing=framing, rng=generator(seed, name, image_id)))
+
+
+def _severities(
+    image: Image.Image,
+    image_id: str,
+    *,
+    view: SeverityView,
+    name: str,
+    severities: tuple[float, ...],
+    framing: Framing,
+    seed: int,
+) -> list[Sample]:
+    rng = generator(seed, name, image_id)
+    # The first severity of a view changes nothing: that is the reference, and is not run twice.
+    return view.perturb(image, framing=framing, severities=(view.severities[0], *severities), rng=rng)
+
+
+def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
+    output_wanted = any(isinstance(analysis, OutputAnalysis) for analysis in probe.analyses)
+
+    def trace(view: int) -> tuple[Tensor | None, RoutingTrace]:
+        return model.trace(batch.views[view], layers=probe.layers, logits=output_wanted)
+
+    reference = trace(0)
+    for number, severity in enumerate(probe.severities or (float("nan"),), start=1):
+        if probe.view is None or (
+            isinstance(probe.view, SeverityView) and severity == probe.view.severities[0]
+        ):
+            view, shown = reference, 0
+        else:
+            view, shown = trace(number), number
+        found = _layer_sums(probe, batch, reference[1], view[1], shown)
+        if output_wanted:
+            found[Cell()] = _output_sums(probe, batch, reference[0], view[0])
+        for cell, columns in found.items():
+            placed = Cell(
+                layer=cell.layer,
+                router=cell.router,
+                top_k=cell.top_k,
+                view=probe.view_name,
+                severity=severity,
+                tokens=cell.tokens,
+            )
+            arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+            labels = (batch.labels if probe.labelled else torch.full_like(batch.labels, -1)).numpy()
+            accumulator.add(placed, batch.image_ids, {"label": labels} | arrays)
+
+
+def _layer_sums(
+    probe: Probe, batch: Batch, reference: RoutingTrace, view: RoutingTrace, shown: int
+) -> dict[Cell, dict[str, Tensor]]:
+    found: dict[Cell, dict[str, Tensor]] = {}
+    analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
+    for name, layer in view.layers.items():
+        pair = _pair_up(probe, batch, reference.layers[name], layer, shown)
+        for analysis in analyses:
+            if analysis.applies(layer):
+                for tokens, columns in analysis.sums(pair).items():
+                    cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=tokens)
+                    found.setdefault(cell, {}).update(columns)
+    return found
+
+
+def _pair_up(
+    probe: Probe, batch: Batch, reference: LayerRouting, view: LayerRouting, shown: int
+) -> LayerPair:
+    assert view.grid is not None
+    device = view.gates.device
+    aligned = shown == 0 or (probe.view is not None and probe.view.aligned)
+    if aligned:
+        patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
+        return LayerPair(reference, view, patches, patches, aligned=True)
+    pairs: Correspondence = geometry.correspond(
+        batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
+    )
+    reference_patch, view_patch = (
+        torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
+    )
+    return LayerPair(reference, view, reference_patch, view_patch, aligned=False)
+
+
+def _output_sums(
+    probe: Probe, batch: Batch, reference: Tensor | None, view: Tensor | None
+) -> dict[str, Tensor]:
+    assert reference is not None
+    assert view is not None
+    labels = batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
+    pair = OutputPair(reference, view, labels.to(view.device))
+    columns: dict[str, Tensor] = {}
+    for analysis in probe.analyses:
+        if isinstance(analysis, OutputAnalysis):
+            columns |= analysis.sums(pair)
+    return columns

@@ -1,0 +1,193 @@
+"""Checkpoints: safetensors with a JSON description, each file written whole or not at all.
+
+A run folder ``checkpoints/NAME/`` holds ``config.yaml``, ``last.safetensors`` and ``best.safetensors`` (parameters;
+the description stands in the file's header and, for people, in a ``.json`` beside it), ``state.safetensors`` while a
+run is unfinished, ``metrics.csv`` and the training curve. Where a command wants a checkpoint, a folder means its
+``last.safetensors`` (the full budget, nothing selected); name ``best.safetensors`` for the best on validation.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from moeprobe import __version__
+from moeprobe.config import ModelConfig
+from moeprobe.errors import UserError
+from moeprobe.files import sha256, whole, write_json
+from moeprobe.nn.build import build_model
+from moeprobe.nn.vit import resize_position_embedding
+
+FORMAT = "moeprobe-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        path: the safetensors file.
+        name: the folder's name, which is what tables call it.
+        model: how to build the model.
+        training: seed, group, data, objective, steps, validation accuracy ... as trained.
+        class_names: in label order.
+    """
+
+    path: Path
+    name: str
+    model: ModelConfig
+    training: dict[str, Any]
+    class_names: tuple[str, ...]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the file."""
+        return sha256(self.path)
+
+
+def save(
+    path: Path,
+    model: nn.Module,
+    *,
+    config: ModelConfig,
+    training: dict[str, Any],
+    class_names: tuple[str, ...],
+) -> None:
+    """Write the parameters of a model with their description."""
+    description = {
+        "format": FORMAT,
+        "moeprobe": __version__,
+        "model": config.model_dump(),
+        "training": training,
+        "class_names": list(class_names),
+    }
+    write_tensors(path, model.state_dict(), description)
+    write_json(path.with_suffix(".json"), description)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write tensors and a description in one file, whole or not at all."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with whole(path) as temporary:
+        save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
+
+
+def find(source: str | Path) -> Path:
+    """Return the safetensors file that a path to a file or a run folder means.
+
+    Raises:
+        UserError: there is nothing there.
+    """
+    path = Path(source)
+    if path.is_dir():
+        if not (path / "last.safetensors").is_file():
+            raise UserError(f"{path} is no checkpoint folder: it has no last.safetensors.")
+        return path / "last.safetensors"
+    if not path.is_file():
+        raise UserError(f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file.")
+    return path
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description of a file.
+
+    Raises:
+        UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        description = json.loads(metadata["description"])
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
+    except KeyError:
+        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.") from None
+    return tensors, description
+
+
+def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
+    """Return what a checkpoint says of itself, and its parameters.
+
+    Raises:
+        UserError: it is missing, truncated, or foreign.
+    """
+    path = find(source)
+    tensors, description = read_tensors(path)
+    if description.get("format") != FORMAT:
+        raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
+    try:
+        model = ModelConfig.model_validate(description["model"])
+    except (ValidationError, KeyError) as error:
+        raise UserError(f"{path} describes no model that this version can build ({error}).") from None
+    info = CheckpointInfo(
+        path=path,
+        name=path.parent.name,
+        model=model,
+        training=description.get("training", {}),
+        class_names=tuple(description.get("class_names", ())),
+    )
+    return info, tensors
+
+
+def load(source: str | Path) -> tuple[VisionTransformer, CheckpointInfo]:
+    """Return the model of a checkpoint, with its parameters.
+
+    Raises:
+        UserError: it is missing, truncated or foreign, or its parameters do not fit the model it describes.
+    """
+    info, tensors = read_info(source)
+    model = build_model(info.model)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(
+            f"The parameters in {info.path} do not fit the model it describes ({error})."
+        ) from None
+    return model, info
+
+
+def initialise_from(model: VisionTransformer, source: str | Path, *, keep_head: bool = False) -> None:
+    """Start ``model`` from a checkpoint of another resolution, head or top-k.
+
+    Everything but the head and the pre-logits is taken over; position embeddings are resampled.
+
+    Raises:
+        UserError: a parameter has no partner or another shape.
+    """
+    info, tensors = read_info(source)
+    wanted = model.state_dict()
+    dropped = () if keep_head else ("head.", "fc_norm.")
+    taken = (
+        {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
+        if dropped
+        else tensors
+    )
+    if "pos_embed" in taken and taken["pos_embed"].shape != wanted["pos_embed"].shape:
+        rows, columns = model.patch_embed.grid_size
+        taken["pos_embed"] = resize_position_embedding(
+            taken["pos_embed"],
+            num_prefix=model.num_prefix_tokens,
+            rows=rows,
+            columns=columns,
+        )
+    for name, tensor in taken.items():
+        if name not in wanted or wanted[name].shape != tensor.shape:
+            shape = tuple(wanted[name].shape) if name in wanted else "no such parameter"
+            raise UserError(
+                f"{info.path} does not fit the configured model: {name} is {tuple(tensor.shape)} there, {shape} here."
+            )
+    missing = [name for name in wanted if name not in taken and not name.startswith(("head.", "fc_norm."))]
+    if missing:
+        raise UserError(
+            f"{info.path} lacks {missing[0]} of the configured model; are the MoE layers the same?"
+        )
+    with torch.no_grad():
+        model.load_state_dict(taken, strict=False)

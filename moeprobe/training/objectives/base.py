@@ -1,0 +1,98 @@
+"""What an objective is: weighted terms, from what the routers decided and which patches correspond.
+
+Axes: B source images, V views of each, T tokens, E experts, G groups, M pairs of tokens.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.geometry import PatchGrid
+from moeprobe.nn.losses import importance_loss, load_loss
+from moeprobe.nn.routers.base import Decision
+
+
+@dataclass(frozen=True)
+class Views:
+    """How the rows of a batch lie to one another: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
+
+    Attributes:
+        to_source: V arrays ``(B, 3, 3)``, maps from each view to the source image.
+        source_size: ``(B, 2)`` width and height of the sources.
+        grid: the patches of a view.
+        num_prefix_tokens: tokens before the patches.
+    """
+
+    to_source: list[NDArray[np.float64]]
+    source_size: NDArray[np.float64]
+    grid: PatchGrid
+    num_prefix_tokens: int
+
+
+@dataclass(frozen=True)
+class Term:
+    """One auxiliary loss, summed over the MoE layers, and its weight in the total."""
+
+    value: Tensor
+    weight: float
+
+
+class Objective(ABC):
+    """A frozen dataclass whose fields are its parameters.
+
+    Attributes:
+        needs_pairs: the objective compares two views of each image.
+    """
+
+    needs_pairs: ClassVar[bool]
+
+    @abstractmethod
+    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+        """Return the named terms of one batch."""
+
+
+def balancing_terms(
+    decisions: Mapping[str, Decision], *, importance_weight: float, load_weight: float
+) -> dict[str, Term]:
+    """Return V-MoE's balancing losses: mean over groups, summed over layers; no load loss without noise."""
+    importance = torch.stack([importance_loss(d.clean_gates).mean() for d in decisions.values()]).sum()
+    terms = {"importance": Term(importance, importance_weight)}
+    noisy = [d for d in decisions.values() if d.noise_scale > 0]
+    if noisy:
+        loads = [
+            load_loss(d.logits, d.noisy_logits, top_k=d.selected.shape[-1], noise_scale=d.noise_scale).mean()
+            for d in noisy
+        ]
+        terms["load"] = Term(torch.stack(loads).sum(), load_weight)
+    return terms
+
+
+def paired_gates(
+    decision: Decision, first: NDArray[np.int64], second: NDArray[np.int64], *, num_images: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the clean gates of paired tokens, and which slots hold a pair.
+
+    Args:
+        decision: a layer's decision on ``2 B`` rows, views interleaved.
+        first: ``(B, M)`` token of view 1 in each slot, -1 = no pair.
+        second: ``(B, M)`` token of view 2.
+        num_images: B.
+
+    Returns:
+        Gates ``(B, M, E)`` of either side, zero where there is no pair, and the mask ``(B, M)``.
+    """
+    gates = decision.clean_gates.reshape(num_images, 2, -1, decision.clean_gates.shape[-1])
+    tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
+    valid = (tokens[0] >= 0) & (tokens[1] >= 0)
+    sides = [
+        gates[:, view].gather(1, side.clamp_min(0)[..., None].expand(-1, -1, gates.shape[-1]))
+        * valid[..., None]
+        for view, side in enumerate(tokens)
+    ]
+    return sides[0], sides[1], valid

@@ -1,0 +1,11 @@
+"""How long work tells its caller where it is."""
+
+
+class Watcher:
+    """Told how a run advances; the command line draws a progress bar with it. This one ignores it."""
+
+    def start(self, description: str, total: int) -> None:
+        """Begin a piece of work of ``total`` images."""
+
+    def advance(self, count: int) -> None:
+        """Report ``count`` more images."""

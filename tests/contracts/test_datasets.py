@@ -1,0 +1,75 @@
+"""What holds for every data set of the catalog; a new one is tested the moment its file exists."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeprobe.catalog import DATA
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from tests.data.making import location_of
+
+
+@pytest.fixture(scope="module", params=DATA.names())
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str | None]:
+    """Return the name of a data set and the location of a small instance with the splits train, val and test."""
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    return request.param, location_of(request.param, folder)
+
+
+def _open(made: tuple[str, str | None], split: str) -> ImageDataset:
+    name, location = made
+    return DATA.get(name)(split=split, location=location)
+
+
+def test_examples_are_named_rgb_images_with_a_label_in_range(made: tuple[str, str | None]) -> None:
+    for split in ("train", "val", "test"):
+        data = _open(made, split)
+        assert len(data) == len(data.image_ids) > 0
+        assert len(set(data.image_ids)) == len(data)
+        for index in (0, len(data) // 2, len(data) - 1):
+            example = data.example(index)
+            assert example.image.mode == "RGB"
+            assert type(example.image_id) is str
+            assert example.image_id == data.image_ids[index]
+            assert type(example.label) is int
+            assert data.num_classes is not None
+            assert 0 <= example.label < data.num_classes
+            if example.mask is not None:
+                assert example.mask.dtype == np.bool_
+                assert example.mask.shape == example.image.size[::-1]
+
+
+def test_an_example_is_the_same_in_any_order_and_after_pickling(made: tuple[str, str | None]) -> None:
+    data = _open(made, "test")
+    last = len(data) - 1
+    expected = {index: data.example(index) for index in (0, 1, last)}
+    for copy in (_open(made, "test"), pickle.loads(pickle.dumps(data))):
+        assert list(copy.image_ids) == list(data.image_ids)
+        for index in (last, 0, 1):
+            again = copy.example(index)
+            assert again.image.tobytes() == expected[index].image.tobytes()
+            assert (again.image_id, again.label) == (expected[index].image_id, expected[index].label)
+            assert np.array_equal(again.mask, expected[index].mask)  # type: ignore[arg-type]
+
+
+def test_splits_share_no_image_and_all_class_names(made: tuple[str, str | None]) -> None:
+    splits = [_open(made, split) for split in ("train", "val", "test")]
+    image_ids = [image_id for data in splits for image_id in data.image_ids]
+    assert len(set(image_ids)) == len(image_ids)
+    assert len({data.class_names for data in splits}) == 1
+
+
+def test_an_unknown_split_is_one_sentence(made: tuple[str, str | None]) -> None:
+    with pytest.raises(UserError, match=r"holdout.*train, val, test"):
+        _open(made, "holdout")
+
+
+def test_a_wrong_location_is_one_sentence(made: tuple[str, str | None], tmp_path: Path) -> None:
+    name, location = made
+    if location is None:
+        pytest.skip("built in: takes no location")
+    with pytest.raises(UserError, match="no-such"):
+        DATA.get(name)(split="test", location=str(tmp_path / "no-such"))

@@ -1,0 +1,84 @@
+"""Slow references in plain NumPy float64 loops, written from the formulas alone."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def softmax(logits: Array) -> Array:
+    """Softmax over the last axis."""
+    exp = np.exp(logits - logits.max(-1, keepdims=True))
+    return exp / exp.sum(-1, keepdims=True)
+
+
+def ranking(row: Array) -> list[int]:
+    """Indices from the largest to the smallest; the lower index first among equals."""
+    return sorted(range(len(row)), key=lambda index: (-row[index], index))
+
+
+def dispatch(
+    gates: Array, *, top_k: int, capacity: int, batch_priority: bool = False
+) -> tuple[NDArray[np.bool_], Array]:
+    """Dispatch and combine ``(G, S, E, C)``: all first choices before all second choices."""
+    groups, tokens, experts = gates.shape
+    where = np.zeros((groups, tokens, experts, capacity), dtype=bool)
+    combine = np.zeros(where.shape)
+    for group in range(groups):
+        choices = [ranking(gates[group, token]) for token in range(tokens)]
+        order = list(range(tokens))
+        if batch_priority:
+            order.sort(key=lambda token: -gates[group, token].max())
+        fill = [0] * experts
+        for choice in range(top_k):
+            for token in order:
+                expert = choices[token][choice]
+                if fill[expert] < capacity:
+                    where[group, token, expert, fill[expert]] = True
+                    combine[group, token, expert, fill[expert]] = gates[group, token, expert]
+                fill[expert] += 1
+    return where, combine
+
+
+def squared_variation(amounts: Array) -> float:
+    """(standard deviation of the population / mean)²."""
+    mean = sum(amounts) / len(amounts)
+    return sum((amount - mean) ** 2 for amount in amounts) / len(amounts) / mean**2
+
+
+def importance(gates: Array) -> Array:
+    """Importance loss per group."""
+    return np.array([squared_variation(group.sum(0)) for group in gates])
+
+
+def load(logits: Array, noisy_logits: Array, *, top_k: int, noise_scale: float) -> Array:
+    """Load loss per group, with the normal distribution's own error function."""
+    losses = []
+    for clean, noisy in zip(logits, noisy_logits, strict=True):
+        probabilities = np.zeros_like(clean)
+        for token in range(len(clean)):
+            threshold = noisy[token][ranking(noisy[token])[top_k - 1]]
+            for expert in range(clean.shape[1]):
+                z = (threshold - clean[token, expert]) / noise_scale
+                probabilities[token, expert] = 1 - 0.5 * (1 + math.erf(z / math.sqrt(2)))
+        losses.append(squared_variation(probabilities.mean(0)))
+    return np.array(losses)
+
+
+def gshard(gates: Array) -> Array:
+    """GShard's loss per group."""
+    experts = gates.shape[-1]
+    losses = []
+    for group in gates:
+        first = [sum(ranking(row)[0] == expert for row in group) / len(group) for expert in range(experts)]
+        losses.append(experts**2 * np.mean([first[e] * group[:, e].mean() for e in range(experts)]))
+    return np.array(losses)
+
+
+def mlp(row: Array, fc1: tuple[Array, Array], fc2: tuple[Array, Array]) -> Array:
+    """Two-layer perceptron with the tanh approximation of GELU."""
+    hidden = row @ fc1[0] + fc1[1]
+    hidden = 0.5 * hidden * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
+    return hidden @ fc2[0] + fc2[1]
