@@ -60,10 +60,14 @@ class Accumulator:
         self._cells: dict[tuple[object, ...], CellSums] = {}
 
     def add(self, cell: Cell, image_ids: Iterable[str], columns: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add the sums of some images to a cell."""
+        """Add the sums of some images to a cell; whole numbers or float64, the same columns each time."""
         names = np.asarray(list(image_ids), dtype=np.str_)
         assert all(len(column) == len(names) for column in columns.values()), cell
+        assert all(column.dtype.kind == "i" or column.dtype == np.float64 for column in columns.values()), (
+            cell
+        )
         sums = self._cells.setdefault(cell.key(), CellSums(cell))
+        assert not sums.columns or sums.columns[0].keys() == columns.keys(), cell
         sums.image_ids.append(names)
         sums.columns.append(columns)
 

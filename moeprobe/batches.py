@@ -1,13 +1,16 @@
 """From a data set and a recipe of views to batches.
 
-Views are made in the loader's workers, each image's from generators of its own, so a batch is the same for any
-batch size and any number of workers.
+Views are made in the loader's workers, each image's from generators of its own, so an image's views are the same for
+any batch size and any number of workers. Images that compete for room in the model form groups, N consecutive ones
+of the list; a batch is made of whole groups, or is one short group, so groups too belong to the list alone.
 
 Axes: B images, V views of each.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,17 +47,32 @@ class Batch:
     source_size: NDArray[np.float64]
     skipped: list[str]
 
+    def pin_memory(self) -> "Batch":
+        """Return the batch with pixels and labels in pinned memory; what the loader calls."""
+        views = [view.pin_memory() for view in self.views]
+        return replace(self, labels=self.labels.pin_memory(), views=views)
+
 
 @dataclass(frozen=True)
 class _Item:
+    position: int
     image_id: str
     label: int
     samples: list[Sample]
     size: tuple[int, int]
 
 
-class _Items(Dataset[_Item | str]):
-    """The chosen images of a data set, each through the recipe; a string names an image that was skipped."""
+@dataclass(frozen=True)
+class _Failure:
+    """An image that cannot be used. Raised in a worker, the sentence would reach the user as a traceback."""
+
+    image_id: str
+    sentence: str
+    skip: bool
+
+
+class _Items(Dataset[_Item | _Failure]):
+    """The chosen images of a data set, each through the recipe."""
 
     def __init__(
         self, dataset: ImageDataset, indices: Sequence[int], recipe: Recipe, *, skip_bad_images: bool
@@ -67,29 +85,47 @@ class _Items(Dataset[_Item | str]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, position: int) -> _Item | str:
+    def __getitem__(self, position: int) -> _Item | _Failure:
         index = int(self._indices[position])
         try:
             example = self._dataset.example(index)
-        except UserError:
-            if self._skip:
-                return self._dataset.image_ids[index]
-            raise
-        samples = self._recipe(example.image, example.image_id)
+        except UserError as error:
+            return _Failure(self._dataset.image_ids[index], str(error), skip=self._skip)
+        try:
+            samples = self._recipe(example.image, example.image_id)
+        except UserError as error:
+            return _Failure(example.image_id, str(error), skip=False)
         label = -1 if example.label is None else example.label
-        return _Item(example.image_id, label, samples, example.image.size)
+        return _Item(position, example.image_id, label, samples, example.image.size)
 
 
-def _collate(items: list[_Item | str]) -> Batch:
+def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch] | _Failure:
+    """Return the batches that these images make: more than one where a group is short, or the first failure."""
+    failures = [item for item in items if isinstance(item, _Failure)]
+    for failure in failures:
+        if not failure.skip:
+            return failure
+    pieces: list[list[_Item]] = [[]]
     good = [item for item in items if isinstance(item, _Item)]
-    num_views = len(good[0].samples) if good else 0
+    for _, group in itertools.groupby(good, lambda item: item.position // group_images):
+        members = list(group)
+        if len(members) < group_images or len(pieces[-1]) % group_images:
+            pieces.append([])
+        pieces[-1] += members
+    found = [_stack(piece) for piece in pieces if piece] or [_stack([])]
+    found[-1].skipped.extend(failure.image_id for failure in failures)
+    return found
+
+
+def _stack(items: list[_Item]) -> Batch:
+    num_views = len(items[0].samples) if items else 0
     return Batch(
-        image_ids=[item.image_id for item in good],
-        labels=torch.tensor([item.label for item in good], dtype=torch.int64),
-        views=[torch.stack([item.samples[v].pixels for item in good]) for v in range(num_views)],
-        to_source=[np.stack([item.samples[v].to_source for item in good]) for v in range(num_views)],
-        source_size=np.array([item.size for item in good], dtype=np.float64).reshape(-1, 2),
-        skipped=[item for item in items if isinstance(item, str)],
+        image_ids=[item.image_id for item in items],
+        labels=torch.tensor([item.label for item in items], dtype=torch.int64),
+        views=[torch.stack([item.samples[v].pixels for item in items]) for v in range(num_views)],
+        to_source=[np.stack([item.samples[v].to_source for item in items]) for v in range(num_views)],
+        source_size=np.array([item.size for item in items], dtype=np.float64).reshape(-1, 2),
+        skipped=[],
     )
 
 
@@ -101,18 +137,32 @@ def batches(
     batch_size: int,
     workers: int = 0,
     skip_bad_images: bool = False,
+    group_images: int = 1,
     pin_memory: bool = False,
 ) -> Iterator[Batch]:
     """Yield the images ``indices`` of a data set, in that order, each as the recipe's views.
+
+    Args:
+        dataset: where they are from.
+        indices: which.
+        recipe: what makes the views of one image.
+        batch_size: most images of a batch, cut down to whole groups; never less than one group.
+        workers: loader processes; 0 = none but this one.
+        skip_bad_images: go on without images that cannot be read; batches name them.
+        group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.
+        pin_memory: put pixels and labels where copies to a CUDA device are quick.
 
     Raises:
         UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it.
     """
     loader: DataLoader[Any] = DataLoader(
         _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images),
-        batch_size=batch_size,
+        batch_size=max(batch_size // group_images, 1) * group_images,
         num_workers=workers,
-        collate_fn=_collate,
+        collate_fn=partial(_collate, group_images=group_images),
         pin_memory=pin_memory,
     )
-    yield from loader
+    for found in loader:
+        if isinstance(found, _Failure):
+            raise UserError(found.sentence)
+        yield from found

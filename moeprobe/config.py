@@ -3,26 +3,33 @@
 The classes below are the schema: every key of a configuration file is a field here, with its default.
 """
 
+import dataclasses
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 
+# A section may be written as its one essential value: ``objective: prc`` is ``objective: {name: prc}``.
+_SHORTHANDS = {"data": "name", "view": "name", "objective": "name", "initialise": "checkpoint"}
+# Of the two ways to give a run's length, an override of one replaces the other.
+_LENGTHS = {"steps": "epochs", "epochs": "steps"}
+
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class Plugin(_Section):
     """A plug-in by name, with parameters for it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str
 
     @property
@@ -135,12 +142,16 @@ def names() -> list[str]:
 def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
     """Return the configuration called ``source`` (a name or a path to a YAML file) with overrides.
 
+    ``steps=5`` on a configuration that counts in epochs replaces them, and the other way round.
+
     Raises:
         UserError: there is none, it is no YAML mapping, a key is unknown, a value has the wrong type.
     """
     content = _read(_find(source))
-    for override in overrides:
-        _set(content, override)
+    given = {_set(content, override) for override in overrides}
+    for length, other in _LENGTHS.items():
+        if length in given and other not in given and content[length] is not None:
+            content.pop(other, None)
     return parse(content)
 
 
@@ -151,7 +162,7 @@ def parse(content: dict[str, Any]) -> TrainConfig:
         UserError: a key is unknown or a value has the wrong type.
     """
     try:
-        return TrainConfig.model_validate(content)
+        return TrainConfig.model_validate(_written_out(content))
     except ValidationError as error:
         raise UserError(_sentence(error)) from None
 
@@ -159,6 +170,26 @@ def parse(content: dict[str, Any]) -> TrainConfig:
 def dump(config: TrainConfig) -> str:
     """Return the resolved configuration as YAML."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
+    """Return the plug-in ``kind``, a dataclass, with the configured parameters; ``fixed`` ones go before them.
+
+    Raises:
+        UserError: it has no such parameter (``what`` it is stands in the sentence), or a value has the wrong type.
+    """
+    hints = get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind)]
+    values = plugin.parameters | fixed
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, known))
+        try:
+            TypeAdapter(hints[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            message = _lower_first(error.errors()[0]["msg"])
+            raise UserError(f"In the {what} {plugin.name!r}, {key}: {message}; got {value!r}.") from None
+    return kind(**values)
 
 
 def _find(source: str) -> Path:
@@ -173,24 +204,53 @@ def _find(source: str) -> Path:
     raise UserError(unknown("configuration", source, names()))
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML with two mends: 1e-3 is a number, and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """Return a mapping; called by the base class."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"the key {twice!r} stands twice{node.start_mark}")
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"Cannot read {path} as YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} should hold a mapping of keys to values, not {type(content).__name__}.")
+        found = "nothing" if content is None else type(content).__name__
+        raise UserError(f"{path} should hold a mapping of keys to values; it holds {found}.")
     content.setdefault("name", path.stem)
-    return content
+    return _written_out(content)
 
 
-def _set(content: dict[str, Any], override: str) -> None:
+def _written_out(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with its shorthands written out and every key a string."""
+    return {
+        str(key): {_SHORTHANDS[key]: value} if key in _SHORTHANDS and isinstance(value, str) else value
+        for key, value in content.items()
+    }
+
+
+def _set(content: dict[str, Any], override: str) -> str:
+    """Put an override into ``content``; returns its key."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {override!r}.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = yaml.load(text, _Loader)
+    except (ValueError, yaml.YAMLError):
         raise UserError(f"Cannot read the value of {override!r}.") from None
     *sections, last = key.split(".")
     for section in sections:
@@ -200,42 +260,53 @@ def _set(content: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             raise UserError(f"{section!r} in {override!r} is a value, not a section.")
         content = child
-    # YAML reads 1e-3 as a string; people mean a number.
-    content[last] = _number(value)
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    is_shorthand = not sections and last in _SHORTHANDS and isinstance(value, str)
+    content[last] = {_SHORTHANDS[last]: value} if is_shorthand else value
+    return key
 
 
 def _sentence(error: ValidationError) -> str:
-    """Return the first problem as a sentence."""
-    problem = error.errors()[0]
-    where = ".".join(
-        str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "function-"))
-    )
+    """Return the first problem as a sentence; a misspelt key before the one that is missed for it."""
+    problem = min(error.errors(), key=lambda one: one["type"] == "missing")
+    *sections, key = path = _key(problem["loc"])
+    where = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        *sections, key = [str(part) for part in problem["loc"]]
         known = _fields(sections)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f" Did you mean {'.'.join([*sections, near[0]])!r}?" if near else ""
         return f"There is no configuration key {where!r}.{hint} Known here: {', '.join(sorted(known))}."
-    message = problem["msg"].removeprefix("Value error, ")
-    given = "" if problem["type"] == "missing" else f"; got {problem['input']!r}"
-    return f"In the configuration, {where or 'the whole'}: {message[0].lower()}{message[1:]}{given}."[:600]
+    given = "" if problem["type"] == "missing" or not where else f"; got {_short(problem['input'])}"
+    if problem["type"] == "model_type":
+        inside = ", ".join(f"{where}.{name}" for name in _fields([key]))
+        return f"In the configuration, {where} is a section of keys ({inside}){given}."
+    message = _lower_first(problem["msg"].removeprefix("Value error, "))
+    return f"In the configuration, {where or 'the whole'}: {message}{given}."
+
+
+def _key(location: tuple[str | int, ...]) -> list[str]:
+    """Return the key that a problem is about, without the marks of a union's members; [""] for the whole."""
+    names = [str(part) for part in location] or [""]
+    depth = 2 if names[0] in TrainConfig.model_fields and _fields(names[:1]) else 1
+    return names[:depth] + [name for name in names[depth:] if name.isdecimal()]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
 
 
 def _fields(sections: list[str]) -> list[str]:
+    """Return the keys of a section, [] where it is none."""
     model: Any = TrainConfig
     for section in sections:
         annotation = model.model_fields[section].annotation
         choices = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(
-            choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)
-        )
+        models = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
     return list(model.model_fields)

@@ -22,8 +22,11 @@ def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:
             recipe(probe, checkpoint.framing),
             batch_size=probe.batch_size,
             skip_bad_images=probe.skip_bad_images,
+            group_images=checkpoint.model.group_images,
         )
         for batch in loader:
+            if not batch.image_ids:
+                continue
             _, clean = checkpoint.model.trace(batch.views[0], layers=probe.layers, logits=False)
             _, perturbed = checkpoint.model.trace(batch.views[1], layers=probe.layers, logits=False)
             for layer in clean.layers:

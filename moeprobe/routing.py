@@ -58,10 +58,13 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
     A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
     (-1) come last. The experts are returned as int16.
     """
-    by_expert, order = selected.long().sort(dim=-1)
-    chosen = scores.gather(-1, by_expert.clamp_min(0)).masked_fill(by_expert < 0, -torch.inf)
+    num_experts = scores.shape[-1]
+    # Absent ones last already here: an expert may score minus infinity, and is chosen all the same.
+    by_expert, order = selected.long().where(selected >= 0, num_experts).sort(dim=-1)
+    absent = by_expert == num_experts
+    chosen = scores.gather(-1, by_expert.masked_fill(absent, 0)).masked_fill(absent, -torch.inf)
     by_score = chosen.sort(dim=-1, descending=True, stable=True).indices
-    experts = by_expert.gather(-1, by_score).to(torch.int16)
+    experts = by_expert.masked_fill(absent, -1).gather(-1, by_score).to(torch.int16)
     return experts, processed.gather(-1, order.gather(-1, by_score))
 
 
@@ -78,9 +81,15 @@ class Traceable(Protocol):
 
     ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside). Gates are free of
     noise, nothing is trained, and what is returned has no gradient.
+
+    Attributes:
+        layer_names: MoE layers, in forward order.
+        group_images: images that compete for room, N consecutive ones from the first of the batch on; a batch holds
+            whole groups, or less than one. 1 where an image's routing depends on that image alone.
     """
 
     layer_names: tuple[str, ...]
+    group_images: int
 
     def trace(
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True

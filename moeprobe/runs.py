@@ -67,7 +67,7 @@ class OutputFolder:
                 raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
             finished = (path / _FINISHED).exists()
             if overwrite:
-                shutil.rmtree(path)
+                _remove(path)
             elif finished or earlier != request:
                 state = "holds a finished run" if finished else "holds an unfinished run of something else"
                 raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
@@ -88,11 +88,20 @@ class OutputFolder:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-def _read_request(path: Path) -> Any:
+def _remove(path: Path) -> None:
     try:
-        return json.loads((path / _REQUEST).read_text())
+        shutil.rmtree(path)
+    except OSError as error:
+        raise UserError(f"Cannot replace {path}: {error.strerror or error}.") from error
+
+
+def _read_request(path: Path) -> Any:
+    """Return what an earlier run was asked; None where there was none (others too may call a file run.json)."""
+    try:
+        request = json.loads((path / _REQUEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return request if isinstance(request, dict) and "kind" in request else None
 
 
 def provenance() -> dict[str, Any]:
@@ -100,7 +109,11 @@ def provenance() -> dict[str, Any]:
     versions = {"moeprobe": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         versions[package] = metadata.version(package)
-    return {"versions": versions, "platform": platform.platform(), "git_commit": _git_commit()}
+    return {
+        "versions": versions,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "git_commit": _git_commit(),
+    }
 
 
 def _git_commit() -> str | None:

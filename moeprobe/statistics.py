@@ -2,10 +2,10 @@
 
 The image is the sampling unit: patches of one image are not independent, and an interval that takes them for so
 covers about half as often as it says. A resample draws whole images with replacement; it is written as a weight per
-image, so that any statistic of sums becomes a product ``weights @ sums`` and all resamples run at once. The weights
+image, so that any statistic of sums becomes a product ``sums @ weights`` and all resamples run at once. The weights
 belong to (seed, resample), not to a checkpoint: differences between checkpoints are therefore paired.
 
-Axes: R resamples, n images, U occupied (stratum, code) cells.
+Axes: R resamples, n images, U (stratum, code) cells that occur on both sides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,18 @@ CONFIDENCE = 0.95
 MIN_IMAGES = 20
 # A larger share of resamples without a value than this: no interval.
 MAX_UNDEFINED = 0.01
+# Numbers held at a time: image weights, and products with them.
 _CHUNK_NUMBERS = 2**24
+_BLOCK_NUMBERS = 2**21
+# Whole numbers up to here are exact in float32.
+_EXACT_SINGLE = 2**24
 
 
 class Statistic(Protocol):
     """A number computed from sums per image under weights."""
 
     def evaluate(self, weights: Array) -> Array:
-        """Return the values ``(R,)`` under image weights ``(R, n)``; NaN where there is none."""
+        """Return the values ``(R,)`` under image weights ``(n, R)``, whole numbers; NaN where there is none."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Ratio:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the ratio under each set of weights."""
-        return _divide(weights @ self.numerator, weights @ self.denominator)
+        return _divide(self.numerator @ weights, self.denominator @ weights)
 
 
 class Chance:
@@ -71,14 +75,16 @@ class Chance:
         stratum: NDArray[np.int64],
         num_images: int,
     ) -> None:
-        strata, stratum = np.unique(stratum, return_inverse=True)
-        codes, code = np.unique(np.concatenate([reference, view]), return_inverse=True)
-        cell = code + len(codes) * np.concatenate([stratum, stratum])
-        cells, cell = np.unique(cell, return_inverse=True)
-        self._reference = _counts(image, cell[: len(image)], num_images, len(cells))
-        self._view = _counts(image, cell[len(image) :], num_images, len(cells))
-        self._trials = _counts(image, stratum, num_images, len(strata))
-        self._stratum_of_cell = cells // max(len(codes), 1)
+        num_strata, stratum = _renumber(stratum)
+        num_codes, code = _renumber(np.concatenate([reference, view]))
+        cell = (stratum * num_codes + code.reshape(2, -1)).reshape(2, len(image))
+        both = np.intersect1d(np.unique(cell[0]), np.unique(cell[1]), assume_unique=True)
+        self._reference, self._view = (_counts(side, both, image, num_images) for side in cell)
+        self._trials = _counts(stratum, np.arange(num_strata), image, num_images)
+        self._stratum_of_cell = both // max(num_codes, 1)
+        # No count under weights that add up to n exceeds this.
+        largest = float(self._trials.data.max(initial=0.0)) * num_images
+        self._dtype = np.float32 if largest < _EXACT_SINGLE else np.float64
         # Chance and kappa ask for the same resamples one after the other; the product is the expensive part.
         self._last: tuple[Array, Array] | None = None
 
@@ -89,10 +95,19 @@ class Chance:
         return self._last[1]
 
     def _evaluate(self, weights: Array) -> Array:
-        trials = weights @ self._trials
-        agreement = (weights @ self._reference) * (weights @ self._view)
-        share = _divide(np.ones_like(trials), trials, empty=0.0)[:, self._stratum_of_cell]
-        return _divide((agreement * share).sum(1), trials.sum(1))
+        weights = np.ascontiguousarray(weights, dtype=self._dtype)
+        trials = (self._trials @ weights).astype(np.float64)
+        share = _divide(np.ones_like(trials), trials, empty=0.0)
+        agreement = np.zeros(weights.shape[1])
+        rows = max(1, _BLOCK_NUMBERS // weights.shape[1])
+        for start in range(0, len(self._stratum_of_cell), rows):
+            block = slice(start, start + rows)
+            # Counts of cells by images, times contiguous rows of weights: scipy's fast way round.
+            products = (self._reference[block] @ weights).astype(np.float64)
+            products *= self._view[block] @ weights
+            products *= share[self._stratum_of_cell[block]]
+            agreement += products.sum(0)
+        return _divide(agreement, trials.sum(0))
 
 
 @dataclass(frozen=True)
@@ -116,16 +131,20 @@ class Entropy:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the normalised entropy under each set of weights."""
-        counts = weights @ self.histogram
-        share = _divide(counts, counts.sum(1, keepdims=True))
+        counts = self.histogram.T @ weights
+        share = _divide(counts, counts.sum(0))
         terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
-        entropy = -terms.sum(1) / np.log(max(counts.shape[1], 2))
-        return np.where(counts.sum(1) > 0, entropy + 0.0, np.nan)
+        entropy = -terms.sum(0) / np.log(max(len(counts), 2))
+        return np.where(counts.sum(0) > 0, entropy + 0.0, np.nan)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its interval; NaN where there is none. ``flag`` says why: collapsed, few_images, unstable."""
+    """A value and its interval; NaN where there is none. ``flag`` says why.
+
+    collapsed: chance is 1, so κ does not exist; no_trials: there was nothing to count; few_images: under 20;
+    unstable: over 1 % of the resamples are undefined.
+    """
 
     value: float
     low: float
@@ -135,19 +154,32 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Replicates:
-    """A statistic of all images, and of each resample ``(R,)`` (none where there are too few images)."""
+    """A statistic of all images, and of each resample ``(R,)`` (none where there are too few images).
+
+    Attributes:
+        images: number of images with at least one trial.
+        trials: the statistic's denominator over all images.
+    """
 
     point: float
     values: Array
+    images: int
+    trials: int
 
     def minus(self, other: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
-        return Replicates(self.point - other.point, self.values - other.values)
+        both = min(len(self.values), len(other.values))
+        return Replicates(
+            point=self.point - other.point,
+            values=self.values[:both] - other.values[:both],
+            images=min(self.images, other.images),
+            trials=min(self.trials, other.trials),
+        )
 
     def interval(self, confidence: float = CONFIDENCE) -> Estimate:
         """Return the percentile interval; none where over 1 % of the resamples are undefined."""
         if np.isnan(self.point):
-            return Estimate(np.nan, np.nan, np.nan, "collapsed")
+            return Estimate(np.nan, np.nan, np.nan, "collapsed" if self.trials else "no_trials")
         if len(self.values) == 0:
             return Estimate(self.point, np.nan, np.nan, "few_images")
         defined = self.values[~np.isnan(self.values)]
@@ -167,18 +199,29 @@ class Bootstrap:
         self._rows = max(1, _CHUNK_NUMBERS // max(num_images, 1))
         self._kept: Array | None = None
 
-    def replicate(self, statistics: Sequence[Statistic]) -> list[Replicates]:
-        """Evaluate statistics on all images and on each resample; points only below 20 images."""
-        everything = np.ones((1, self._num_images))
-        points = [float(statistic.evaluate(everything)[0]) for statistic in statistics]
-        values = np.empty((len(statistics), self._num_resamples))
+    def replicate(self, statistics: Sequence[tuple[Statistic, NDArray[np.generic]]]) -> list[Replicates]:
+        """Evaluate statistics, each with its trials per image ``(n,)``, on all images and on each resample.
+
+        A statistic with trials in fewer than 20 images gets its point only.
+        """
+        everything = np.ones((self._num_images, 1))
+        found = [
+            Replicates(
+                point=float(statistic.evaluate(everything)[0]),
+                values=np.empty(self._num_resamples if np.count_nonzero(trials) >= MIN_IMAGES else 0),
+                images=int(np.count_nonzero(trials)),
+                trials=int(trials.sum()),
+            )
+            for statistic, trials in statistics
+        ]
         for start, weights in self._chunks():
-            for row, statistic in enumerate(statistics):
-                values[row, start : start + len(weights)] = statistic.evaluate(weights)
-        return [Replicates(point, row) for point, row in zip(points, values, strict=True)]
+            for (statistic, _), replicates in zip(statistics, found, strict=True):
+                if len(replicates.values):
+                    replicates.values[start : start + weights.shape[1]] = statistic.evaluate(weights)
+        return found
 
     def _chunks(self) -> Iterator[tuple[int, Array]]:
-        """Yield (first resample, image weights ``(r, n)``), in pieces of bounded memory."""
+        """Yield (first resample, image weights ``(n, r)``), in pieces of bounded memory."""
         if self._num_resamples <= self._rows:
             if self._kept is None:
                 self._kept = self._weights(range(self._num_resamples))
@@ -189,20 +232,30 @@ class Bootstrap:
 
     def _weights(self, resamples: range) -> Array:
         """Return how often each image was drawn; a generator per resample, so that no chunking changes a draw."""
-        weights = np.empty((len(resamples), self._num_images))
-        for row, resample in enumerate(resamples):
+        weights = np.empty((self._num_images, len(resamples)))
+        for column, resample in enumerate(resamples):
             rng = generator(self._seed, "bootstrap", draw=resample)
             drawn = rng.integers(self._num_images, size=self._num_images)
-            weights[row] = np.bincount(drawn, minlength=self._num_images)
+            weights[:, column] = np.bincount(drawn, minlength=self._num_images)
         return weights
 
 
+def _renumber(values: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
+    """Return how many different values there are, and each value's number among them."""
+    different, number = np.unique(values, return_inverse=True)
+    return len(different), number.reshape(values.shape)
+
+
 def _counts(
-    row: NDArray[np.int64], column: NDArray[np.int64], num_rows: int, num_columns: int
+    cell: NDArray[np.int64], cells: NDArray[np.int64], image: NDArray[np.int64], num_images: int
 ) -> sparse.csr_array:
-    """Return how often each (row, column) occurs; an image fills few of the columns, hence sparse."""
-    ones = np.ones(len(row))
-    return sparse.csr_array(sparse.coo_array((ones, (row, column)), shape=(num_rows, num_columns)))
+    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; mostly never, hence sparse."""
+    row = np.searchsorted(cells, cell)
+    row = row.clip(max=max(len(cells) - 1, 0))
+    there = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)
+    ones = np.ones(int(there.sum()), dtype=np.float32)
+    counts = sparse.coo_array((ones, (row[there], image[there])), shape=(len(cells), num_images))
+    return sparse.csr_array(counts)
 
 
 def _divide(numerator: Array, denominator: Array, *, empty: float = np.nan) -> Array:

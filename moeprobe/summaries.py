@@ -1,5 +1,6 @@
 """From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pyarrow as pa
 
 from moeprobe.accumulators import Cell
 from moeprobe.analyses.base import Columns, LayerAnalysis, Metric, OutputAnalysis
-from moeprobe.statistics import Bootstrap, Estimate, Replicates
+from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import cells, frame
 
 Analyses = Sequence[LayerAnalysis | OutputAnalysis]
@@ -31,13 +32,17 @@ class About:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One cell of one checkpoint with the metrics that its sums allow, each resampled."""
+    """One cell of one checkpoint: (metric, null) -> its value, resampled."""
 
     checkpoint: str
     cell: Cell
     image_ids: list[str]
-    metrics: list[Metric]
-    replicates: list[Replicates]
+    replicates: dict[tuple[str, str], Replicates]
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What cells of two checkpoints must share to be compared; their routers may differ."""
+        return dataclasses.replace(self.cell, router="", top_k=0).key()
 
 
 def summarise(
@@ -53,12 +58,14 @@ def summarise(
     for checkpoint, cell, image_ids, columns in cells(images):
         metrics = _metrics(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
-        replicates = bootstrap.replicate([metric.statistic for metric in metrics])
-        measured.append(_Measured(checkpoint, cell, image_ids, metrics, replicates))
+        found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in metrics])
+        # The statistics themselves, which hold all choices, are let go.
+        names = [(metric.name, metric.null) for metric in metrics]
+        measured.append(_Measured(checkpoint, cell, image_ids, dict(zip(names, found, strict=True))))
     rows = [
-        _row(about, item, metric, replicates.interval())
+        _row(about, item, name, replicates)
         for item in measured
-        for metric, replicates in zip(item.metrics, item.replicates, strict=True)
+        for name, replicates in item.replicates.items()
     ]
     return frame(rows), _comparison(measured, about)
 
@@ -79,26 +86,22 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
     checkpoints = list(dict.fromkeys(item.checkpoint for item in measured))
     if len(checkpoints) < 2:
         return None
-    references = {item.cell.key(): item for item in measured if item.checkpoint == checkpoints[0]}
+    references = {item.place: item for item in measured if item.checkpoint == checkpoints[0]}
     rows: list[dict[str, Any]] = []
     for item in measured:
-        reference = references.get(item.cell.key())
+        reference = references.get(item.place)
         if item.checkpoint == checkpoints[0] or reference is None:
             continue
         assert item.image_ids == reference.image_ids, "checkpoints were probed on different images"
-        by_name = {
-            (metric.name, metric.null): replicates
-            for metric, replicates in zip(reference.metrics, reference.replicates, strict=True)
-        }
-        for metric, replicates in zip(item.metrics, item.replicates, strict=True):
-            if (metric.name, metric.null) in by_name:
-                found = replicates.minus(by_name[metric.name, metric.null]).interval()
-                rows.append(_row(about, item, metric, found) | {"reference": reference.checkpoint})
+        for name, replicates in item.replicates.items():
+            if name in reference.replicates:
+                difference = replicates.minus(reference.replicates[name])
+                rows.append(_row(about, item, name, difference) | {"reference": reference.checkpoint})
     return frame(rows, comparison=True)
 
 
-def _row(about: About, item: _Measured, metric: Metric, found: Estimate) -> dict[str, Any]:
-    cell = item.cell
+def _row(about: About, item: _Measured, name: tuple[str, str], replicates: Replicates) -> dict[str, Any]:
+    cell, found = item.cell, replicates.interval()
     return {
         "run": about.run,
         "checkpoint": item.checkpoint,
@@ -112,13 +115,13 @@ def _row(about: About, item: _Measured, metric: Metric, found: Estimate) -> dict
         "view": cell.view,
         "severity": None if np.isnan(cell.severity) else cell.severity,
         "tokens": cell.tokens,
-        "metric": metric.name,
-        "null": metric.null,
+        "metric": name[0],
+        "null": name[1],
         "value": found.value,
         "ci_low": found.low,
         "ci_high": found.high,
-        "images": len(item.image_ids),
-        "trials": metric.trials,
+        "images": replicates.images,
+        "trials": replicates.trials,
         "seed": about.seed,
         "flag": found.flag,
     }

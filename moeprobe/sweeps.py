@@ -4,6 +4,7 @@ What comes out are sums per image; blocks of images can be kept as part files, s
 where it stopped.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +26,7 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.geometry import Correspondence
 from moeprobe.routing import LayerRouting, RoutingTrace, Traceable
 from moeprobe.seeds import generator
-from moeprobe.tables import concatenate, image_table, read_images, write_images
+from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView
 
 CLEAN = "clean"
@@ -117,23 +119,45 @@ def run(
     """
     tables: list[pa.Table] = []
     skipped: list[str] = []
-    for number, start in enumerate(range(0, len(probe.indices), _BLOCK)):
-        block = probe.indices[start : start + _BLOCK]
+    # Blocks are cut at groups.
+    group = checkpoint.model.group_images
+    size = max(_BLOCK // group, 1) * group
+    for number, start in enumerate(range(0, len(probe.indices), size)):
+        block = probe.indices[start : start + size]
         path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
-        if path is not None and path.exists():
-            table = read_images(path)
+        identity = _identity(probe, checkpoint, block)
+        kept = _kept(path, identity)
+        if kept is not None:
+            table, bad = kept
             if progress is not None:
                 progress(len(block))
         else:
             accumulator, bad = _run_block(probe, checkpoint, block, progress)
-            skipped += bad
-            if not accumulator.cells():
-                continue
             table = image_table(accumulator, checkpoint=checkpoint.name)
             if path is not None:
-                write_images(path, table)
+                write_images(path, table, note=identity | {"skipped": bad})
+        skipped += bad
         tables.append(table)
-    return concatenate(tables) if tables else pa.table({}), skipped
+    return in_order(concatenate(tables)), skipped
+
+
+def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
+    """Return what a part file must be about to be used again (the folder answers for what is asked)."""
+    names = "\n".join(probe.dataset.image_ids[index] for index in block)
+    return {
+        "checkpoint": checkpoint.provenance.get("sha256"),
+        "images": hashlib.sha256(names.encode()).hexdigest(),
+        "group_images": checkpoint.model.group_images,
+    }
+
+
+def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[str]] | None:
+    """Return the sums of a part file and the images skipped in it; None unless it is about the same images."""
+    if path is None or not path.exists():
+        return None
+    note = read_note(path)
+    skipped = note.pop("skipped", None)
+    return (read_images(path), skipped) if note == identity else None
 
 
 def _run_block(
@@ -148,6 +172,7 @@ def _run_block(
         batch_size=probe.batch_size,
         workers=probe.workers,
         skip_bad_images=probe.skip_bad_images,
+        group_images=checkpoint.model.group_images,
     )
     for batch in loader:
         skipped += batch.skipped
@@ -227,9 +252,15 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
                 severity=severity,
                 tokens=cell.tokens,
             )
-            arrays = {name: column.cpu().numpy() for name, column in columns.items()}
+            arrays = {name: _to_host(column) for name, column in columns.items()}
             labels = (batch.labels if probe.labelled else torch.full_like(batch.labels, -1)).numpy()
             accumulator.add(placed, batch.image_ids, {"label": labels} | arrays)
+
+
+def _to_host(column: Tensor) -> NDArray[np.generic]:
+    """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
+    array = column.cpu().numpy()
+    return array.astype(np.float64) if column.is_floating_point() else array
 
 
 def _layer_sums(

@@ -4,7 +4,8 @@
 per image that every value follows from, so that runs can be compared, merged and reported without the model.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,15 @@ COLUMNS: dict[str, str] = {
     "value": "the value; empty where it does not exist (see flag)",
     "ci_low": "lower end of the 95 % interval over images",
     "ci_high": "upper end",
-    "images": "images it rests on",
+    "images": "images it rests on: those with at least one trial",
     "trials": "denominator: corresponding patches, tokens or images",
     "seed": "seed of the probing (views and bootstrap)",
-    "flag": "collapsed: chance is 1, so kappa does not exist; few_images: under 20, no interval; unstable: "
-    "undefined in more than 1 % of the resamples, no interval",
+    "flag": "collapsed: chance is 1, so kappa does not exist; no_trials: there was nothing to count; few_images: "
+    "under 20, no interval; unstable: undefined in more than 1 % of the resamples, no interval",
 }
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
+_NOTE = b"moeprobe"
+_ROW_GROUP = 2**16
 
 
 def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
@@ -71,8 +74,9 @@ def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
 
 
 def concatenate(parts: list[pa.Table]) -> pa.Table:
-    """Join tables of sums; a column that a part does not have is empty there."""
-    return pa.concat_tables(parts, promote_options="default")
+    """Join tables of sums; a column that a part does not have is empty there, and no parts make an empty table."""
+    parts = [part for part in parts if part.num_rows]
+    return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
 
 
 def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
@@ -80,24 +84,54 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
         return pa.array(column)
     lists = column.reshape(len(column), -1)
     offsets = np.arange(len(lists) + 1, dtype=np.int32) * lists.shape[1]
-    return pa.ListArray.from_arrays(offsets, pa.array(lists.ravel()))
+    values = pa.array(lists.ravel())
+    # Parquet's own name for what a list holds: a table that was written and read is the one in memory.
+    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
+
+
+def in_order(images: pa.Table) -> pa.Table:
+    """Return the rows cell by cell, as the cells first come, and by image name: the same for every shard layout."""
+    if images.num_rows == 0:
+        return images
+    return images.take(pa.array(np.concatenate([rows for _, _, rows in _cells(images)])))
 
 
 def cells(images: pa.Table) -> Iterator[tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]]:
-    """Yield (checkpoint, cell, image names, columns) of each cell, in the order of the table."""
-    identity = images.select(["checkpoint", *CELL_COLUMNS]).to_pandas()
-    identity["severity"] = identity["severity"].astype(float)
-    grouped = identity.groupby(["checkpoint", *CELL_COLUMNS], sort=False, dropna=False)
-    for key, rows in grouped.indices.items():
-        checkpoint, *values = key
+    """Yield (checkpoint, cell, image names, columns) of each cell, in the order of the table; images by name.
+
+    Raises:
+        AssertionError: an image occurs twice in a cell: shards must be disjoint and are never padded.
+    """
+    for checkpoint, cell, rows in _cells(images):
         part = images.take(pa.array(rows))
-        cell = Cell(**dict(zip(CELL_COLUMNS, values, strict=True)))
+        names = part["image_id"].to_pylist()
+        assert len(set(names)) == len(names), "an image was counted twice"
         columns = {
             name: _to_numpy(part[name], cell.top_k)
             for name in part.column_names
             if name not in ("checkpoint", "image_id", *CELL_COLUMNS) and part[name].null_count == 0
         }
-        yield checkpoint, cell, part["image_id"].to_pylist(), columns
+        yield checkpoint, cell, names, columns
+
+
+def _cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
+    """Yield (checkpoint, cell, its rows by image name), as the cells first come."""
+    identity = images.select(["checkpoint", *CELL_COLUMNS, "image_id"]).to_pandas()
+    identity["severity"] = identity["severity"].astype(float)
+    number = identity.groupby(["checkpoint", *CELL_COLUMNS], sort=False, dropna=False).ngroup().to_numpy()
+    order = np.lexsort((identity["image_id"].to_numpy(dtype=object), number))
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        first = identity.iloc[rows[0]]
+        cell = Cell(
+            layer=first["layer"],
+            router=first["router"],
+            top_k=int(first["top_k"]),
+            view=first["view"],
+            severity=float(first["severity"]),
+            draw=int(first["draw"]),
+            tokens=first["tokens"],
+        )
+        yield first["checkpoint"], cell, rows
 
 
 def _to_numpy(column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:
@@ -110,15 +144,25 @@ def _to_numpy(column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:
     return lists.reshape(len(array), -1, top_k) if pa.types.is_int16(array.type.value_type) else lists
 
 
-def write_images(path: Path, images: pa.Table) -> None:
-    """Write the sums per image."""
-    with whole(path) as temporary:
-        pq.write_table(images, temporary, compression="zstd")
+def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None = None) -> None:
+    """Write the sums per image; a ``note`` (JSON) travels in the file's metadata.
+
+    Rows are written in groups of fixed size, so that the bytes do not depend on how the table was put together.
+    """
+    images = images.replace_schema_metadata(None if note is None else {_NOTE: json.dumps(note)})
+    with whole(path) as temporary, pq.ParquetWriter(temporary, images.schema, compression="zstd") as writer:
+        for start in range(0, images.num_rows, _ROW_GROUP):
+            writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
 
 
 def read_images(path: Path) -> pa.Table:
     """Read the sums per image."""
-    return pq.read_table(path)
+    return pq.read_table(path).replace_schema_metadata(None)
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Read the note of a file of sums per image; empty where there is none."""
+    return json.loads((pq.read_schema(path).metadata or {}).get(_NOTE, b"{}"))
 
 
 def frame(rows: list[dict[str, Any]], *, comparison: bool = False) -> pd.DataFrame:

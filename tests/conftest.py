@@ -2,12 +2,18 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-# Figures are drawn without a screen, and two processes on two cores should not fight for them.
+# Figures are drawn without a screen, and two processes on two cores should not fight for them; before torch loads.
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from moeprobe._torchvision import mend  # noqa: E402
+
+# Tests import timm in any order; that the package itself mends first is tested by its architecture.
+mend()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -20,3 +26,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     terminalreporter.write_line(
         f"golden comparisons: {len(ran)} passed, {len(failed)} failed, {len(skipped)} skipped"
     )
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two checkpoints of a few steps on digits: ``baseline`` and ``prc``, which differ in their objective."""
+    from moeprobe import api
+
+    root = tmp_path_factory.mktemp("checkpoints")
+    folders = {}
+    for name, config in (("baseline", "digits-baseline"), ("prc", "digits-prc")):
+        overrides = [f"name={name}", "steps=12", "epochs=null", "schedule.warmup_steps=2", "evaluate_every=6"]
+        api.train(config, overrides=overrides, folder=root / name, device="cpu")
+        folders[name] = root / name
+    return folders

@@ -23,11 +23,12 @@ class Vmoe:
         mean: of the normalisation, per channel, in units of [0, 1].
         std: of the normalisation.
         router_name: catalog name of the routers.
-        trained_capacity: keep the capacity that the model evaluates with; False lifts every limit, so that
-            nothing depends on batch-mates.
+        trained_capacity: keep the capacity that the model evaluates with; False lifts every limit.
+        group_images: images that share a group where something depends on it (a limit, or routers that couple
+            tokens); the groups of training do not matter here.
 
     Raises:
-        UserError: the model has no MoE layer.
+        UserError: the model has no MoE layer, or ``group_images`` is not positive.
     """
 
     def __init__(
@@ -38,14 +39,22 @@ class Vmoe:
         std: Sequence[float],
         router_name: str = "softmax_token_choice",
         trained_capacity: bool = False,
+        group_images: int = 1,
     ) -> None:
         self.model = model.eval().requires_grad_(False)
         self._layers = moe_layers(model)
         if not self._layers:
             raise UserError("The model has no MoE layer, so there is no routing to probe.")
+        if group_images < 1:
+            raise UserError(f"A group needs at least one image; got group_images {group_images}.")
+        routers = [layer.router for layer in self._layers.values()]
         if not trained_capacity:
-            for layer in self._layers.values():
-                layer.router.eval_capacity = CapacityRule(None)
+            for router in routers:
+                router.eval_capacity = CapacityRule(None)
+        coupled = any(router.eval_capacity.factor is not None or not router.token_local for router in routers)
+        self.group_images = group_images if coupled else 1
+        for layer in self._layers.values():
+            layer.group_images = self.group_images
         self.layer_names = tuple(self._layers)
         self.router_name = router_name
         rows, columns = model.patch_embed.grid_size
@@ -70,6 +79,7 @@ class Vmoe:
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model; see ``routing.Traceable``."""
         wanted = self._wanted(layers)
+        assert wanted or logits, "nothing is asked for"
         if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
             raise UserError(
                 f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "
@@ -80,7 +90,7 @@ class Vmoe:
             normalised = (images.to(self.device) - self._mean) / self._std
             with capture(self.model, stop_after=None if logits else wanted[-1]) as decisions:
                 output = self.model(normalised).float()
-        traced = {name: self._routing(decisions[name], len(images)) for name in wanted}
+        traced = {name: self._routing(name, decisions[name], len(images)) for name in wanted}
         return output, RoutingTrace(traced)
 
     def _wanted(self, layers: Sequence[str] | None) -> list[str]:
@@ -91,12 +101,12 @@ class Vmoe:
                 raise UserError(unknown("MoE layer", name, self.layer_names))
         return [name for name in self.layer_names if name in layers]
 
-    def _routing(self, decision: Decision, num_images: int) -> LayerRouting:
+    def _routing(self, name: str, decision: Decision, num_images: int) -> LayerRouting:
         gates = decision.gates.reshape(num_images, -1, decision.gates.shape[-1]).float()
         choices = decision.selected.reshape(num_images, gates.shape[1], -1)
         kept = decision.plan.kept.view(choices.shape)
         selected, processed = order_choices(choices, kept, gates)
-        router = next(iter(self._layers.values())).router
+        router = self._layers[name].router
         return LayerRouting(
             gates=gates,
             scores=None,

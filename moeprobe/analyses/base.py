@@ -54,13 +54,13 @@ class Metric:
         name: its ``metric`` column.
         null: which null it is about (pooled, position), empty where it is about none.
         statistic: how it follows from the sums.
-        trials: its denominator over all images.
+        trials: its denominator, per image ``(n,)``.
     """
 
     name: str
     null: str
     statistic: Statistic
-    trials: int
+    trials: NDArray[np.generic]
 
 
 class LayerAnalysis(ABC):

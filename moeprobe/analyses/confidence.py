@@ -35,7 +35,7 @@ class Confidence(LayerAnalysis):
         """Return the four means over tokens."""
         count = columns["tokens_counted"].astype(np.float64)
         return [
-            Metric(name, "", Ratio(columns[name].astype(np.float64), count), int(count.sum()))
+            Metric(name, "", Ratio(columns[name].astype(np.float64), count), columns["tokens_counted"])
             for name in METRICS
         ]
 
@@ -45,4 +45,6 @@ def _sum(gates: Tensor, valid: Tensor) -> dict[str, Tensor]:
     # What is left of the row's own sum, not of one: a float32 softmax misses one by its rounding.
     rest = gates.sum(-1) - highest - second
     values = dict(zip(METRICS, (highest, second, rest.clamp_min(0), highest - second), strict=True))
-    return {name: (value * valid).sum(1) for name, value in values.items()} | {"tokens_counted": valid.sum(1)}
+    # Masked, not multiplied: what stands in padding may be no number.
+    sums = {name: value.masked_fill(~valid, 0).sum(1) for name, value in values.items()}
+    return sums | {"tokens_counted": valid.sum(1)}

@@ -29,4 +29,4 @@ class Load(LayerAnalysis):
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the entropy of the pooled load."""
         histogram = columns["load"].astype(np.float64)
-        return [Metric("load_entropy", "", Entropy(histogram), int(histogram.sum()))]
+        return [Metric("load_entropy", "", Entropy(histogram), columns["load"].sum(1))]

@@ -27,21 +27,23 @@ class Match(LayerAnalysis):
     signature = "trials"
 
     def applies(self, layer: LayerRouting) -> bool:
-        """Whether the layer chooses a fixed number of experts per token."""
-        return layer.top_k > 0
+        """Whether tokens choose experts, and there is more than one."""
+        return layer.top_k > 0 and layer.num_experts > 1
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return matches and trials per image, for patches and for prefix tokens."""
+        layers, patches = (pair.reference, pair.view), (pair.reference_patch, pair.view_patch)
         prefix = pair.reference.num_prefix_tokens
         sides = {
-            "patch": (
-                _gather(pair.reference, pair.reference_patch),
-                _gather(pair.view, pair.view_patch),
-            )
+            "patch": [
+                _choices(layer, patch + prefix, present=patch >= 0)
+                for layer, patch in zip(layers, patches, strict=True)
+            ]
         }
         if prefix:
-            sides["prefix"] = (pair.reference.selected[:, :prefix], pair.view.selected[:, :prefix])
-        return {tokens: _count(*both) for tokens, both in sides.items()}
+            token = torch.arange(prefix, device=patches[0].device).expand(len(patches[0]), -1)
+            sides["prefix"] = [_choices(layer, token, present=token >= 0) for layer in layers]
+        return {tokens: _count(*both, num_experts=pair.view.num_experts) for tokens, both in sides.items()}
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return match, chance and kappa for each kind of match."""
@@ -51,9 +53,10 @@ class Match(LayerAnalysis):
         nulls = {"pooled": np.zeros_like(slot)} | ({"position": slot} if aligned else {})
         metrics = []
         for name, depth, ordered in kinds(reference.shape[-1]):
+            if name not in columns:
+                continue
             match = Ratio(columns[name].astype(np.float64), trials)
-            total = int(trials.sum())
-            metrics.append(Metric(name, "", match, total))
+            metrics.append(Metric(name, "", match, columns["trials"]))
             codes = encode(
                 np.stack([reference[image, slot], view[image, slot]]), depth=depth, ordered=ordered
             )
@@ -61,8 +64,8 @@ class Match(LayerAnalysis):
                 chance = Chance(
                     image=image, reference=codes[0], view=codes[1], stratum=stratum, num_images=len(trials)
                 )
-                metrics.append(Metric(f"{name}_chance", null, chance, total))
-                metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), total))
+                metrics.append(Metric(f"{name}_chance", null, chance, columns["trials"]))
+                metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), columns["trials"]))
         return metrics
 
 
@@ -86,20 +89,22 @@ def encode(selected: NDArray[np.generic], *, depth: int, ordered: bool) -> NDArr
     return np.unique(rows.reshape(-1, depth), axis=0, return_inverse=True)[1].reshape(rows.shape[:-1])
 
 
-def _gather(layer: LayerRouting, patch: Tensor) -> Tensor:
-    """Return the choices ``(B, P, K)`` of the patches named, -1 where there is no partner or no valid token."""
-    token = patch.clamp_min(0) + layer.num_prefix_tokens
+def _choices(layer: LayerRouting, token: Tensor, *, present: Tensor) -> Tensor:
+    """Return the choices ``(B, P, K)`` of the tokens ``(B, P)``, -1 where none is present or it is padding."""
+    token = token.where(present, torch.zeros_like(token))
     chosen = layer.selected.gather(1, token[..., None].expand(-1, -1, layer.top_k))
-    present = (patch >= 0) & layer.valid.gather(1, token)
+    present = present & layer.valid.gather(1, token)
     return chosen.where(present[..., None], torch.full_like(chosen, -1))
 
 
-def _count(reference: Tensor, view: Tensor) -> dict[str, Tensor]:
+def _count(reference: Tensor, view: Tensor, *, num_experts: int) -> dict[str, Tensor]:
     trial = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
     absent = torch.full_like(reference, -1)
     reference, view = reference.where(trial[..., None], absent), view.where(trial[..., None], absent)
     columns = {"trials": trial.sum(1)}
     for name, depth, ordered in kinds(reference.shape[-1]):
+        if depth == num_experts and not ordered:
+            continue  # every token chooses the set of all experts: no measurement
         first, second = reference[..., :depth], view[..., :depth]
         if not ordered:
             first, second = first.sort(-1).values, second.sort(-1).values

@@ -8,6 +8,8 @@ from torch import Tensor
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
 from moeprobe.statistics import Ratio
 
+_TOP = 5
+
 
 class Output(OutputAnalysis):
     """Accuracy, top-5 accuracy and cross-entropy of the view, and how often it keeps the reference's prediction."""
@@ -20,14 +22,16 @@ class Output(OutputAnalysis):
         target = pair.labels.clamp_min(0)
         rank = (pair.view > pair.view.gather(1, target[:, None])).sum(1)
         loss = F.cross_entropy(pair.view, target, reduction="none")
-        return {
+        columns = {
             "labelled": labelled.long(),
             "accuracy": ((pair.view.argmax(1) == target) & labelled).long(),
-            "top5_accuracy": ((rank < 5) & labelled).long(),
             "loss": loss.where(labelled, torch.zeros_like(loss)),
             "predicted": torch.ones_like(labelled, dtype=torch.long),
             "prediction_agreement": (pair.view.argmax(1) == pair.reference.argmax(1)).long(),
         }
+        if pair.view.shape[1] > _TOP:  # among five of five everything is right
+            columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
+        return columns
 
     def metrics(self, columns: Columns) -> list[Metric]:
         """Return the ratios; nothing about labels where no image has one."""
@@ -39,9 +43,8 @@ class Output(OutputAnalysis):
         }
         found = []
         for name, denominator in denominators.items():
-            count = columns[denominator].astype(np.float64)
-            if count.sum() > 0:
-                found.append(
-                    Metric(name, "", Ratio(columns[name].astype(np.float64), count), int(count.sum()))
-                )
+            count = columns[denominator]
+            if name in columns and count.sum() > 0:
+                statistic = Ratio(columns[name].astype(np.float64), count.astype(np.float64))
+                found.append(Metric(name, "", statistic, count))
         return found

@@ -4,12 +4,15 @@ An exhibit, not an aggregate: a few images, kept as pixels and choices, to be lo
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.geometry import Correspondence
-from moeprobe.routing import LayerRouting
+
+if TYPE_CHECKING:  # figures import this file, and must not import torch
+    from moeprobe.routing import LayerRouting
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ def overlay(
     checkpoint: str,
     layer: str,
     pixels: tuple[NDArray[np.float32], NDArray[np.float32]],
-    routing: tuple[LayerRouting, LayerRouting],
+    routing: "tuple[LayerRouting, LayerRouting]",
     pairs: Correspondence,
     position: int,
 ) -> Overlay:

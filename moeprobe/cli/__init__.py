@@ -4,7 +4,6 @@ Nothing heavy is imported here: ``moeprobe --help`` must not wait for torch.
 """
 
 import os
-import sys
 
 # Two small models on a few cores: threads that spin while they wait for one another stop each other whenever another
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
@@ -15,8 +14,4 @@ from moeprobe.cli._app import app
 
 def main() -> None:
     """Run the command line and exit: 0 done, 1 a bug, 2 the user's input is wrong, 130 interrupted."""
-    try:
-        app()
-    except BrokenPipeError:
-        # Whoever read the output has enough; say nothing more into a closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    app()

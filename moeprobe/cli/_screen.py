@@ -1,6 +1,7 @@
 """What is printed: tables a person can read, or JSON, and a progress bar on long work."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,18 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 160
 
 
+class _Screen(Console):
+    """A console that takes a closed pipe (``| head``) for enough, not for an error."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+
+
 def console() -> Console:
     """Return the console of the results; wide where nobody's window limits it."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    return _Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
 
 
 class Bar(Watcher):
@@ -63,11 +73,15 @@ def number(value: float, *, signed: bool = False) -> str:
     return f"{value:+.3f}" if signed else f"{value:.3f}"
 
 
-def interval(row: Any, *, signed: bool = False) -> str:
-    """Return ``value [low, high]`` of a table's row, with its flag where there is no interval."""
+def interval(row: Any, *, signed: bool = False, stacked: bool = False) -> str:
+    """Return ``value [low, high]`` of a table's row, with its flag where there is no interval.
+
+    ``stacked`` puts the interval on a line of its own, for narrow windows.
+    """
     text = number(row["value"], signed=signed)
     if row["ci_low"] == row["ci_low"]:
-        return f"{text} [{number(row['ci_low'], signed=signed)}, {number(row['ci_high'], signed=signed)}]"
+        between = "\n" if stacked else " "
+        return f"{text}{between}[{number(row['ci_low'], signed=signed)}, {number(row['ci_high'], signed=signed)}]"
     return f"{text} ({row['flag'].replace('_', ' ')})" if row["flag"] else text
 
 
@@ -92,7 +106,7 @@ def print_result(
     screen = console()
     for table in show(result):
         screen.print(table)
-    screen.print(footing(result), style="dim")
+    screen.print(footing(result), style="dim", soft_wrap=True)
     if out is None:
         screen.print("Nothing was written; add --out FOLDER to keep tables and figures.")
     else:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from moeprobe.cli._screen import interval, number
+from moeprobe.cli._screen import console, interval, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,12 +31,14 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     """Return one table: a line per layer and metric, a column per checkpoint, the differences last."""
     checkpoints = list(dict.fromkeys(result.table["checkpoint"]))
     table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("layer", "tokens", "metric"):
+    stacked = console().width < 42 + 26 * (2 * len(checkpoints) - 1)
+    for name in ("layer", "tokens"):
         table.add_column(name, no_wrap=True)
+    table.add_column("metric", min_width=15)
     for checkpoint in checkpoints:
-        table.add_column(checkpoint, justify="right", no_wrap=True)
+        table.add_column(checkpoint, justify="right", no_wrap=not stacked)
     for checkpoint in checkpoints[1:]:
-        table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right", no_wrap=True)
+        table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right", no_wrap=not stacked)
     keys = ["layer", "tokens", "metric", "null"]
     by_line = dict(tuple(result.table.groupby(keys, sort=False)))
     differences = (
@@ -45,9 +47,9 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     previous = None
     for key, rows in by_line.items():
         layer, tokens, metric, null = key
-        cells = [interval(row) for _, row in rows.iterrows()]
+        cells = [interval(row, stacked=stacked) for _, row in rows.iterrows()]
         if key in differences:
-            cells += [interval(row, signed=True) for _, row in differences[key].iterrows()]
+            cells += [interval(row, signed=True, stacked=stacked) for _, row in differences[key].iterrows()]
         if previous is not None and previous[:2] != (layer, tokens):
             table.add_section()
         first = previous is None or previous[:2] != (layer, tokens)
@@ -102,10 +104,11 @@ def _severity_table(
     result: "Result", rows: "pd.DataFrame", columns: tuple[tuple[str, str, str], ...], title: str
 ) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("checkpoint", no_wrap=True)
-    table.add_column("severity", justify="right")
+    stacked = console().width < 40 + 25 * len(columns)
+    table.add_column("checkpoint")
+    table.add_column("severity", justify="right", no_wrap=True)
     for _, _, name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=not stacked)
     blocks = [(checkpoint, part, False) for checkpoint, part in rows.groupby("checkpoint", sort=False)]
     if result.comparison is not None:
         layers = set(rows["layer"])
@@ -119,6 +122,6 @@ def _severity_table(
             cells = []
             for metric, null, _ in columns:
                 found = here[(here["metric"] == metric) & (here["null"] == null)]
-                cells.append(interval(found.iloc[0], signed=signed) if len(found) else "")
+                cells.append(interval(found.iloc[0], signed=signed, stacked=stacked) if len(found) else "")
             table.add_row(checkpoint if line == 0 else "", number(float(severity)), *cells)
     return table

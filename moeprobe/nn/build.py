@@ -36,13 +36,32 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     if model_entrypoint(config.name).__module__.startswith("moeprobe."):
         if config.pre_logits is not None:
             arguments["pre_logits"] = config.pre_logits
-        return timm.create_model(config.name, **arguments, **moe)
-    dense = timm.create_model(config.name, **arguments)
-    if not isinstance(dense, VisionTransformer):
+        return _create(config.name, arguments | moe)
+    if config.pre_logits is not None:
         raise UserError(
-            f"{config.name!r} is a {type(dense).__name__}; only vision transformers can be made sparse."
+            f"model.pre_logits is for V-MoE's own models; {config.name!r} keeps its head as it is."
         )
+    dense = _create(config.name, arguments)
     return make_sparse(dense, MoeConfig(**moe))
+
+
+def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
+    try:
+        model = timm.create_model(name, **arguments)
+    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"timm cannot build {name!r} with these values: {_one_line(error)}.") from None
+    if not isinstance(model, VisionTransformer):
+        raise UserError(f"{name!r} is a {type(model).__name__}; only vision transformers can be made sparse.")
+    size, patch = model.patch_embed.img_size[0], model.patch_embed.patch_size[0]
+    if size % patch:
+        raise UserError(
+            f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
+        )
+    return model
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _value(value: Any) -> Any:

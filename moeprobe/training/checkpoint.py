@@ -154,23 +154,30 @@ def load(source: str | Path) -> tuple[VisionTransformer, CheckpointInfo]:
     return model, info
 
 
-def initialise_from(model: VisionTransformer, source: str | Path, *, keep_head: bool = False) -> None:
+def initialise_from(
+    model: VisionTransformer,
+    source: str | Path,
+    *,
+    keep_head: bool = False,
+    class_names: tuple[str, ...] | None = None,
+) -> None:
     """Start ``model`` from a checkpoint of another resolution, head or top-k.
 
-    Everything but the head and the pre-logits is taken over; position embeddings are resampled.
+    Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too); position embeddings are
+    resampled. ``class_names`` are those of the data, None where they are not known.
 
     Raises:
-        UserError: a parameter has no partner or another shape.
+        UserError: a parameter has no partner or another shape, or a head is to be kept that is of other classes.
     """
     info, tensors = read_info(source)
+    if keep_head and class_names is not None and info.class_names != class_names:
+        raise UserError(
+            f"The head of {info.path} is of other classes than the data; set initialise.keep_head to false."
+        )
     wanted = model.state_dict()
-    dropped = () if keep_head else ("head.", "fc_norm.")
-    taken = (
-        {name: tensor for name, tensor in tensors.items() if not name.startswith(dropped)}
-        if dropped
-        else tensors
-    )
-    if "pos_embed" in taken and taken["pos_embed"].shape != wanted["pos_embed"].shape:
+    fresh = () if keep_head else ("head.", "fc_norm.")
+    taken = {name: tensor for name, tensor in tensors.items() if not name.startswith(fresh)}
+    if "pos_embed" in taken and "pos_embed" in wanted:
         rows, columns = model.patch_embed.grid_size
         taken["pos_embed"] = resize_position_embedding(
             taken["pos_embed"],
@@ -184,10 +191,10 @@ def initialise_from(model: VisionTransformer, source: str | Path, *, keep_head: 
             raise UserError(
                 f"{info.path} does not fit the configured model: {name} is {tuple(tensor.shape)} there, {shape} here."
             )
-    missing = [name for name in wanted if name not in taken and not name.startswith(("head.", "fc_norm."))]
+    missing = [name for name in wanted if name not in taken and not name.startswith(fresh)]
     if missing:
         raise UserError(
-            f"{info.path} lacks {missing[0]} of the configured model; are the MoE layers the same?"
+            f"{info.path} lacks {missing[0]} of the configured model; are the MoE layers and the head the same?"
         )
     with torch.no_grad():
         model.load_state_dict(taken, strict=False)

@@ -1,12 +1,13 @@
 """Accuracy and loss of a model in training on a split."""
 
-from collections.abc import Sequence
+import math
 
 import torch
 from torch import Tensor, nn
 
 from moeprobe.batches import Recipe, batches
 from moeprobe.data.base import ImageDataset
+from moeprobe.nn.capture import moe_layers
 
 
 def evaluate(
@@ -18,19 +19,29 @@ def evaluate(
     batch_size: int,
     workers: int,
     device: torch.device,
-    indices: Sequence[int] | None = None,
 ) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy over the clean images; the model is left in its mode."""
+    """Return accuracy and mean cross-entropy over the clean images; the model is left in its mode.
+
+    Images that share a group (and so a capacity) follow one another in the split; what is left over at its end is a
+    smaller group. ``batch_size`` is rounded to whole groups, so it changes nothing but speed.
+    """
     was_training = model.training
     model.eval()
-    correct, loss, count = 0, 0.0, 0
-    chosen = range(len(dataset)) if indices is None else indices
+    group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
+    batch_size = max(group, batch_size // group * group)
+    correct, loss = 0, 0.0
     with torch.inference_mode():
-        for batch in batches(dataset, chosen, recipe, batch_size=batch_size, workers=workers):
+        for batch in batches(dataset, range(len(dataset)), recipe, batch_size=batch_size, workers=workers):
             labels = batch.labels.to(device)
-            logits: Tensor = model(normalise(batch.views[0].to(device))).float()
+            images = normalise(batch.views[0].to(device))
+            logits = torch.cat([model(part) for part in _whole_groups(images, group)]).float()
             correct += int((logits.argmax(1) == labels).sum())
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            count += len(labels)
     model.train(was_training)
-    return correct / count, loss / count
+    return correct / len(dataset), loss / len(dataset)
+
+
+def _whole_groups(images: Tensor, group: int) -> list[Tensor]:
+    """Return the images that fill groups, and those left over."""
+    cut = len(images) - len(images) % group
+    return [part for part in (images[:cut], images[cut:]) if len(part)]

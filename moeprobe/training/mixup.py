@@ -1,6 +1,8 @@
 """V-MoE's mixup: one weight for the whole batch, the partner is the next image.
 
-Source: V-MoE's released program (weights from a Dirichlet distribution, the larger one first).
+Axes: B rows, V views of each image (rows are image 0 view 1, image 0 view 2, image 1 view 1, ...).
+
+Source: V-MoE's released program (weights from a Dirichlet distribution, the larger one first; one weight per device).
 """
 
 import numpy as np
@@ -9,9 +11,12 @@ from torch import Tensor
 
 
 def mixup(
-    images: Tensor, targets: Tensor, *, concentration: float, rng: np.random.Generator
+    images: Tensor, targets: Tensor, *, concentration: float, rng: np.random.Generator, num_views: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Mix rows ``(B, ...)`` and their soft targets ``(B, classes)`` with the next row; the larger weight stays."""
+    """Mix rows ``(B, ...)`` and their soft targets ``(B, classes)`` with the next image's; the larger weight stays.
+
+    With several views of an image the partner is the same view of the next image, never another view of the same.
+    """
     weight = float(rng.dirichlet([concentration, concentration]).max())
-    images = weight * images + (1 - weight) * torch.roll(images, -1, 0)
-    return images, weight * targets + (1 - weight) * torch.roll(targets, -1, 0)
+    images = weight * images + (1 - weight) * torch.roll(images, -num_views, 0)
+    return images, weight * targets + (1 - weight) * torch.roll(targets, -num_views, 0)

@@ -1,12 +1,14 @@
 """Optimiser and learning-rate schedule: timm's, with V-MoE's rule of what is decayed."""
 
+import inspect
 import math
 
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
 from timm.scheduler import CosineLRScheduler, PolyLRScheduler
 from torch import nn
 
+from moeprobe.catalog import unknown
 from moeprobe.config import OptimizerConfig, ScheduleConfig
 from moeprobe.errors import UserError
 from moeprobe.nn.vit import kernel_names
@@ -29,13 +31,18 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         },
         {"params": [p for name, p in parameters.items() if name not in decayed], "weight_decay": 0.0},
     ]
-    adaptive = "adam" in config.name or "lamb" in config.name or "lion" in config.name
-    extra = {"betas": tuple(config.betas)} if adaptive else {"momentum": config.momentum}
+    names = list_optimizers()
+    if config.name not in names:
+        raise UserError(unknown("optimiser", config.name, names))
+    kind = get_optimizer_class(config.name, bind_defaults=False)
+    offered = {"betas": tuple(config.betas), "momentum": config.momentum}
+    taken = inspect.signature(kind.__init__).parameters
+    extra = {key: value for key, value in offered.items() if key in taken}
     try:
         return create_optimizer_v2(
             groups, opt=config.name, lr=config.learning_rate, weight_decay=0.0, **extra
         )
-    except (AssertionError, ValueError, TypeError) as error:
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
             f"timm cannot make the optimiser {config.name!r} of this configuration: {error}."
         ) from None
@@ -51,7 +58,8 @@ def make_schedule(
     """
     if config.warmup_steps >= total_steps and config.warmup_steps > 0:
         raise UserError(
-            f"A warm-up of {config.warmup_steps} steps does not fit a run of {total_steps} steps."
+            f"A warm-up of {config.warmup_steps} steps does not fit a run of {total_steps}: lower "
+            "schedule.warmup_steps."
         )
     kind = {"cosine": CosineLRScheduler, "linear": PolyLRScheduler}[config.name]
     extra = {"power": 1.0} if config.name == "linear" else {}
@@ -78,4 +86,5 @@ def total_steps(*, steps: int | None, epochs: float | None, num_images: int, bat
     if steps is not None:
         return steps
     assert epochs is not None
-    return max(1, math.floor(epochs * (num_images // batch_size)))
+    # 0.29 epochs of 100 steps are 28.999999999999996 in floating point, and 29 steps.
+    return max(1, math.floor(epochs * (num_images // batch_size) + 1e-6))

@@ -3,6 +3,8 @@
 Axes: B source images, V views of each, T tokens, E experts, G groups, M pairs of tokens.
 """
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.nn.losses import importance_loss, load_loss
 from moeprobe.nn.routers.base import Decision
@@ -44,13 +47,22 @@ class Term:
 
 
 class Objective(ABC):
-    """A frozen dataclass whose fields are its parameters.
+    """A frozen dataclass whose fields are its parameters; those called ``...weight`` are weights of its terms.
 
     Attributes:
         needs_pairs: the objective compares two views of each image.
+
+    Raises:
+        UserError: a weight is negative or no number.
     """
 
     needs_pairs: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, field.name)
+            if field.name.endswith("weight") and not 0 <= value < math.inf:
+                raise UserError(f"objective.{field.name} must be a number from 0; got {value}.")
 
     @abstractmethod
     def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:

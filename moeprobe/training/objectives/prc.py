@@ -42,7 +42,8 @@ class Prc(Objective):
             exchange = torch.from_numpy(swapped).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
             terms = consistency_terms(correlation(small, large, valid))
-            diagonal.append(terms[0])
+            # Without a pair S is zero and would be blamed for it.
+            diagonal.append(torch.where(valid.any(), terms[0], 0.0))
             offdiagonal.append(terms[1])
         return {
             "prc_diagonal": Term(torch.stack(diagonal).sum(), self.diagonal_weight),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from moeprobe import geometry
+from moeprobe.errors import UserError
 from moeprobe.nn.routers.base import Decision
 from moeprobe.training.objectives.base import Objective, Term, Views, paired_gates
 from moeprobe.training.objectives.prc import consistency_terms, correlation
@@ -30,7 +31,13 @@ class PrcReleased(Objective):
     needs_pairs: ClassVar[bool] = True
 
     def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
-        """Return the diagonal and the off-diagonal term."""
+        """Return the diagonal and the off-diagonal term.
+
+        Raises:
+            UserError: ``class_pair`` is asked of a model without a class token.
+        """
+        if self.class_pair and views.num_prefix_tokens == 0:
+            raise UserError("The model has no class token to pair: set objective.class_pair to false.")
         pairs = geometry.correspond_released(
             views.to_source[0],
             views.to_source[1],

@@ -1,0 +1,161 @@
+"""Open by name what a probe needs: checkpoints, data sets, views, devices.
+
+Everything named wrongly is a ``UserError`` with one sentence.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.catalog import DATA, VIEWS
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from moeprobe.sweeps import Checkpoint
+from moeprobe.training import checkpoint as checkpoints
+from moeprobe.views.base import Framing, PairView, SeverityView
+
+Model = Checkpoint | str | Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all probes have in common.
+
+    Attributes:
+        split: of the data set.
+        layers: MoE layers to look at, e.g. ("blocks.3",); None = all.
+        limit: number of images, a seeded random subset that is the same for all checkpoints; None = all.
+        seed: of the subset, the views and the resamples.
+        batch_size: images per forward pass; changes nothing but speed.
+        workers: loader processes; changes nothing but speed.
+        device: "auto", "cpu", "cuda", "mps".
+        trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
+        skip_bad_images: go on without images that cannot be read, and count them.
+        out: output folder; None = nothing is written.
+        overwrite: replace what an earlier run left there.
+        command: what was typed, for the sidecar.
+    """
+
+    split: str = "test"
+    layers: tuple[str, ...] | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "auto"
+    trained_capacity: bool = False
+    skip_bad_images: bool = False
+    out: Path | None = None
+    overwrite: bool = False
+    command: str = ""
+
+
+def load_model(source: str | Path, *, device: str = "auto", trained_capacity: bool = False) -> Checkpoint:
+    """Load a checkpoint for probing.
+
+    Args:
+        source: a run folder (its last checkpoint) or a ``.safetensors`` file.
+        device: "auto" takes CUDA, then MPS, then the CPU.
+        trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
+
+    Raises:
+        UserError: it is missing, truncated or foreign.
+    """
+    import moeprobe.nn  # noqa: F401  (registers the models)
+
+    model, info = checkpoints.load(source)
+    traceable = Vmoe(
+        model,
+        mean=info.model.mean,
+        std=info.model.std,
+        router_name=info.model.router or "softmax_token_choice",
+        trained_capacity=trained_capacity,
+    ).to(choose_device(device))
+    return Checkpoint(
+        name=info.name,
+        model=traceable,
+        framing=Framing(traceable.image_size[0], info.model.crop_fraction),
+        class_names=info.class_names,
+        train_seed=info.training.get("seed"),
+        group=info.training.get("group", ""),
+        provenance={"path": str(info.path), "sha256": info.hash, "training": info.training},
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called ``name``; "auto" takes CUDA, then MPS, then the CPU.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    available = ["cpu"]
+    if torch.backends.mps.is_available():
+        available.insert(0, "mps")
+    if torch.cuda.is_available():
+        available.insert(0, "cuda")
+    if name == "auto":
+        return torch.device(available[0])
+    if name.partition(":")[0] not in available:
+        raise UserError(f"There is no device {name!r} here; choose auto or one of {', '.join(available)}.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
+
+
+def open_data(name: str, *, split: str = "test") -> ImageDataset:
+    """Open a data set by ``name`` or ``name:location``, e.g. ``digits`` or ``folder:photos``.
+
+    Raises:
+        UserError: there is no such data set, split or location.
+    """
+    kind, _, location = name.partition(":")
+    return DATA.get(kind)(split=split, location=location or None)
+
+
+def open_view(
+    name: str, *, dataset: ImageDataset | None = None, **parameters: Any
+) -> PairView | SeverityView:
+    """Make a view by name; on data that must not be mirrored (digits) a view that flips is made not to.
+
+    Raises:
+        UserError: there is no such view, or it does not take these parameters.
+    """
+    kind = VIEWS.get(name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if dataset is not None and not dataset.flippable and "flip" in fields:
+        parameters["flip"] = False
+    try:
+        return kind(**parameters)
+    except TypeError as error:
+        raise UserError(f"The view {name!r} does not take these parameters: {error}.") from None
+
+
+def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
+    """Load the checkpoints that are not loaded yet, and check that the tables can tell them apart.
+
+    Raises:
+        UserError: there is none, or two have one name.
+    """
+    if not models:
+        raise UserError("Name at least one checkpoint.")
+    loaded = [
+        model
+        if isinstance(model, Checkpoint)
+        else load_model(model, device=options.device, trained_capacity=options.trained_capacity)
+        for model in models
+    ]
+    names = [model.name for model in loaded]
+    if len(set(names)) < len(names):
+        # The files of one folder (best and last) are told apart by their own names.
+        paths = [Path(model.provenance.get("path", model.name)) for model in loaded]
+        names = [f"{path.parent.name}/{path.stem}" for path in paths]
+        if len(set(names)) < len(names):
+            raise UserError("The same checkpoint was named twice.")
+        loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
+    return loaded

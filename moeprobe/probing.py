@@ -1,0 +1,240 @@
+"""Probe checkpoints: from what is asked to tables, figures and an output folder."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe import summaries, sweeps
+from moeprobe.catalog import ANALYSES
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
+from moeprobe.runs import OutputFolder, Result, provenance
+from moeprobe.sweeps import CLEAN, Checkpoint, Probe
+from moeprobe.tables import concatenate
+from moeprobe.views.base import PairView, SeverityView
+from moeprobe.watching import Watcher
+
+# What each kind of probe measures.
+KINDS: dict[str, tuple[str, ...]] = {
+    "match-ratio": ("match", "load"),
+    "confidence": ("confidence", "load"),
+    "sweep": ("match", "confidence", "load", "output"),
+    "eval": ("output",),
+}
+
+
+def probe(
+    kind: str,
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    view: str = CLEAN,
+    severities: Sequence[float] | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> Result:
+    """Run one of ``KINDS``; what the functions above call."""
+    options = dataclasses.replace(options or Options(), **changes)
+    watcher = watcher or Watcher()
+    started = time.perf_counter()
+    loaded = load_models(models, options)
+    question = make_probe(kind, loaded, data=data, view_name=view, severities=severities, options=options)
+    request = make_request(kind, data, question, options, loaded)
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+
+    tables, skipped, rates = [], [], {}
+    for model in loaded:
+        watcher.start(f"{kind}: {model.name}", len(question.indices))
+        begun = time.perf_counter()
+        parts = None if folder is None else folder.parts
+        table, bad = sweeps.run(question, model, parts=parts, progress=watcher.advance)
+        rates[model.name] = len(question.indices) / (time.perf_counter() - begun)
+        tables.append(table)
+        skipped.append(bad)
+    images = concatenate(tables)
+    if images.num_rows == 0:
+        raise UserError(f"None of the {len(question.indices)} images of {data} could be read.")
+    about = summaries.About(
+        run=kind if options.out is None else options.out.name,
+        dataset=data,
+        split=options.split,
+        seed=options.seed,
+        aligned=question.view is not None and question.view.aligned,
+        train_seeds={model.name: model.train_seed for model in loaded},
+        groups={model.name: model.group for model in loaded},
+    )
+    table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
+    sidecar = {
+        "request": request,
+        "command": options.command,
+        "checkpoints": {model.name: dict(model.provenance) for model in loaded},
+        "skipped_images": skipped[0],
+        "images_per_second": rates,
+        "wall_seconds": time.perf_counter() - started,
+        "batch_size": options.batch_size,
+        "workers": options.workers,
+        "device": str(choose_device(options.device)),
+    } | provenance()
+    result = Result(table, comparison, images, sidecar)
+    if folder is not None:
+        draw_figures(kind, result, folder.path / "figures")
+        folder.finish(result)
+    return result
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a probe would take, judging by a few images."""
+
+    checkpoints: int
+    images: int
+    passes: int
+    timed_images: int
+    seconds: float
+
+
+def plan(
+    kind: str,
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    view: str = CLEAN,
+    severities: Sequence[float] | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """Say what ``probe`` would take, by running two batches of each checkpoint and writing nothing."""
+    options = options or Options()
+    loaded = load_models(models, options)
+    question = make_probe(kind, loaded, data=data, view_name=view, severities=severities, options=options)
+    sample = dataclasses.replace(
+        question, indices=question.indices[: 2 * options.batch_size], skip_bad_images=True
+    )
+    seconds = 0.0
+    for model in loaded:
+        sweeps.run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
+        begun = time.perf_counter()
+        sweeps.run(sample, model)
+        seconds += time.perf_counter() - begun
+    return Plan(
+        checkpoints=len(loaded),
+        images=len(question.indices),
+        passes=question.num_passes,
+        timed_images=len(sample.indices),
+        seconds=seconds * len(question.indices) / len(sample.indices),
+    )
+
+
+def make_probe(
+    kind: str,
+    models: Sequence[Checkpoint],
+    *,
+    data: str,
+    view_name: str,
+    severities: Sequence[float] | None,
+    options: Options,
+) -> Probe:
+    """Put together what is asked of every checkpoint.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    dataset = open_data(data, split=options.split)
+    view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
+    steps: tuple[float, ...] = ()
+    if kind == "match-ratio" and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
+        )
+    if kind == "sweep":
+        if not isinstance(view, SeverityView):
+            raise UserError(
+                f"The view {view_name!r} has no severity; use: moeprobe match-ratio --view {view_name}."
+            )
+        steps = view.severities if severities is None else tuple(severities)
+        check_severities(steps)
+    if options.limit is not None and options.limit < 1:
+        raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
+    for model in models:
+        _check_layers(model, options.layers)
+    return Probe(
+        dataset=dataset,
+        indices=sweeps.choose_images(dataset, limit=options.limit, seed=options.seed),
+        view_name=view_name,
+        view=view,
+        severities=steps,
+        analyses=tuple(ANALYSES.get(name)() for name in KINDS[kind]),
+        seed=options.seed,
+        layers=options.layers,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        skip_bad_images=options.skip_bad_images,
+        labelled=all(_same_classes(model, dataset) for model in models),
+    )
+
+
+def check_severities(severities: tuple[float, ...]) -> None:
+    """Raise ``UserError`` unless there is at least one severity and none is named twice."""
+    if not severities:
+        raise UserError("Name at least one severity.")
+    if len(set(severities)) < len(severities):
+        raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
+
+
+def _check_layers(model: Checkpoint, layers: tuple[str, ...] | None) -> None:
+    for layer in layers or ():
+        if layer not in model.model.layer_names:
+            raise UserError(
+                f"There is no MoE layer {layer!r} in {model.name}; there are: {', '.join(model.model.layer_names)}."
+            )
+
+
+def _same_classes(model: Checkpoint, dataset: ImageDataset) -> bool:
+    """Whether the data's labels are about what the model's scores are about."""
+    return not model.class_names or model.class_names == dataset.class_names
+
+
+def make_request(
+    kind: str, data: str, probe: Probe, options: Options, models: Sequence[Checkpoint]
+) -> dict[str, Any]:
+    """Return what determines the numbers of a run; speed (batch size, workers, device) is no part of it."""
+    view = {"name": probe.view_name} | (dataclasses.asdict(probe.view) if probe.view is not None else {})  # type: ignore[call-overload]
+    return {
+        "kind": kind,
+        "data": data,
+        "split": options.split,
+        "view": view,
+        "severities": list(probe.severities),
+        "analyses": list(KINDS.get(kind, (kind,))),
+        "layers": None if options.layers is None else list(options.layers),
+        "limit": options.limit,
+        "seed": options.seed,
+        "capacity": "trained" if options.trained_capacity else "unlimited",
+        "labels_used": probe.labelled and probe.dataset.class_names is not None,
+        "checkpoints": {model.name: model.provenance.get("sha256") for model in models},
+    }
+
+
+def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
+    """Draw the figures of a run as PNG and SVG; returns the files."""
+    from moeprobe.figures import confidence as confidence_figure
+    from moeprobe.figures import match_ratio as match_figure
+    from moeprobe.figures import save
+    from moeprobe.figures import sweep as sweep_figure
+
+    drawing: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "match-ratio": match_figure.draw,
+        "confidence": confidence_figure.draw,
+        "sweep": sweep_figure.draw,
+    }
+    if kind not in drawing:
+        return []
+    return [
+        path for name, figure in drawing[kind](result.table).items() for path in save(figure, folder / name)
+    ]

@@ -1,0 +1,133 @@
+"""Our own transformers, traced: against the model run by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.errors import UserError
+from moeprobe.nn.capture import moe_layers
+from moeprobe.routing import Traceable
+from tests.routings import tiny
+
+MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+
+
+def adapter(model: nn.Module | None = None, **options: object) -> Vmoe:
+    return Vmoe(model or tiny(), mean=MEAN, std=STD, **options)  # type: ignore[arg-type]
+
+
+def images(count: int = 6, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def test_scores_and_gates_are_those_of_the_model() -> None:
+    model = tiny()
+    seen = {}
+    for name, layer in moe_layers(model).items():
+        layer.router.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
+    logits, routing = adapter(model).trace(images())
+    normalised = torch.stack([(images()[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+    with torch.no_grad():
+        expected = model.eval()(normalised)
+    assert logits is not None
+    torch.testing.assert_close(logits, expected)
+    for name, layer in moe_layers(model).items():
+        tokens = seen[name].reshape(6, 17, -1)
+        gates = (tokens @ layer.router.get_parameter("gate.weight").detach().T).softmax(-1)
+        found = routing.layers[name]
+        torch.testing.assert_close(found.gates, gates)
+        assert torch.equal(found.selected.long(), gates.topk(2).indices)
+
+
+def test_what_a_trace_holds() -> None:
+    traced = adapter()
+    assert isinstance(traced, Traceable)
+    logits, routing = traced.trace(images())
+    assert list(routing.layers) == ["blocks.1", "blocks.3"] == list(traced.layer_names)
+    for found in routing.layers.values():
+        assert found.gates.shape == (6, 17, 8) and found.gates.dtype == torch.float32
+        assert found.selected.shape == (6, 17, 2) and found.selected.dtype == torch.int16
+        assert found.processed.shape == (6, 17, 2) and found.processed.all()
+        assert found.valid.shape == (6, 17) and found.valid.all()
+        assert found.grid is not None and (found.grid.rows, found.grid.columns, found.grid.patch_size) == (
+            4,
+            4,
+            8,
+        )
+        assert (found.num_prefix_tokens, found.num_experts, found.top_k) == (1, 8, 2)
+        assert found.gates_sum_to_one and found.token_local and found.router == "softmax_token_choice"
+        assert not found.gates.requires_grad
+    assert logits is not None and logits.shape == (6, 10) and not logits.requires_grad
+
+
+def test_some_layers_alone_and_without_scores() -> None:
+    traced = adapter()
+    whole = traced.trace(images())[1].layers
+    ran: list[str] = []
+    for name, module in traced.model.named_modules():
+        if name in ("blocks.1.mlp.experts", "blocks.2", "head"):
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    logits, routing = traced.trace(images(), layers=["blocks.1"], logits=False)
+    assert logits is None and ran == []  # what comes after the last layer asked for does not run
+    assert list(routing.layers) == ["blocks.1"]
+    assert torch.equal(routing.layers["blocks.1"].gates, whole["blocks.1"].gates)
+    logits, routing = traced.trace(images(), layers=["blocks.3", "blocks.1"], logits=False)
+    assert list(routing.layers) == ["blocks.1", "blocks.3"]
+    assert torch.equal(routing.layers["blocks.3"].gates, whole["blocks.3"].gates)
+    with pytest.raises(UserError, match=r"blocks\.2.*blocks\.1, blocks\.3"):
+        traced.trace(images(), layers=["blocks.2"])
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (2, 1, 32, 32), (2, 3, 28, 32)])
+def test_images_that_do_not_fit_are_one_sentence(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match=r"takes images \(B, 3, 32, 32\)"):
+        adapter().trace(torch.rand(shape))
+
+
+def test_no_noise_no_limit_no_batch_mates_unless_asked_for() -> None:
+    model = tiny(capacity_factor=0.5, eval_capacity_factor=0.5, noise_std=5.0, group_images=4)
+    model.train()
+    traced = adapter(model)
+    assert traced.group_images == 1
+    whole = traced.trace(images())[1].layers["blocks.3"]
+    assert whole.processed.all()
+    for row in range(6):
+        alone = traced.trace(images()[row : row + 1])[1].layers["blocks.3"]
+        torch.testing.assert_close(alone.gates[0], whole.gates[row], rtol=1e-4, atol=1e-6)
+    again = traced.trace(images())[1].layers["blocks.3"]
+    assert torch.equal(again.gates, whole.gates)
+
+
+@pytest.mark.parametrize("group_images", [1, 2])
+def test_the_trained_capacity_is_felt_in_groups_of_images(group_images: int) -> None:
+    traced = adapter(tiny(eval_capacity_factor=0.5), trained_capacity=True, group_images=group_images)
+    assert traced.group_images == group_images
+    whole = traced.trace(images())[1].layers
+    capacity = 0.5 * 2 * 17 * group_images / 8
+    for found in whole.values():
+        assert not found.processed.all()
+        for start in range(0, 6, group_images):
+            group = slice(start, start + group_images)
+            for expert in range(8):
+                wanted = (found.selected[group] == expert).sum()
+                served = ((found.selected[group] == expert) & found.processed[group]).sum()
+                room = -(-capacity // 4) * 4  # rounded up to a multiple of four
+                assert served == min(wanted, room)
+    for start in range(0, 6, group_images):
+        group = slice(start, start + group_images)
+        alone = traced.trace(images()[group])[1].layers["blocks.3"]
+        torch.testing.assert_close(alone.gates, whole["blocks.3"].gates[group], rtol=1e-4, atol=1e-6)
+        assert torch.equal(alone.processed, whole["blocks.3"].processed[group])
+
+
+def test_a_limit_that_does_not_exist_needs_no_groups() -> None:
+    traced = adapter(tiny(eval_capacity_factor=None), trained_capacity=True, group_images=4)
+    assert traced.group_images == 1
+
+
+def test_models_and_groups_that_do_not_work_are_one_sentence() -> None:
+    with pytest.raises(UserError, match="no MoE layer"):
+        adapter(nn.Linear(1, 1))
+    with pytest.raises(UserError, match="at least one image"):
+        adapter(group_images=0)

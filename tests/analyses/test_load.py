@@ -1,0 +1,43 @@
+"""The load of the experts, counted token by token."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from moeprobe.analyses.load import Load
+from tests.routings import aligned, routing
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_first_choices_of_the_views_valid_patches(padded: bool) -> None:
+    valid = torch.ones(4, 7, dtype=torch.bool)
+    if padded:
+        valid[0, 3:] = valid[2] = False
+    layer = routing(4, top_k=1, seed=1, valid=valid, absent=0.3)
+    load = Load().sums(aligned(routing(4, top_k=1), layer))["patch"]["load"]
+    expected = torch.zeros(4, 5, dtype=torch.int64)
+    for image in range(4):
+        for token in range(1, 7):
+            first = int(layer.selected[image, token, 0])
+            if valid[image, token] and first >= 0:
+                expected[image, first] += 1
+    assert torch.equal(load, expected)
+    assert load.dtype == torch.int64
+
+
+def test_the_entropy_is_that_of_the_pooled_load() -> None:
+    histogram = np.array([[4, 0, 0, 0], [0, 4, 0, 0]])  # either image collapsed, together two of four experts
+    metric = Load().metrics({"load": histogram}, aligned=False)[0]
+    assert metric.name == "load_entropy"
+    assert metric.trials.tolist() == [4, 4]
+    assert metric.statistic.evaluate(np.ones((2, 1)))[0] == pytest.approx(math.log(2) / math.log(4))
+
+
+def test_it_applies_where_tokens_choose() -> None:
+    layer = routing()
+    assert Load().applies(layer)
+    assert not Load().applies(dataclasses.replace(layer, selected=layer.selected[..., :0]))
+    assert not Load().applies(routing(num_experts=1, top_k=1))

@@ -1,0 +1,173 @@
+"""Matches, chance levels and kappa, counted patch by patch."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from moeprobe.analyses.base import LayerPair
+from moeprobe.analyses.match import Match, encode, kinds
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Ratio
+from tests.routings import aligned, routing
+
+
+def scattered(layer: LayerRouting, seed: int = 0) -> LayerPair:
+    """Pairs as crops make them: other patches on either side, several to one, some without a partner."""
+    random = torch.Generator().manual_seed(seed)
+    view = routing(len(layer.gates), top_k=layer.top_k, prefix=layer.num_prefix_tokens, seed=seed + 100)
+    shape = (len(layer.gates), 6)
+    sides = [torch.randint(0, 6, shape, generator=random) for _ in range(2)]
+    none = torch.rand(shape, generator=random) < 0.3
+    reference, other = (side.masked_fill(none, -1) for side in sides)
+    return LayerPair(layer, view, reference, other, aligned=False)
+
+
+def hit(one: list[int], two: list[int], name: str) -> bool:
+    depth = int(name.split("_", maxsplit=1)[0].removeprefix("top"))
+    one, two = one[:depth], two[:depth]
+    return sorted(one) == sorted(two) if "_set_" in name else one == two
+
+
+def compared(pair: LayerPair, tokens: str) -> list[tuple[int, int, list[int], list[int]]]:
+    """Every trial as (image, slot, choices of the reference, of the view)."""
+    prefix, found = pair.reference.num_prefix_tokens, []
+    for image, slot in itertools.product(range(len(pair.view.gates)), range(pair.reference_patch.shape[1])):
+        if tokens == "prefix":
+            if slot >= prefix:
+                continue
+            sides = [(pair.reference, slot), (pair.view, slot)]
+        else:
+            patches = int(pair.reference_patch[image, slot]), int(pair.view_patch[image, slot])
+            if -1 in patches:
+                continue
+            sides = [(pair.reference, patches[0] + prefix), (pair.view, patches[1] + prefix)]
+        if all(layer.valid[image, token] and layer.selected[image, token, 0] >= 0 for layer, token in sides):
+            one, two = (layer.selected[image, token].tolist() for layer, token in sides)
+            found.append((image, slot, one, two))
+    return found
+
+
+def pairs() -> dict[str, LayerPair]:
+    valid = torch.rand(4, 7, generator=torch.Generator().manual_seed(9)) < 0.7
+    return {
+        "aligned": aligned(routing(4, seed=1), routing(4, seed=2)),
+        "crops": scattered(routing(4, seed=3)),
+        "one choice": scattered(routing(4, top_k=1, seed=4)),
+        "three choices, no prefix": scattered(routing(4, top_k=3, prefix=0, seed=5)),
+        "padding": aligned(routing(4, seed=6, valid=valid), routing(4, seed=7)),
+        "choices missing": aligned(routing(4, seed=8, absent=0.4), routing(4, seed=9, absent=0.4)),
+        "nothing chosen": aligned(
+            routing(4, top_k=1, seed=8, absent=0.4), routing(4, top_k=1, seed=9, absent=0.4)
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", pairs())
+def test_sums_by_a_loop(case: str) -> None:
+    pair = pairs()[case]
+    sums = Match().sums(pair)
+    assert set(sums) == ({"patch", "prefix"} if pair.reference.num_prefix_tokens else {"patch"})
+    for tokens, columns in sums.items():
+        trials = compared(pair, tokens)
+        for image in range(4):
+            own = [trial for trial in trials if trial[0] == image]
+            assert columns["trials"][image] == len(own)
+            for name, *_ in kinds(pair.view.top_k):
+                expected = sum(hit(one, two, name) for _, _, one, two in own)
+                assert columns[name][image] == expected, (tokens, name)
+            kept = columns["reference_selected"][image]
+            assert kept[kept[:, 0] >= 0].tolist() == [one for _, _, one, _ in own]
+
+
+@pytest.mark.parametrize("case", pairs())
+def test_metrics_by_a_loop(case: str) -> None:
+    pair = pairs()[case]
+    weights = np.array([[1, 0], [1, 2], [1, 1], [1, 0]], dtype=float)
+    for tokens, columns in Match().sums(pair).items():
+        trials = compared(pair, tokens)
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        metrics = {(m.name, m.null): m for m in Match().metrics(arrays, aligned=pair.aligned)}
+        nulls = ["pooled", "position"] if pair.aligned else ["pooled"]
+        names = [name for name, *_ in kinds(pair.view.top_k)]
+        expected = [(name, "") for name in names]
+        expected += [(f"{n}_{what}", null) for n in names for what in ("chance", "kappa") for null in nulls]
+        assert sorted(metrics) == sorted(expected)
+        for name, null, column in itertools.product(names, nulls, range(2)):
+            weight = weights[:, column]
+            total = sum(weight[image] for image, *_ in trials)
+            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in trials) / total
+            agree = 0.0
+            for stratum in {slot if null == "position" else 0 for _, slot, _, _ in trials}:
+                inside = [t for t in trials if null == "pooled" or t[1] == stratum]
+                size = sum(weight[t[0]] for t in inside)
+                products = [
+                    weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a in inside for b in inside
+                ]
+                agree += sum(products) / size if size else 0
+            chance = agree / total
+            for metric, value in (
+                ((name, ""), match),
+                ((f"{name}_chance", null), chance),
+                ((f"{name}_kappa", null), (match - chance) / (1 - chance) if chance < 1 - 1e-9 else np.nan),
+            ):
+                found = metrics[metric].statistic.evaluate(weights)[column]
+                assert found == pytest.approx(value, rel=1e-9, nan_ok=True), metric
+                assert metrics[metric].trials.tolist() == arrays["trials"].tolist()
+
+
+def test_kinds_of_match() -> None:
+    assert [name for name, *_ in kinds(1)] == ["top1_match"]
+    assert [name for name, *_ in kinds(2)] == ["top1_match", "top2_match", "top2_set_match"]
+    assert [name for name, *_ in kinds(4)] == [
+        "top1_match", "top2_match", "top2_set_match", "top4_match", "top4_set_match",
+    ]  # fmt: skip
+
+
+def test_the_same_two_experts_in_another_order_are_the_same_set() -> None:
+    one = routing(1, grid=(1, 1), prefix=0)
+    one.selected[0, 0] = torch.tensor([3, 1])
+    two = dataclasses.replace(one, selected=one.selected.flip(-1))
+    columns = Match().sums(aligned(one, two))["patch"]
+    assert [int(columns[name][0]) for name in ("top1_match", "top2_match", "top2_set_match")] == [0, 0, 1]
+
+
+def test_where_every_expert_is_chosen_the_set_says_nothing() -> None:
+    layer = routing(2, num_experts=3, top_k=3)
+    columns = Match().sums(aligned(layer, layer))["patch"]
+    assert "top3_match" in columns and "top2_set_match" in columns and "top3_set_match" not in columns
+    metrics = Match().metrics({name: column.numpy() for name, column in columns.items()}, aligned=True)
+    assert not any(metric.name.startswith("top3_set") for metric in metrics)
+
+
+def test_what_it_applies_to() -> None:
+    assert Match().applies(routing())
+    assert not Match().applies(routing(num_experts=1, top_k=1))
+    soft = routing()
+    assert not Match().applies(dataclasses.replace(soft, selected=soft.selected[..., :0]))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("experts", [5, 2**20])
+def test_codes_are_equal_where_choices_are(experts: int, ordered: bool) -> None:
+    rng = np.random.default_rng(0)
+    # Few different values, so that rows repeat; the largest and the absent one among them.
+    values = rng.choice([-1, 0, experts - 1], (40, 4))
+    codes = encode(values, depth=4, ordered=ordered)
+    rows = [tuple(row if ordered else sorted(row)) for row in values.tolist()]
+    for one, two in itertools.combinations(range(40), 2):
+        assert (codes[one] == codes[two]) == (rows[one] == rows[two])
+
+
+def test_a_match_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
+    columns = {
+        "trials": np.array([1, 9]),
+        "top1_match": np.array([0, 9]),
+        "reference_selected": np.zeros((2, 9, 1), np.int16),
+        "view_selected": np.zeros((2, 9, 1), np.int16),
+    }
+    metric = Match().metrics(columns, aligned=False)[0]
+    assert isinstance(metric.statistic, Ratio)
+    assert metric.statistic.evaluate(np.ones((2, 1)))[0] == pytest.approx(0.9)

@@ -1,0 +1,52 @@
+"""Which patches of an overlay are compared, and which changed."""
+
+import numpy as np
+import pytest
+
+from moeprobe.analyses.overlay import overlay
+from moeprobe.geometry import Correspondence
+from tests.routings import routing
+
+
+def test_changed_patches_by_a_loop() -> None:
+    clean, noisy = routing(2, seed=1, num_experts=3), routing(2, seed=2, num_experts=3)
+    reference = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 1, -1, 5, 2]])
+    view = np.array([[0, 1, 2, 3, 4, 5], [3, 3, 4, -1, 0, 0]])
+    pairs = Correspondence(reference, view, np.array([False, False]))
+    for position in range(2):
+        pixels = np.zeros((3, 16, 24), np.float32), np.ones((3, 16, 24), np.float32)
+        found = overlay(
+            image_id="x",
+            checkpoint="a",
+            layer="blocks.1",
+            pixels=pixels,
+            routing=(clean, noisy),
+            pairs=pairs,
+            position=position,
+        )
+        compared, changed = set(), set()
+        for one, two in zip(reference[position].tolist(), view[position].tolist(), strict=True):
+            if one >= 0:
+                compared.add(two)
+                # The first token is the prefix.
+                if clean.selected[position, one + 1, 0] != noisy.selected[position, two + 1, 0]:
+                    changed.add(two)
+        assert set(np.flatnonzero(found.compared)) == compared
+        assert set(np.flatnonzero(found.changed)) == changed
+        assert found.changed_share == pytest.approx(len(changed) / len(compared))
+        assert found.clean.shape == (16, 24, 3) and found.clean_expert.shape == (2, 3)
+        assert found.clean_expert.ravel().tolist() == clean.selected[position, 1:, 0].tolist()
+
+
+def test_nothing_compared_is_no_share() -> None:
+    none = np.full((1, 6), -1)
+    found = overlay(
+        image_id="x",
+        checkpoint="a",
+        layer="blocks.1",
+        pixels=(np.zeros((3, 16, 24), np.float32),) * 2,
+        routing=(routing(1), routing(1)),
+        pairs=Correspondence(none, none, np.array([False])),
+        position=0,
+    )
+    assert np.isnan(found.changed_share) and not found.changed.any()

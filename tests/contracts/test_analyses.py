@@ -1,0 +1,135 @@
+"""What holds for every aggregate analysis of the catalog; a new one is tested the moment its file exists."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from moeprobe import catalog
+from moeprobe.accumulators import Accumulator
+from moeprobe.analyses.base import LayerAnalysis, LayerPair, OutputAnalysis, OutputPair
+from moeprobe.sweeps import run
+from moeprobe.tables import cells
+from tests.routings import aligned, checkpoint, images_of, probe, routing
+
+KINDS = {name: catalog.ANALYSES.get(name) for name in catalog.ANALYSES.names()}
+AGGREGATES = {
+    name: kind()
+    for name, kind in KINDS.items()
+    if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | OutputAnalysis)
+}
+LAYERED = {name: analysis for name, analysis in AGGREGATES.items() if isinstance(analysis, LayerAnalysis)}
+EVERY = pytest.mark.parametrize("name", AGGREGATES)
+SIZE = 5
+
+
+def cut(pair: LayerPair | OutputPair, rows: slice) -> LayerPair | OutputPair:
+    """Some images of a batch."""
+    if isinstance(pair, OutputPair):
+        return OutputPair(pair.reference[rows], pair.view[rows], pair.labels[rows])
+    return LayerPair(
+        images_of(pair.reference, rows),
+        images_of(pair.view, rows),
+        pair.reference_patch[rows],
+        pair.view_patch[rows],
+        aligned=pair.aligned,
+    )
+
+
+def examples(name: str) -> list[LayerPair | OutputPair]:
+    if name not in LAYERED:
+        labels = torch.tensor([0, -1, 3, 8, 2])
+        return [OutputPair(torch.randn(SIZE, 9), torch.randn(SIZE, 9), labels)]
+    valid = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(0)) < 0.8
+    layers = [
+        (routing(SIZE, seed=1), routing(SIZE, seed=2)),
+        (routing(SIZE, seed=1, prefix=0, top_k=1), routing(SIZE, seed=2, prefix=0, top_k=1)),
+        (routing(SIZE, seed=1, top_k=3), routing(SIZE, seed=2, top_k=3, valid=valid)),
+    ]
+    return [aligned(*both) for both in layers]
+
+
+def sums(name: str, pair: LayerPair | OutputPair) -> dict[str, dict[str, Tensor]]:
+    found = AGGREGATES[name].sums(pair)  # type: ignore[arg-type]
+    return found if name in LAYERED else {"": found}  # type: ignore[return-value, dict-item]
+
+
+@EVERY
+def test_sums_are_whole_numbers_or_floats_one_entry_per_image(name: str) -> None:
+    for pair in examples(name):
+        for tokens, columns in sums(name, pair).items():
+            assert tokens in ("", "patch", "prefix")
+            assert AGGREGATES[name].signature in columns
+            for column in columns.values():
+                assert len(column) == SIZE
+                assert column.dtype in (torch.int64, torch.int16, torch.float32, torch.float64)
+                assert not column.requires_grad
+
+
+@EVERY
+def test_the_sums_of_a_batch_are_those_of_its_images(name: str) -> None:
+    for pair in examples(name):
+        whole = sums(name, pair)
+        parts = [sums(name, cut(pair, rows)) for rows in (slice(0, 1), slice(1, 4), slice(4, 5))]
+        for tokens, columns in whole.items():
+            assert all(part[tokens].keys() == columns.keys() for part in parts)
+            for key, column in columns.items():
+                joined = torch.cat([part[tokens][key] for part in parts])
+                torch.testing.assert_close(
+                    joined, column, rtol=1e-6, atol=0 if column.dtype == torch.int64 else 1e-6
+                )
+
+
+@EVERY
+def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> None:
+    for pair in examples(name):
+        for columns in sums(name, pair).values():
+            arrays = {key: column.numpy() for key, column in columns.items()}
+            doubled = {key: np.concatenate([array, array]) for key, array in arrays.items()}
+            analysis = AGGREGATES[name]
+            found, twice = (
+                analysis.metrics(a, aligned=True)
+                if isinstance(analysis, LayerAnalysis)
+                else analysis.metrics(a)
+                for a in (arrays, doubled)
+            )
+            names = [(metric.name, metric.null) for metric in found]
+            assert names and len(set(names)) == len(names)
+            for one, two in zip(found, twice, strict=True):
+                value = one.statistic.evaluate(np.full((SIZE, 1), 2.0))[0]
+                # Drawing every image twice, and having every image twice, are the same thing.
+                assert two.statistic.evaluate(np.ones((2 * SIZE, 1)))[0] == pytest.approx(value, nan_ok=True)
+                assert one.trials.shape == (SIZE,)
+
+
+def test_signatures_tell_the_analyses_apart() -> None:
+    for name in AGGREGATES:
+        others = {analysis.signature for other, analysis in AGGREGATES.items() if other != name}
+        for pair in examples(name):
+            assert all(not others & columns.keys() for columns in sums(name, pair).values())
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    analysis = LAYERED[name]
+    monkeypatch.setattr(type(analysis), "applies", lambda *_: False)
+    asked = probe("clean", None, indices=range(3), analyses=(analysis,))
+    images, _ = run(asked, checkpoint())
+    assert images.num_rows == 0
+    monkeypatch.undo()
+    images, _ = run(asked, checkpoint())
+    assert {cell.layer for _, cell, _, _ in cells(images)} == {"blocks.1", "blocks.3"}
+
+
+def test_routing_without_choices_or_distribution_is_left_out() -> None:
+    soft = routing()
+    soft = dataclasses.replace(soft, selected=soft.selected[..., :0], gates_sum_to_one=False)
+    assert not any(analysis.applies(soft) for analysis in LAYERED.values())
+
+
+def test_exhibits_never_reach_an_accumulator() -> None:
+    assert AGGREGATES.keys() < KINDS.keys()
+    assert not hasattr(KINDS["overlay"], "sums") and Accumulator().cells() == []

@@ -1,0 +1,101 @@
+"""Routings and models made up for tests."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.analyses.base import LayerPair
+from moeprobe.data.digits import Digits
+from moeprobe.geometry import PatchGrid
+from moeprobe.routing import LayerRouting
+from moeprobe.sweeps import Checkpoint, Probe
+from moeprobe.views.base import Framing
+
+
+def routing(
+    num_images: int = 3,
+    *,
+    grid: tuple[int, int] = (2, 3),
+    num_experts: int = 5,
+    top_k: int = 2,
+    prefix: int = 1,
+    seed: int = 0,
+    valid: Tensor | None = None,
+    absent: float = 0.0,
+    **changes: Any,
+) -> LayerRouting:
+    """A random softmax routing; a share ``absent`` of the last choices is missing."""
+    random = torch.Generator().manual_seed(seed)
+    num_tokens = prefix + grid[0] * grid[1]
+    gates = torch.randn(num_images, num_tokens, num_experts, generator=random).softmax(-1)
+    selected = gates.topk(top_k).indices.to(torch.int16)
+    missing = torch.rand(num_images, num_tokens, generator=random) < absent
+    selected[..., -1] = selected[..., -1].masked_fill(missing, -1)
+    fields: dict[str, Any] = {
+        "gates": gates,
+        "scores": None,
+        "selected": selected,
+        "processed": selected >= 0,
+        "valid": torch.ones(num_images, num_tokens, dtype=torch.bool) if valid is None else valid,
+        "grid": PatchGrid(*grid, 8),
+        "num_prefix_tokens": prefix,
+        "gates_sum_to_one": True,
+        "token_local": True,
+        "router": "softmax_token_choice",
+    }
+    return LayerRouting(**(fields | changes))
+
+
+def aligned(reference: LayerRouting, view: LayerRouting) -> LayerPair:
+    assert view.grid is not None
+    patches = torch.arange(view.grid.num_patches).expand(len(view.gates), -1)
+    return LayerPair(reference, view, patches, patches, aligned=True)
+
+
+def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
+    """The routing of some images of a batch."""
+    per_image = ("gates", "selected", "processed", "valid")
+    return LayerRouting(**(vars(layer) | {name: getattr(layer, name)[rows] for name in per_image}))
+
+
+def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:
+    """A small V-MoE with random parameters whose position embeddings and gates are not close to zero."""
+    import timm
+
+    import moeprobe.nn  # noqa: F401  (registers the models)
+
+    torch.manual_seed(seed)
+    model = timm.create_model("vmoe_tiny_patch8_32", **arguments)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "router" in name:
+                parameter.mul_(4)
+    return model
+
+
+def checkpoint(name: str = "a", *, seed: int = 0, **arguments: Any) -> Checkpoint:
+    """A checkpoint of a tiny model; arguments are the adapter's and the model's."""
+    own = {key: arguments.pop(key) for key in ("trained_capacity", "group_images") if key in arguments}
+    model = Vmoe(tiny(seed, **arguments), mean=(0.5,) * 3, std=(0.5,) * 3, **own)
+    return Checkpoint(name=name, model=model, framing=Framing(32), provenance={"sha256": f"hash of {name}"})
+
+
+@cache
+def digits() -> Digits:
+    return Digits(split="test")
+
+
+def probe(view_name: str, view: Any, *, severities: tuple[float, ...] = (), **changes: Any) -> Probe:
+    """What is asked of a tiny model on some digits."""
+    from moeprobe.catalog import ANALYSES
+
+    fields: dict[str, Any] = {
+        "dataset": digits(),
+        "indices": list(range(30)),
+        "analyses": tuple(ANALYSES.get(name)() for name in ("match", "confidence", "load", "output")),
+        "seed": 0,
+    }
+    return Probe(view_name=view_name, view=view, severities=severities, **(fields | changes))

@@ -1,0 +1,115 @@
+"""The library as a notebook calls it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moeprobe import api, demo
+from moeprobe.errors import UserError
+
+Trained = dict[str, Path]
+
+
+def test_public_names_are_sorted_and_described() -> None:
+    assert api.__all__ == sorted(api.__all__)
+    for name in set(api.__all__) - {"Model"}:
+        assert (vars(api)[name].__doc__ or "").strip(), name
+
+
+def test_trace(trained: Trained) -> None:
+    model = api.load_model(trained["prc"], device="cpu")
+    images = torch.rand(3, 3, 32, 32)
+    logits, routing = api.trace(model, images)
+    assert logits.shape == (3, 10)
+    assert list(routing.layers) == ["blocks.1", "blocks.3"]
+    layer = routing.layers["blocks.3"]
+    assert layer.num_prefix_tokens == 1
+    # The choice is the two largest gates, best first, and gates are a distribution.
+    expected = np.argsort(-layer.gates.numpy(), axis=-1, kind="stable")[..., :2]
+    np.testing.assert_array_equal(layer.selected.numpy(), expected)
+    torch.testing.assert_close(layer.gates.sum(-1), torch.ones(3, 17))
+    assert layer.processed.all()
+    only = api.trace(model, images, layers=["blocks.1"])[1]
+    assert list(only.layers) == ["blocks.1"]
+    with pytest.raises(UserError, match=r"takes images \(B, 3, 32, 32\)"):
+        api.trace(model, torch.rand(1, 3, 30, 32))
+    with pytest.raises(UserError, match="Did you mean 'blocks.3'"):
+        api.trace(model, images, layers=["block.3"])
+
+
+def test_nothing_is_written_unless_asked(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    api.noise_sweep([trained["prc"]], sigmas=[0, 0.1], limit=5)
+    api.overlay([trained["prc"]], count=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_loaded_models_and_paths_are_one(trained: Trained) -> None:
+    loaded = api.load_model(trained["prc"])
+    first = api.match_ratio([loaded], limit=30)
+    second = api.match_ratio([trained["prc"]], limit=30)
+    np.testing.assert_array_equal(first.table["value"], second.table["value"])
+    assert first.comparison is None
+
+
+def test_a_comparison_is_the_difference_of_the_values(trained: Trained) -> None:
+    result = api.match_ratio(list(trained.values()), limit=40)
+    assert result.comparison is not None
+    keys = ["layer", "tokens", "metric", "null"]
+    values = result.table.pivot(index=keys, columns="checkpoint", values="value")
+    differences = result.comparison.set_index(keys)["value"]
+    np.testing.assert_allclose(
+        differences, (values["prc"] - values["baseline"]).loc[differences.index], atol=1e-12
+    )
+
+
+def test_the_subset_is_the_same_for_all_and_seeded() -> None:
+    from moeprobe.sweeps import choose_images
+
+    data = api.open_data("digits")
+    first, again = choose_images(data, limit=20, seed=1), choose_images(data, limit=20, seed=1)
+    assert first == again
+    assert first == choose_images(data, limit=None, seed=1)[:20]
+    assert first != choose_images(data, limit=20, seed=2)
+
+
+def test_digits_are_never_mirrored() -> None:
+    data = api.open_data("digits")
+    assert api.open_view("prc_crops", dataset=data).flip is False  # type: ignore[union-attr]
+    assert api.open_view("prc_crops", dataset=api.open_data("shapes")).flip is True  # type: ignore[union-attr]
+
+
+def test_training_data_decides_whether_a_view_mirrors() -> None:
+    with pytest.raises(UserError, match="does not take these parameters"):
+        api.open_view("random_crop", speed=3)
+
+
+@pytest.mark.slow
+def test_demo_writes_everything(tmp_path: Path) -> None:
+    """The demonstration in small: three steps of training, then all analyses."""
+    found = demo.run(
+        checkpoints=tmp_path / "checkpoints",
+        reports=tmp_path / "reports" / "demo",
+        overrides=("steps=3", "epochs=null", "schedule.warmup_steps=1"),
+        device="cpu",
+    )
+    folders = {path.name for path in found.reports.iterdir()}
+    assert folders == {"match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval"}
+    assert all((found.reports / folder / "table.json").exists() for folder in folders)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"demo-baseline", "demo-prc"}
+    from moeprobe.cli.demo import closing_table
+
+    assert closing_table(found).row_count == 10
+    # Only the objective differs: the two resolved configurations agree in all else.
+    texts = [
+        (tmp_path / "checkpoints" / name / "config.yaml").read_text().splitlines()
+        for name in ("demo-baseline", "demo-prc")
+    ]
+    import yaml
+
+    baseline, prc = (yaml.safe_load("\n".join(text)) for text in texts)
+    assert {key for key in baseline if baseline[key] != prc[key]} == {"name", "group", "objective"}

@@ -1,0 +1,121 @@
+"""Who may import whom: only downwards, over the table of the README."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "moeprobe"
+LEVELS = {
+    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching"},
+    1: {"accumulators", "data", "nn", "routing", "statistics", "tables", "views"},
+    2: {"adapters", "analyses", "batches"},
+    3: {"exhibits", "figures", "runs", "summaries", "sweeps", "training"},
+    4: {"api", "demo", "doctor", "inspection", "loading", "overlaying", "probing"},
+    5: {"cli", "__main__"},
+}
+# Neighbours on one floor that may meet, in this direction alone.
+NEIGHBOURS = {
+    ("config", "catalog"),
+    ("config", "errors"),
+    ("catalog", "errors"),
+    ("files", "errors"),
+    ("tables", "accumulators"),
+    ("exhibits", "sweeps"),
+    ("probing", "loading"),
+    ("overlaying", "loading"),
+    ("overlaying", "probing"),
+    ("api", "loading"),
+    ("api", "overlaying"),
+    ("api", "probing"),
+    ("demo", "api"),
+    ("__main__", "cli"),
+}
+NEVER = {(part, "nn") for part in ("analyses", "views", "figures", "data")} | {
+    ("nn", "training"),
+    ("views", "data"),
+}
+
+
+def part_of(module: str) -> str:
+    """``moeprobe.nn.moe`` -> ``nn``; ``moeprobe`` itself -> the empty string."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(path: Path) -> set[str]:
+    """Every part of moeprobe that a file imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {part_of(alias.name) for alias in node.names if alias.name.split(".")[0] == "moeprobe"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "moeprobe":
+            assert node.level == 0, f"{path}: imports are absolute"
+            if node.module == "moeprobe":
+                found |= {alias.name for alias in node.names if not alias.name.startswith("__")}
+            else:
+                found.add(part_of(node.module or ""))
+    return found - {""}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+LEVEL_OF = {part: level for level, parts in LEVELS.items() for part in parts}
+
+
+def own_part(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def test_every_part_has_its_floor() -> None:
+    parts = {own_part(path) for path in FILES} - {"__init__"}
+    assert parts == set(LEVEL_OF)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_downwards(path: Path) -> None:
+    own = own_part(path)
+    if own == "__init__":
+        return
+    for other in imports(path) - {own}:
+        assert other in LEVEL_OF, f"{path} imports {other}, which has no floor"
+        lower = LEVEL_OF[other] < LEVEL_OF[own]
+        assert lower or (own, other) in NEIGHBOURS, f"{own} must not import {other}"
+        assert (own, other) not in NEVER, f"{own} must never import {other}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_torchvision_is_mended_before_timm_is_imported(path: Path) -> None:
+    """Whoever imports timm or torchvision lies in a package whose ``__init__`` mends first."""
+    code = path.read_text(encoding="utf-8")
+    if any(line.startswith(("import timm", "from timm", "import torchvision", "from torchvision")) for line in code.splitlines()):
+        assert "_mend()" in (PACKAGE / own_part(path) / "__init__.py").read_text(encoding="utf-8")
+
+
+def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(
+        "def f():\n    from moeprobe.nn import moe\n    import moeprobe.cli.train\n    from moeprobe import api\n"
+    )
+    assert imports(bad) == {"nn", "cli", "api"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import moeprobe",
+        "import moeprobe.cli",
+        "import moeprobe.figures.match_ratio, moeprobe.figures.sweep, moeprobe.figures.overlay",
+        "import moeprobe.catalog; moeprobe.catalog.VIEWS.names(); moeprobe.catalog.ROUTERS.names()",
+        "import moeprobe.config; moeprobe.config.load('digits-prc')",
+    ],
+)
+def test_what_must_not_import_torch(statement: str) -> None:
+    code = f"import sys; {statement}; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,106 @@
+"""What the README says is there, and what is there is in the README."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.main import get_command
+
+from moeprobe import catalog, config
+from moeprobe.cli._app import app
+from moeprobe.tables import COLUMNS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+
+
+def documented_commands() -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("moeprobe ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def help_examples() -> list[list[str]]:
+    examples = [
+        re.search(r"Example: `moeprobe (.*?)`", command.help or "", re.DOTALL)
+        for command in COMMANDS.values()
+    ]
+    return [shlex.split(" ".join(example[1].split())) for example in examples if example]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented_and_has_an_example(name: str) -> None:
+    assert name in {command[0] for command in documented_commands()}
+    assert f"Example: `moeprobe {name}" in COMMANDS[name].help
+    assert re.search(rf"^\* .*`{name}`", README, flags=re.MULTILINE), "no line says what it does"
+    for parameter in COMMANDS[name].params:
+        assert parameter.name == "help" or parameter.help, f"{name}: {parameter.name} is not explained"
+
+
+@pytest.mark.parametrize("command", documented_commands() + help_examples(), ids=" ".join)
+def test_every_documented_command_parses(command: list[str]) -> None:
+    """Options and arguments exist; nothing is run."""
+    parsed = COMMANDS[command[0]].make_context(command[0], command[1:], resilient_parsing=False)
+    assert parsed.params
+
+
+@pytest.mark.parametrize(
+    "plugins",
+    [catalog.VIEWS, catalog.DATA, catalog.OBJECTIVES, catalog.ROUTERS, catalog.ANALYSES, catalog.ADAPTERS],
+)
+def test_every_plugin_is_named(plugins: catalog.Catalog) -> None:
+    for name in plugins.names():
+        assert f"`{name}`" in README, name
+
+
+def test_every_configuration_is_named() -> None:
+    for name in config.names():
+        assert f"`{name}`" in README, name
+
+
+def test_every_column_is_described() -> None:
+    for name, meaning in COLUMNS.items():
+        assert f"| `{name}` | {meaning} |" in README, name
+
+
+def test_links_and_pictures_exist() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_the_notebook_example_runs(
+    trained: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name, folder in trained.items():
+        (tmp_path / "checkpoints" / f"demo-{name}").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(code) == 1
+    exec(compile(code[0], "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "blocks.3" in printed
+    assert "ci_low" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}, "the example wrote something"
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:
+    spec = importlib.util.spec_from_file_location("regenerate", ROOT / "reports" / "regenerate.py")
+    assert spec is not None and spec.loader is not None
+    regenerate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(regenerate)
+    table = pd.read_csv(ROOT / "reports" / "digits" / "seeds.csv")
+    for line in regenerate.demo_lines(table) + regenerate.seed_lines(table):
+        assert line in README, line
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    assert "<!--" not in README
