@@ -27,7 +27,9 @@ def examine() -> list[Finding]:
     """Look at everything; nothing is changed."""
     findings = [
         Finding(
-            "ok", "moeprobe", f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+            "ok",
+            "moeprobe",
+            f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}",
         )
     ]
     findings += [_installed(name) for name in _REQUIRED]

@@ -34,7 +34,8 @@ class Options:
         batch_size: images per forward pass; changes nothing but speed.
         workers: loader processes; changes nothing but speed.
         device: "auto", "cpu", "cuda", "mps".
-        trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
+        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
+        group_images: images that compete for that capacity, consecutive ones of the run's list.
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
@@ -49,19 +50,23 @@ class Options:
     workers: int = 0
     device: str = "auto"
     trained_capacity: bool = False
+    group_images: int = 1
     skip_bad_images: bool = False
     out: Path | None = None
     overwrite: bool = False
     command: str = ""
 
 
-def load_model(source: str | Path, *, device: str = "auto", trained_capacity: bool = False) -> Checkpoint:
+def load_model(
+    source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
+) -> Checkpoint:
     """Load a checkpoint for probing.
 
     Args:
         source: a run folder (its last checkpoint) or a ``.safetensors`` file.
         device: "auto" takes CUDA, then MPS, then the CPU.
-        trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
+        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
+        group_images: images that compete for that capacity.
 
     Raises:
         UserError: it is missing, truncated or foreign.
@@ -75,6 +80,7 @@ def load_model(source: str | Path, *, device: str = "auto", trained_capacity: bo
         std=info.model.std,
         router_name=info.model.router or "softmax_token_choice",
         trained_capacity=trained_capacity,
+        group_images=group_images,
     ).to(choose_device(device))
     return Checkpoint(
         name=info.name,
@@ -83,7 +89,13 @@ def load_model(source: str | Path, *, device: str = "auto", trained_capacity: bo
         class_names=info.class_names,
         train_seed=info.training.get("seed"),
         group=info.training.get("group", ""),
-        provenance={"path": str(info.path), "sha256": info.hash, "training": info.training},
+        provenance={
+            "path": str(info.path),
+            "sha256": info.hash,
+            "capacity": "trained" if trained_capacity else "unlimited",
+            "group_images": traceable.group_images,
+            "training": info.training,
+        },
     )
 
 
@@ -147,7 +159,12 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
     loaded = [
         model
         if isinstance(model, Checkpoint)
-        else load_model(model, device=options.device, trained_capacity=options.trained_capacity)
+        else load_model(
+            model,
+            device=options.device,
+            trained_capacity=options.trained_capacity,
+            group_images=options.group_images,
+        )
         for model in models
     ]
     names = [model.name for model in loaded]

@@ -196,8 +196,8 @@ def _check_layers(model: Checkpoint, layers: tuple[str, ...] | None) -> None:
 
 
 def _same_classes(model: Checkpoint, dataset: ImageDataset) -> bool:
-    """Whether the data's labels are about what the model's scores are about."""
-    return not model.class_names or model.class_names == dataset.class_names
+    """Whether the data's labels are known to be about what the model's scores are about."""
+    return bool(model.class_names) and model.class_names == dataset.class_names
 
 
 def make_request(
@@ -215,9 +215,12 @@ def make_request(
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,
-        "capacity": "trained" if options.trained_capacity else "unlimited",
+        "skip_bad_images": options.skip_bad_images,
         "labels_used": probe.labelled and probe.dataset.class_names is not None,
-        "checkpoints": {model.name: model.provenance.get("sha256") for model in models},
+        "checkpoints": {
+            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            for model in models
+        },
     }
 
 

@@ -58,12 +58,16 @@ class Chance:
     c = Σ_s (N_s / N) Σ_code p_A(code | s) p_B(code | s), with N_s the trials in stratum s. One stratum gives the
     pooled null; the patch position as stratum gives the position null.
 
+    In a stratum an image has few trials, so the plain product pairs many of them with themselves, and c comes out
+    too high by about (m − c) / n. ``other_images`` leaves those pairs out: image i is paired with images j ≠ i.
+
     Args:
         image: ``(M,)`` image number of each trial.
         reference: ``(M,)`` what the reference chose, as an integer code.
         view: ``(M,)`` what the view chose, in the same code.
         stratum: ``(M,)`` stratum of each trial.
         num_images: n.
+        other_images: pair an image with other images only; it then has at most one trial per stratum.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Chance:
         view: NDArray[np.int64],
         stratum: NDArray[np.int64],
         num_images: int,
+        other_images: bool = False,
     ) -> None:
         num_strata, stratum = _renumber(stratum)
         num_codes, code = _renumber(np.concatenate([reference, view]))
@@ -82,6 +87,10 @@ class Chance:
         self._reference, self._view = (_counts(side, both, image, num_images) for side in cell)
         self._trials = _counts(stratum, np.arange(num_strata), image, num_images)
         self._stratum_of_cell = both // max(num_codes, 1)
+        self._other_images = other_images
+        assert not other_images or self._trials.data.max(initial=0.0) <= 1
+        same = reference == view
+        self._own_hits = _counts(stratum[same], np.arange(num_strata), image[same], num_images)
         # No count under weights that add up to n exceeds this.
         largest = float(self._trials.data.max(initial=0.0)) * num_images
         self._dtype = np.float32 if largest < _EXACT_SINGLE else np.float64
@@ -95,10 +104,12 @@ class Chance:
         return self._last[1]
 
     def _evaluate(self, weights: Array) -> Array:
+        squared = weights**2 if self._other_images else np.zeros_like(weights)
         weights = np.ascontiguousarray(weights, dtype=self._dtype)
         trials = (self._trials @ weights).astype(np.float64)
-        share = _divide(np.ones_like(trials), trials, empty=0.0)
-        agreement = np.zeros(weights.shape[1])
+        # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
+        share = _divide(trials, trials**2 - self._trials @ squared, empty=0.0)
+        agreement = -(share * (self._own_hits @ squared)).sum(0)
         rows = max(1, _BLOCK_NUMBERS // weights.shape[1])
         for start in range(0, len(self._stratum_of_cell), rows):
             block = slice(start, start + rows)
@@ -107,7 +118,8 @@ class Chance:
             products *= self._view[block] @ weights
             products *= share[self._stratum_of_cell[block]]
             agreement += products.sum(0)
-        return _divide(agreement, trials.sum(0))
+        # Rounding may leave a collapsed router a hair above one.
+        return np.clip(_divide(agreement, (trials * (share > 0)).sum(0)), 0.0, 1.0)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,9 @@ def _seed_rows(found: demo.DemoResult, seed: int) -> list[dict[str, object]]:
         result: Result = getattr(found, which)
         assert result.comparison is not None
         for table, kind in ((result.table, "value"), (result.comparison, "difference")):
-            here = table[(table["metric"] == metric) & (table["null"] == null) & (table["tokens"] != "prefix")]
+            here = table[
+                (table["metric"] == metric) & (table["null"] == null) & (table["tokens"] != "prefix")
+            ]
             here = here[here["layer"] == here["layer"].iloc[-1]]
             for _, row in here.iterrows():
                 rows.append(

@@ -10,7 +10,7 @@ import pytest
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe._torchvision import mend  # noqa: E402
+from moeprobe._torchvision import mend
 
 # Tests import timm in any order; that the package itself mends first is tested by its architecture.
 mend()

@@ -35,7 +35,7 @@ def test_trace(trained: Trained) -> None:
     assert list(only.layers) == ["blocks.1"]
     with pytest.raises(UserError, match=r"takes images \(B, 3, 32, 32\)"):
         api.trace(model, torch.rand(1, 3, 30, 32))
-    with pytest.raises(UserError, match="Did you mean 'blocks.3'"):
+    with pytest.raises(UserError, match=r"Did you mean 'blocks\.3'"):
         api.trace(model, images, layers=["block.3"])
 
 

@@ -94,7 +94,10 @@ def test_files_stay_readable(path: Path) -> None:
 def test_torchvision_is_mended_before_timm_is_imported(path: Path) -> None:
     """Whoever imports timm or torchvision lies in a package whose ``__init__`` mends first."""
     code = path.read_text(encoding="utf-8")
-    if any(line.startswith(("import timm", "from timm", "import torchvision", "from torchvision")) for line in code.splitlines()):
+    if any(
+        line.startswith(("import timm", "from timm", "import torchvision", "from torchvision"))
+        for line in code.splitlines()
+    ):
         assert "_mend()" in (PACKAGE / own_part(path) / "__init__.py").read_text(encoding="utf-8")
 
 

@@ -32,22 +32,28 @@ def chance(made: list[tuple[int, int, int, int]], num_images: int, *, position: 
         view=view,
         stratum=stratum if position else np.zeros_like(stratum),
         num_images=num_images,
+        other_images=position,
     )
 
 
 def slow_chance(
     made: list[tuple[int, int, int, int]], weights: NDArray[np.float64], *, position: bool
 ) -> float:
-    """Pair every trial's reference with every trial's view of its stratum, weighted, and count agreements."""
+    """Pair every trial's reference with every trial's view of its stratum, weighted, and count agreements.
+
+    At a position an image is paired with other images alone.
+    """
     total, agreement = 0.0, 0.0
     strata = {trial[3] if position else 0 for trial in made}
     for stratum in strata:
         inside = [trial for trial in made if not position or trial[3] == stratum]
         size = sum(weights[trial[0]] for trial in inside)
-        if size == 0:
+        pairs = [(one, two) for one in inside for two in inside if not position or one[0] != two[0]]
+        number = sum(weights[one[0]] * weights[two[0]] for one, two in pairs)
+        if number == 0:
             continue
-        agree = sum(weights[one[0]] * weights[two[0]] for one in inside for two in inside if one[1] == two[2])
-        agreement += size * agree / size**2
+        agree = sum(weights[one[0]] * weights[two[0]] for one, two in pairs if one[1] == two[2])
+        agreement += size * agree / number
         total += size
     return agreement / total if total else math.nan
 

@@ -62,7 +62,12 @@ class Match(LayerAnalysis):
             )
             for null, stratum in nulls.items():
                 chance = Chance(
-                    image=image, reference=codes[0], view=codes[1], stratum=stratum, num_images=len(trials)
+                    image=image,
+                    reference=codes[0],
+                    view=codes[1],
+                    stratum=stratum,
+                    num_images=len(trials),
+                    other_images=null == "position",
                 )
                 metrics.append(Metric(f"{name}_chance", null, chance, columns["trials"]))
                 metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), columns["trials"]))

@@ -47,6 +47,12 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         ],
         "unlimited",
     ),
+    "group_images": (
+        Annotated[
+            int, typer.Option(help="With --capacity trained: images that compete for the same capacity.")
+        ],
+        1,
+    ),
     "skip_bad_images": (
         Annotated[
             bool, typer.Option("--skip-bad-images", help="Go on without unreadable images; count them.")

@@ -167,7 +167,6 @@ class Trainer:
         self.step = description["step"]
         self.best_accuracy = description["best_accuracy"]
         self.history = description["history"]
-        self.schedule.step_update(max(self.step - 1, 0))
 
     def _batches(self) -> Iterator[Batch]:
         """Yield what is left of the run; each epoch is a fresh permutation, an incomplete last batch is dropped."""

@@ -99,19 +99,25 @@ def test_metrics_by_a_loop(case: str) -> None:
             weight = weights[:, column]
             total = sum(weight[image] for image, *_ in trials)
             match = sum(weight[image] * hit(one, two, name) for image, _, one, two in trials) / total
-            agree = 0.0
+            agree, counted = 0.0, 0.0
             for stratum in {slot if null == "position" else 0 for _, slot, _, _ in trials}:
                 inside = [t for t in trials if null == "pooled" or t[1] == stratum]
                 size = sum(weight[t[0]] for t in inside)
-                products = [
-                    weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a in inside for b in inside
-                ]
-                agree += sum(products) / size if size else 0
-            chance = agree / total
+                # At a position an image is paired with other images alone.
+                pairs_of = [(a, b) for a in inside for b in inside if null == "pooled" or a[0] != b[0]]
+                number = sum(weight[a[0]] * weight[b[0]] for a, b in pairs_of)
+                products = [weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a, b in pairs_of]
+                if number:
+                    agree += size * sum(products) / number
+                    counted += size
+            chance = agree / counted if counted else np.nan
             for metric, value in (
                 ((name, ""), match),
                 ((f"{name}_chance", null), chance),
-                ((f"{name}_kappa", null), (match - chance) / (1 - chance) if chance < 1 - 1e-9 else np.nan),
+                (
+                    (f"{name}_kappa", null),
+                    (match - chance) / (1 - chance) if not chance > 1 - 1e-9 else np.nan,
+                ),
             ):
                 found = metrics[metric].statistic.evaluate(weights)[column]
                 assert found == pytest.approx(value, rel=1e-9, nan_ok=True), metric

@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from moeprobe.errors import UserError
 from moeprobe.nn.capture import moe_layers
-from moeprobe.training import fitting
+from moeprobe.training import fitting, loop
 from moeprobe.training.checkpoint import load
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.training.objectives.prc import Prc
@@ -38,6 +39,18 @@ def spoil_update(one: Trainer, when: int) -> None:
     one.optimizer.step = step  # type: ignore[assignment, method-assign]
 
 
+def spoil_unused(one: Trainer, when: int) -> None:
+    """As ``spoil_update``, in a parameter that no validation image needs, such as an expert's that none chooses."""
+    update = one.optimizer.step
+
+    def step(*_: Any) -> None:
+        update()
+        if one.step == when:
+            one.model.register_parameter("unused", nn.Parameter(torch.tensor(math.nan)))
+
+    one.optimizer.step = step  # type: ignore[assignment, method-assign]
+
+
 def spoil_validation(one: Trainer, when: int) -> None:
     one.model.head.register_forward_hook(
         lambda module, _, out: out * math.inf if not module.training and one.step == when else None
@@ -46,7 +59,14 @@ def spoil_validation(one: Trainer, when: int) -> None:
 
 @pytest.mark.parametrize(
     ("spoil", "when"),
-    [(spoil_loss, 4), (spoil_loss, 7), (spoil_update, 4), (spoil_update, 7), (spoil_validation, 8)],
+    [
+        (spoil_loss, 4),
+        (spoil_loss, 7),
+        (spoil_update, 4),
+        (spoil_update, 7),
+        (spoil_unused, 7),
+        (spoil_validation, 8),
+    ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_loss_that_is_no_number_ruins_nothing(
@@ -147,6 +167,22 @@ def test_an_epoch_shows_every_image_at_most_once_and_the_next_shows_it_otherwise
     assert common and all((maps[0][name] != maps[1][name]).any() for name in common)
 
 
+def test_router_noise_belongs_to_the_step(tmp_path: Path) -> None:
+    """Another step draws other noise; the same step of another process draws the same."""
+    drawn: list[torch.Tensor] = []
+    for _ in range(2):
+        one = trainer(tmp_path)
+        layer = moe_layers(one.model)["blocks.1"]
+        layer.router.register_forward_pre_hook(lambda _m, inputs: drawn.append(inputs[1].clone()))
+        batch = next(one._batches())
+        one._train_step(batch)
+        torch.randn(3)
+        one._train_step(batch)
+    assert torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[1], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1])
+    assert drawn[0].std() == pytest.approx(1, abs=0.2)
+
+
 def test_updates_are_clipped(tmp_path: Path) -> None:
     plain = {"name": "momentum", "learning_rate": 1.0, "momentum": 0.0, "clip_norm": 1e-3}
     one = trainer(tmp_path, optimizer=plain, schedule={"name": "cosine"})
@@ -169,6 +205,20 @@ def test_mixup_reaches_the_loss(tmp_path: Path) -> None:
         losses.append([one._train_step(batch)["main_loss"].item() for _ in range(2)])
     assert losses[0][0] == losses[1][0] == pytest.approx(math.log(3))
     assert losses[0][1] != losses[1][1]
+
+
+def test_mixup_is_told_of_the_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def spy(images: torch.Tensor, targets: torch.Tensor, *, num_views: int, **_: Any) -> Any:
+        told.append(num_views)
+        return images, targets
+
+    monkeypatch.setattr(loop, "mixup", spy)
+    for num_views in (1, 2):
+        one = trainer(tmp_path, mixup=0.2, objective="balanced", views_per_image=num_views)
+        one._train_step(next(one._batches()))
+    assert told == [1, 2]
 
 
 def test_a_balanced_run_can_mix_pairs_and_a_pair_objective_cannot(tmp_path: Path) -> None:
