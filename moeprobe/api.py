@@ -150,7 +150,7 @@ def train(
 
     resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
     folder = folder or Path("checkpoints") / resolved.name
-    unfinished = prepare_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    unfinished = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
     train_data = open_data(resolved.data.name, split="train")
     view = open_view(resolved.view.name, dataset=train_data, **resolved.view.parameters)
     if not isinstance(view, PairView):
@@ -165,33 +165,36 @@ def train(
     )
     if unfinished:
         trainer.resume()
+    elif folder.exists():
+        # Only now, when everything fits together, is an earlier run given up.
+        shutil.rmtree(folder)
     summary = trainer.run(report)
     save(draw(pd.read_csv(folder / "metrics.csv"), name=resolved.name), folder / "training")
     return summary | {"folder": str(folder)}
 
 
-def prepare_run_folder(folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether the folder holds an unfinished run of this configuration; make room for a new one.
+def check_run_folder(folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool) -> bool:
+    """Return whether the folder holds an unfinished run of this configuration to go on with; nothing is changed.
 
     Raises:
-        UserError: the folder holds a finished or another run, or nothing to resume.
+        UserError: the folder holds something else, a finished or another run, or nothing to resume.
     """
-    earlier = folder / "config.yaml"
-    if folder.exists() and any(folder.iterdir()):
-        if not earlier.exists():
-            raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
-        same = earlier.read_text(encoding="utf-8") == configuration.dump(config)
-        if overwrite and not resume:
-            shutil.rmtree(folder)
-        elif (folder / "finished.json").exists():
+    earlier, found = folder / "config.yaml", (folder / "state.safetensors").exists()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; choose another name.")
+    # What a kill in the very first moment leaves behind is nobody's.
+    held = [path for path in folder.iterdir() if path.suffix != ".tmp"] if folder.is_dir() else []
+    if held and not earlier.exists():
+        raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
+    if held and not (overwrite and not resume):
+        if (folder / "finished.json").exists():
             raise UserError(
                 f"{folder} holds a finished run; add --overwrite to replace it, or choose another name."
             )
-        elif not same:
+        if earlier.read_text(encoding="utf-8") != configuration.dump(config):
             raise UserError(
-                f"{folder} holds a run with another configuration; add --overwrite, or choose another name."
+                f"{folder} holds another configuration's run; add --overwrite, or choose another name."
             )
-    found = (folder / "state.safetensors").exists()
     if resume and not found:
         raise UserError(f"There is nothing to resume in {folder}.")
-    return found
+    return found and not (overwrite and not resume)

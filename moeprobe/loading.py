@@ -13,6 +13,7 @@ import torch
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.catalog import DATA, VIEWS
+from moeprobe.config import Plugin, make_plugin
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.sweeps import Checkpoint
@@ -142,10 +143,7 @@ def open_view(
     fields = {field.name for field in dataclasses.fields(kind)}
     if dataset is not None and not dataset.flippable and "flip" in fields:
         parameters["flip"] = False
-    try:
-        return kind(**parameters)
-    except TypeError as error:
-        raise UserError(f"The view {name!r} does not take these parameters: {error}.") from None
+    return make_plugin(kind, Plugin(name=name, **parameters), what="view")
 
 
 def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:

@@ -1,0 +1,39 @@
+"""Running the command line in tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from moeprobe.cli._app import app
+
+Trained = dict[str, Path]
+
+
+def run(*arguments: object) -> Result:
+    """Run a command inside this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def shell(*arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, as a shell does."""
+    command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+def sentence(result: Result | subprocess.CompletedProcess[str]) -> str:
+    """The one line of a user's error; anything else on standard error fails."""
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def refused(*arguments: object) -> str:
+    """Run what must be refused; returns its sentence."""
+    result = run(*arguments)
+    assert result.exit_code == 2, (result.exit_code, result.output)
+    return sentence(result)
