@@ -187,14 +187,11 @@ def check_run_folder(folder: Path, config: TrainConfig, *, resume: bool, overwri
     if held and not earlier.exists():
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
     if held and not (overwrite and not resume):
-        if (folder / "finished.json").exists():
-            raise UserError(
-                f"{folder} holds a finished run; add --overwrite to replace it, or choose another name."
-            )
+        state = "a finished run" if (folder / "finished.json").exists() else ""
         if earlier.read_text(encoding="utf-8") != configuration.dump(config):
-            raise UserError(
-                f"{folder} holds another configuration's run; add --overwrite, or choose another name."
-            )
+            state = f"{state or 'a run'} of another configuration"
+        if state:
+            raise UserError(f"{folder} holds {state}; add --overwrite to replace it, or choose another name.")
     if resume and not found:
         raise UserError(f"There is nothing to resume in {folder}.")
     return found and not (overwrite and not resume)

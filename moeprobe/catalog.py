@@ -48,8 +48,8 @@ class Catalog:
         return getattr(module, class_name(name))
 
     def describe(self, name: str) -> str:
-        """Return the first line of the plug-in's docstring."""
-        return (self.get(name).__doc__ or "").strip().splitlines()[0]
+        """Return the first line of the plug-in's docstring, as plain text."""
+        return (self.get(name).__doc__ or "").strip().splitlines()[0].replace("``", "")
 
 
 def class_name(name: str) -> str:

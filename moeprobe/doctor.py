@@ -61,8 +61,9 @@ def _torchvision() -> Finding:
     return Finding(
         "note",
         "torch and torchvision",
-        "do not fit together: torchvision's C++ library was built for another torch (usually CUDA beside a CPU torch); "
-        'moeprobe works around it, other programs may stop at "operator torchvision::nms does not exist"',
+        "do not fit together: torchvision's C++ library was built for another torch (usually CUDA beside a CPU torch). "
+        "For moeprobe there is nothing to do, it works around it; other programs may stop at "
+        '"operator torchvision::nms does not exist"',
     )
 
 

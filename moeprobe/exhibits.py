@@ -27,8 +27,10 @@ def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:
         for batch in loader:
             if not batch.image_ids:
                 continue
-            _, clean = checkpoint.model.trace(batch.views[0], layers=probe.layers, logits=False)
-            _, perturbed = checkpoint.model.trace(batch.views[1], layers=probe.layers, logits=False)
+            has = checkpoint.model.layer_names
+            layers = None if probe.layers is None else [name for name in probe.layers if name in has]
+            _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
+            _, perturbed = checkpoint.model.trace(batch.views[1], layers=layers, logits=False)
             for layer in clean.layers:
                 routing = clean.layers[layer], perturbed.layers[layer]
                 grid = routing[0].grid

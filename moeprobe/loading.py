@@ -93,11 +93,17 @@ def load_model(
         provenance={
             "path": str(info.path),
             "sha256": info.hash,
-            "capacity": "trained" if trained_capacity else "unlimited",
+            "capacity": _capacity(traceable) if trained_capacity else "unlimited",
             "group_images": traceable.group_images,
             "training": info.training,
         },
     )
+
+
+def _capacity(model: Vmoe) -> str:
+    """Return the capacity factors that a model evaluates with, of all its layers; "none" where it has no limit."""
+    factors = dict.fromkeys(model.capacity_factors.values())
+    return " and ".join("none" if factor is None else f"{factor:g}" for factor in factors)
 
 
 def choose_device(name: str) -> torch.device:

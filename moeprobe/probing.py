@@ -4,6 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def probe(
     table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
     sidecar = {
         "request": request,
+        "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
         "command": options.command,
         "checkpoints": {model.name: dict(model.provenance) for model in loaded},
         "skipped_images": skipped[0],
@@ -82,6 +84,8 @@ def probe(
     } | provenance()
     result = Result(table, comparison, images, sidecar)
     if folder is not None:
+        # The tables first: what a figure may stumble over is not lost.
+        folder.write(result)
         draw_figures(kind, result, folder.path / "figures")
         folder.finish(result)
     return result
@@ -161,8 +165,11 @@ def make_probe(
         raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
     if options.batch_size < 1:
         raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
-    for model in models:
-        _check_layers(model, options.layers)
+    _check_layers(models, options.layers)
+    labelled = all(_same_classes(model, dataset) for model in models)
+    if kind == "eval" and not labelled:
+        reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
+        raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")
     return Probe(
         dataset=dataset,
         indices=sweeps.choose_images(dataset, limit=options.limit, seed=options.seed),
@@ -175,7 +182,7 @@ def make_probe(
         batch_size=options.batch_size,
         workers=options.workers,
         skip_bad_images=options.skip_bad_images,
-        labelled=all(_same_classes(model, dataset) for model in models),
+        labelled=labelled,
     )
 
 
@@ -187,12 +194,19 @@ def check_severities(severities: tuple[float, ...]) -> None:
         raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
 
 
-def _check_layers(model: Checkpoint, layers: tuple[str, ...] | None) -> None:
-    for layer in layers or ():
-        if layer not in model.model.layer_names:
-            raise UserError(
-                f"There is no MoE layer {layer!r} in {model.name}; there are: {', '.join(model.model.layer_names)}."
-            )
+def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) -> None:
+    """Raise ``UserError`` unless each layer is in some checkpoint and each checkpoint has some of the layers."""
+    if layers is None:
+        return
+    there = list(dict.fromkeys(layer for model in models for layer in model.model.layer_names))
+    for layer in layers:
+        if layer not in there:
+            names = ", ".join(model.name for model in models)
+            raise UserError(f"There is no MoE layer {layer!r} in {names}; there are: {', '.join(there)}.")
+    for model in models:
+        if not set(layers) & set(model.model.layer_names):
+            own = ", ".join(model.model.layer_names)
+            raise UserError(f"{model.name} has none of the layers {', '.join(layers)}; it has: {own}.")
 
 
 def _same_classes(model: Checkpoint, dataset: ImageDataset) -> bool:
@@ -216,6 +230,7 @@ def make_request(
         "limit": options.limit,
         "seed": options.seed,
         "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
         "labels_used": probe.labelled and probe.dataset.class_names is not None,
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
@@ -234,7 +249,7 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
     drawing: dict[str, Callable[[Any], dict[str, Any]]] = {
         "match-ratio": match_figure.draw,
         "confidence": confidence_figure.draw,
-        "sweep": sweep_figure.draw,
+        "sweep": partial(sweep_figure.draw, unit=result.sidecar["severity_unit"]),
     }
     if kind not in drawing:
         return []

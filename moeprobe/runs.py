@@ -78,12 +78,15 @@ class OutputFolder:
         """Where part files are kept."""
         return self.path / _PARTS
 
-    def finish(self, result: Result) -> None:
-        """Write the tables, then the sidecar that marks the run as finished, and remove the part files."""
+    def write(self, result: Result) -> None:
+        """Write the tables and the sums per image."""
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:
             write_csv(self.path / "comparison.csv", result.comparison)
         write_images(self.path / "images.parquet", result.images)
+
+    def finish(self, result: Result) -> None:
+        """Write the sidecar, which marks the run as finished, and remove the part files."""
         write_json(self.path / _FINISHED, result.sidecar)
         shutil.rmtree(self.parts, ignore_errors=True)
 

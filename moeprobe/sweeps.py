@@ -227,10 +227,12 @@ def _severities(
 
 
 def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
+    # Checkpoints may have different layers; each is asked for those that it has.
+    layers = None if probe.layers is None else [name for name in probe.layers if name in model.layer_names]
     output_wanted = any(isinstance(analysis, OutputAnalysis) for analysis in probe.analyses)
 
     def trace(view: int) -> tuple[Tensor | None, RoutingTrace]:
-        return model.trace(batch.views[view], layers=probe.layers, logits=output_wanted)
+        return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
     reference = trace(0)
     for number, severity in enumerate(probe.severities or (float("nan"),), start=1):
@@ -242,7 +244,8 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
             view, shown = trace(number), number
         found = _layer_sums(probe, batch, reference[1], view[1], shown)
         if output_wanted:
-            found[Cell()] = _output_sums(probe, batch, reference[0], view[0])
+            compared = None if probe.view is None else reference[0]
+            found[Cell()] = _output_sums(probe, batch, compared, view[0])
         for cell, columns in found.items():
             placed = Cell(
                 layer=cell.layer,
@@ -299,7 +302,6 @@ def _pair_up(
 def _output_sums(
     probe: Probe, batch: Batch, reference: Tensor | None, view: Tensor | None
 ) -> dict[str, Tensor]:
-    assert reference is not None
     assert view is not None
     labels = batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
     pair = OutputPair(reference, view, labels.to(view.device))

@@ -34,7 +34,7 @@ COLUMNS: dict[str, str] = {
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch or prefix (CLS); empty for the model's output",
     "metric": "what is measured",
-    "null": "which chance level a `_chance` or `_kappa` is about: pooled or position",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position or image",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",

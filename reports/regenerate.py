@@ -24,11 +24,20 @@ CHECKPOINTS = Path("checkpoints")
 _ROWS = (
     ("random_crop: top-1 match", "match", "top1_match", ""),
     ("random_crop: κ", "match", "top1_match_kappa", "pooled"),
+    ("random_crop: κ within image", "match", "top1_match_kappa", "image"),
     ("prc_crops: top-1 match", "match_prc_crops", "top1_match", ""),
     ("prc_crops: κ", "match_prc_crops", "top1_match_kappa", "pooled"),
+    ("prc_crops: κ within image", "match_prc_crops", "top1_match_kappa", "image"),
     ("highest gate", "confidence", "gate_highest", ""),
     ("load entropy", "confidence", "load_entropy", ""),
     ("accuracy", "evaluation", "accuracy", ""),
+)
+_OF_SEEDS = (
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "prc_crops: κ",
+    "prc_crops: κ within image",
+    "highest gate",
 )
 
 
@@ -66,13 +75,13 @@ def demo_lines(table: pd.DataFrame) -> list[str]:
 def seed_lines(table: pd.DataFrame) -> list[str]:
     """Return the README's table of all seeds, in Markdown: PRC minus V-MoE, and both accuracies."""
     lines = [
-        "| seed | κ, random_crop | κ, prc_crops | highest gate | accuracy, V-MoE | accuracy, PRC |",
-        "|---|---|---|---|---|---|",
+        f"| seed | {' | '.join(_OF_SEEDS)} | accuracy, V-MoE | accuracy, PRC |",
+        f"|{'---|' * (len(_OF_SEEDS) + 3)}",
     ]
     for seed, rows in table.groupby("seed"):
         difference = rows[rows["kind"] == "difference"].set_index("number")
         accuracy = rows[(rows["kind"] == "value") & (rows["number"] == "accuracy")]
-        cells = [_cell(difference.loc[name]) for name in ("random_crop: κ", "prc_crops: κ", "highest gate")]
+        cells = [_cell(difference.loc[name]) for name in _OF_SEEDS]
         cells += [_cell(row) for _, row in accuracy.iterrows()]
         lines.append(f"| {seed} | {' | '.join(cells)} |")
     return lines

@@ -85,7 +85,7 @@ def test_unreadable_images_are_named_or_skipped(
     assert found["sidecar"]["skipped_images"] == ["bad.png"]
     assert {row["images"] for row in found["table"]} == {22}
     shown = run("confidence", trained["prc"], "--data", data, "--skip-bad-images")
-    assert "1 unreadable images skipped" in shown.output
+    assert "1 unreadable image skipped: bad.png" in shown.output
 
 
 def test_odd_images_are_probed(trained: Trained, tmp_path: Path) -> None:
@@ -196,6 +196,22 @@ def test_finished_training_is_not_replaced(trained: Trained) -> None:
     before = (trained["prc"] / "last.safetensors").read_bytes()
     assert "finished run" in refused("train", "--config", "digits-prc", "--folder", trained["prc"])
     assert (trained["prc"] / "last.safetensors").read_bytes() == before
+
+
+def test_finished_training_of_something_else_is_said_to_be_that(trained: Trained) -> None:
+    said = refused("train", "--config", "digits-prc", "--folder", trained["prc"], "seed=7")
+    assert "finished run of another configuration" in said
+
+
+def test_an_image_where_a_checkpoint_should_stand(trained: Trained, tmp_path: Path) -> None:
+    said = refused("overlay", trained["prc"], tmp_path / "mine.png", "--out", tmp_path / "out")
+    assert "mine.png is an image, not a checkpoint" in said and "--file" in said
+
+
+def test_there_is_nothing_to_evaluate_without_labels(trained: Trained, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(tmp_path / "0.png")
+    assert "has no labels" in refused("eval", trained["prc"], "--data", f"folder:{tmp_path}")
+    assert "has other classes than the model" in refused("eval", trained["prc"], "--data", "shapes")
 
 
 def test_a_wrong_configuration_does_not_cost_the_earlier_run(trained: Trained) -> None:

@@ -57,7 +57,6 @@ def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path:
             if path.suffix in (".csv", ".png", ".svg", ".parquet")
         }
     assert len(files["first"]) == 7
-    identical = [path for path, content in files["first"].items() if files["again"][path] == content]
     # In another batch size the forward rounds otherwise in the last place; what counts does not change.
     first, again = (pd.read_csv(tmp_path / name / "noise" / "table.csv") for name in ("first", "again"))
     pd.testing.assert_frame_equal(first, again, rtol=1e-4, atol=1e-6)
@@ -65,7 +64,6 @@ def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path:
     run("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", "--out", repeat)
     for path, content in files["first"].items():
         assert (tmp_path / "repeat" / path).read_bytes() == content, path
-    assert identical is not None
 
 
 def test_noise_sweep_at_zero_is_the_clean_image(trained: Trained) -> None:
@@ -91,7 +89,7 @@ def test_noise_sweep_at_zero_is_the_clean_image(trained: Trained) -> None:
 def test_every_probe_runs(trained: Trained, command: tuple[str, ...]) -> None:
     result = run(command[0], trained["baseline"], trained["prc"], *command[1:], "--limit", 22)
     assert result.exit_code == 0, result.output
-    assert "22 images of digits test" in result.output
+    assert "22 images of digits test; [low, high]: 95 % bootstrap" in result.output
     assert "Nothing was written" in result.output
 
 

@@ -35,6 +35,7 @@ def test_a_finished_run_is_whole_and_without_part_files(tmp_path: Path, comparis
     folder = OutputFolder(tmp_path / "out", REQUEST)
     folder.parts.mkdir()
     (folder.parts / "a-00000.parquet").write_bytes(b"part")
+    folder.write(result(comparison=comparison))
     folder.finish(result(comparison=comparison))
     names = {"run.json", "table.csv", "images.parquet", "table.json"} | (
         {"comparison.csv"} if comparison else set()
@@ -51,7 +52,7 @@ def test_the_mark_of_a_finished_run_comes_last(tmp_path: Path, monkeypatch: pyte
     folder = OutputFolder(tmp_path / "out", REQUEST)
     monkeypatch.setattr(runs, "write_images", full)
     with pytest.raises(UserError, match="full"):
-        folder.finish(result(comparison=False))
+        folder.write(result(comparison=False))
     assert not (tmp_path / "out" / "table.json").exists()
     OutputFolder(tmp_path / "out", REQUEST)  # goes on
 

@@ -74,15 +74,15 @@ def test_a_line_says_what_it_is_about() -> None:
     assert row["value"] == pytest.approx((reference == view).mean())
     assert row["ci_low"] < row["value"] < row["ci_high"]
     assert sorted(found["metric"] + found["null"]) == [
-        "top1_match", "top1_match_chancepooled", "top1_match_chanceposition",
-        "top1_match_kappapooled", "top1_match_kappaposition",
+        "top1_match", "top1_match_chanceimage", "top1_match_chancepooled", "top1_match_chanceposition",
+        "top1_match_kappaimage", "top1_match_kappapooled", "top1_match_kappaposition",
     ]  # fmt: skip
 
 
 def test_kappa_is_a_function_of_the_other_two() -> None:
     found, _ = table({"a": {PATCH: sums(*choices(1))}})
     match = line(found, metric="top1_match")["value"]
-    for null in ("pooled", "position"):
+    for null in ("pooled", "position", "image"):
         chance = line(found, metric="top1_match_chance", null=null)["value"]
         kappa = line(found, metric="top1_match_kappa", null=null)["value"]
         assert kappa == pytest.approx((match - chance) / (1 - chance), rel=1e-12)
@@ -109,7 +109,7 @@ def test_lines_do_not_depend_on_the_order_of_the_images() -> None:
 def test_a_collapsed_router_has_no_kappa() -> None:
     same = np.full((30, 6), 2)
     found, comparison = table({"a": {PATCH: sums(*choices(0))}, "b": {PATCH: sums(same, same)}})
-    for null in ("pooled", "position"):
+    for null in ("pooled", "position", "image"):
         row = line(found, checkpoint="b", metric="top1_match_kappa", null=null)
         assert np.isnan(row["value"]) and np.isnan(row["ci_low"]) and row["flag"] == "collapsed"
         assert line(comparison, metric="top1_match_kappa", null=null)["flag"] == "collapsed"
@@ -182,10 +182,10 @@ def test_severities_and_missing_severities_are_compared_with_their_own() -> None
     cells = [Cell("blocks.1", "r", 1, "noise", severity, 0, "patch") for severity in (0.0, 0.1, float("nan"))]
     one = {cell: sums(*choices(number)) for number, cell in enumerate(cells)}
     found, comparison = table({"a": one, "b": one})
-    assert len(found) == 2 * 3 * 5
-    assert comparison is not None and len(comparison) == 3 * 5
+    assert len(found) == 2 * 3 * 7
+    assert comparison is not None and len(comparison) == 3 * 7
     assert (comparison["value"] == 0).all()
-    assert comparison["severity"].isna().sum() == 5
+    assert comparison["severity"].isna().sum() == 7
 
 
 def test_different_images_are_not_compared() -> None:

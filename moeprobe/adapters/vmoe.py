@@ -51,7 +51,11 @@ class Vmoe:
         if not trained_capacity:
             for router in routers:
                 router.eval_capacity = CapacityRule(None)
-        coupled = any(router.eval_capacity.factor is not None or not router.token_local for router in routers)
+        self.capacity_factors = {
+            name: layer.router.eval_capacity.factor for name, layer in self._layers.items()
+        }
+        limited = any(factor is not None for factor in self.capacity_factors.values())
+        coupled = limited or not all(router.token_local for router in routers)
         self.group_images = group_images if coupled else 1
         for layer in self._layers.values():
             layer.group_images = self.group_images

@@ -39,9 +39,9 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class OutputPair:
-    """Class scores ``(B, classes)`` of a reference and a view, and the labels ``(B,)``, -1 = none."""
+    """Class scores ``(B, classes)`` of a reference (None: a view alone) and a view; labels ``(B,)``, -1 = none."""
 
-    reference: Tensor
+    reference: Tensor | None
     view: Tensor
     labels: Tensor
 
@@ -52,7 +52,7 @@ class Metric:
 
     Attributes:
         name: its ``metric`` column.
-        null: which null it is about (pooled, position), empty where it is about none.
+        null: which null it is about (pooled, position, image), empty where it is about none.
         statistic: how it follows from the sums.
         trials: its denominator, per image ``(n,)``.
     """

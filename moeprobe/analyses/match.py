@@ -4,8 +4,9 @@
 * top-k match: same first, same second, ... in order;
 * top-k set match: the same set of k, in any order (the paper's "order-agnostic").
 
-Each stands beside what chance would reach: with the two sides' own marginals (pooled), and, where the grid does not
-move, with the marginals of each patch position, since a position embedding alone can route.
+Each stands beside what chance would reach: with the two sides' own marginals (pooled); where the grid does not move,
+with the marginals of each patch position, since a position embedding alone can route; and with another patch of the
+same image (image), since a router may know little but which image it is in.
 
 The columns keep each image's choices (a few bytes per corresponding patch), because intervals of the chance levels
 need them: sums alone do not say how often two independent images agree at the same position.
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Chance, Kappa, Ratio
+from moeprobe.statistics import Chance, Kappa, Ratio, chance_within_image
 
 
 class Match(LayerAnalysis):
@@ -51,6 +52,7 @@ class Match(LayerAnalysis):
         trials = columns["trials"].astype(np.float64)
         image, slot = np.nonzero(reference[..., 0] >= 0)
         nulls = {"pooled": np.zeros_like(slot)} | ({"position": slot} if aligned else {})
+        several = trials > 1
         metrics = []
         for name, depth, ordered in kinds(reference.shape[-1]):
             if name not in columns:
@@ -71,6 +73,14 @@ class Match(LayerAnalysis):
                 )
                 metrics.append(Metric(f"{name}_chance", null, chance, columns["trials"]))
                 metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), columns["trials"]))
+            if reference.shape[1] > 1:  # a prefix token has no other in its image
+                inside = chance_within_image(
+                    image=image, reference=codes[0], view=codes[1], num_images=len(trials)
+                )
+                here = Ratio(np.where(several, match.numerator, 0.0), inside.denominator)
+                counted = np.where(several, columns["trials"], 0)
+                metrics.append(Metric(f"{name}_chance", "image", inside, counted))
+                metrics.append(Metric(f"{name}_kappa", "image", Kappa(here, inside), counted))
         return metrics
 
 

@@ -27,8 +27,9 @@ class Output(OutputAnalysis):
             "accuracy": ((pair.view.argmax(1) == target) & labelled).long(),
             "loss": loss.where(labelled, torch.zeros_like(loss)),
             "predicted": torch.ones_like(labelled, dtype=torch.long),
-            "prediction_agreement": (pair.view.argmax(1) == pair.reference.argmax(1)).long(),
         }
+        if pair.reference is not None:
+            columns["prediction_agreement"] = (pair.view.argmax(1) == pair.reference.argmax(1)).long()
         if pair.view.shape[1] > _TOP:  # among five of five everything is right
             columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
         return columns

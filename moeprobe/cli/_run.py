@@ -42,5 +42,6 @@ def _print_plan(plan: api.Plan, *, as_json: bool) -> None:
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
         f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes = {total:,} passes, "
-        f"about {plan.seconds:,.1f} s, judging by {plan.timed_images} images. Nothing was written."
+        f"about {plan.seconds:,.1f} s before the statistics, judging by {plan.timed_images} images. "
+        "Nothing was written."
     )

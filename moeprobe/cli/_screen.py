@@ -130,16 +130,26 @@ def print_files(screen: Console, out: Path) -> None:
 
 def footing(result: "Result") -> str:
     """Return what the numbers rest on."""
-    request = result.sidecar["request"]
-    images = sorted(set(result.table["images"]))
-    skipped = len(result.sidecar["skipped_images"])
+    request, table = result.sidecar["request"], result.table
+    images = max(table["images"])
     parts = [
-        f"{images[-1]:,} images of {request['data']} {request['split']}",
-        "[low, high]: 95 % bootstrap over images, 2,000 resamples",
+        f"{images:,} image{'s' if images != 1 else ''} of {request['data']} {request['split']}",
+        "[low, high]: 95 % bootstrap over images, 2,000 resamples"
+        if table["ci_low"].notna().any()
+        else "no intervals: they need at least 20 images",
         f"seed {request['seed']}",
     ]
-    if skipped:
-        parts.append(f"{skipped} unreadable images skipped")
+    parts += _skipped(result.sidecar["skipped_images"])
+    parts += _layers_apart(table)
+    if request["trained_capacity"]:
+        for name, checkpoint in request["checkpoints"].items():
+            group = f", {checkpoint['group_images']} image(s) per group"
+            limit = (
+                "evaluates without a limit"
+                if checkpoint["capacity"] == "none"
+                else checkpoint["capacity"] + group
+            )
+            parts.append(f"capacity of {name}: {limit}")
     if not request["labels_used"]:
         parts.append("no accuracy: the data have no labels, or not those of the model")
     if request["view"].get("flip") is False and request["view"]["name"] in (
@@ -149,3 +159,28 @@ def footing(result: "Result") -> str:
     ):
         parts.append("no mirroring: these images have a handedness")
     return "; ".join(parts) + "."
+
+
+def _skipped(names: "list[str]") -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {shown}"]
+
+
+def _layers_apart(table: "pd.DataFrame") -> list[str]:
+    """Return a sentence where checkpoints differ in their MoE layers, so that differences are missing."""
+    routing = table[table["layer"] != ""]
+    layers = {
+        name: list(dict.fromkeys(rows["layer"])) for name, rows in routing.groupby("checkpoint", sort=False)
+    }
+    if len({tuple(names) for names in layers.values()}) < 2:
+        return []
+    common = set.intersection(*map(set, layers.values()))
+    said = "; ".join(f"{name} has {', '.join(names)}" for name, names in layers.items())
+    which = (
+        "differences only in the MoE layers they share"
+        if common
+        else "no MoE layer in common, so no differences"
+    )
+    return [f"{which} ({said})"]

@@ -1,14 +1,13 @@
-"""Result tables for the screen."""
+"""Result tables for the screen: what is read first. Every line stands in table.csv."""
 
 from typing import TYPE_CHECKING
 
+import pandas as pd
 from rich.table import Table
 
 from moeprobe.cli._screen import console, interval, number
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from moeprobe.runs import Result
 
 _NAMES = {
@@ -27,42 +26,58 @@ _NAMES = {
 }
 
 
+_KAPPA = {"pooled": "κ", "position": "κ, position", "image": "κ, within image"}
+
+
 def side_by_side(result: "Result", *, title: str) -> list[Table]:
     """Return one table: a line per layer and metric, a column per checkpoint, the differences last."""
     checkpoints = list(dict.fromkeys(result.table["checkpoint"]))
     table = Table(title=title, title_justify="left", title_style="bold")
     stacked = console().width < 42 + 26 * (2 * len(checkpoints) - 1)
-    for name in ("layer", "tokens"):
-        table.add_column(name, no_wrap=True)
+    of_layers = (result.table["layer"] != "").any()
+    if of_layers:
+        for name in ("layer", "tokens"):
+            table.add_column(name, no_wrap=True)
     table.add_column("metric", min_width=15)
     for checkpoint in checkpoints:
         table.add_column(checkpoint, justify="right", no_wrap=not stacked)
     for checkpoint in checkpoints[1:]:
-        table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right", no_wrap=not stacked)
+        if result.comparison is not None and len(result.comparison):
+            table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right", no_wrap=not stacked)
     keys = ["layer", "tokens", "metric", "null"]
-    by_line = dict(tuple(result.table.groupby(keys, sort=False)))
+    shown = result.table[
+        ~(result.table["metric"].str.endswith("_chance") & (result.table["null"] != "pooled"))
+    ]
     differences = (
-        {} if result.comparison is None else dict(tuple(result.comparison.groupby(keys, sort=False)))
+        pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison
     )
+    of_line = dict(tuple(differences.groupby(keys, sort=False)))
     previous = None
-    for key, rows in by_line.items():
-        layer, tokens, metric, null = key
-        cells = [interval(row, stacked=stacked) for _, row in rows.iterrows()]
-        if key in differences:
-            cells += [interval(row, signed=True, stacked=stacked) for _, row in differences[key].iterrows()]
-        if previous is not None and previous[:2] != (layer, tokens):
+    for key, rows in shown.groupby(keys, sort=False):
+        cells = _cells(rows, checkpoints, signed=False, stacked=stacked)
+        if len(differences):
+            cells += _cells(of_line.get(key, differences[:0]), checkpoints[1:], signed=True, stacked=stacked)
+        place = key[:2]
+        if previous is not None and previous != place:
             table.add_section()
-        first = previous is None or previous[:2] != (layer, tokens)
-        table.add_row(layer if first else "", tokens if first else "", label(metric, null), *cells)
-        previous = key
+        names = place if previous != place else ("", "")
+        table.add_row(*(names if of_layers else ()), label(*key[2:]), *cells)
+        previous = place
     return [table]
+
+
+def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked: bool) -> list[str]:
+    """Return a cell per checkpoint; empty where it has no such row (another layer, another k)."""
+    by_name = {row["checkpoint"]: interval(row, signed=signed, stacked=stacked) for _, row in rows.iterrows()}
+    return [by_name.get(name, "") for name in checkpoints]
 
 
 def label(metric: str, null: str) -> str:
     """Return how a metric is called on the screen."""
-    for suffix, text in (("_chance", "  by chance"), ("_kappa", "  κ")):
-        if metric.endswith(suffix):
-            return text if null == "pooled" else f"{text}, {null}"
+    if metric.endswith("_chance"):
+        return "  by chance"
+    if metric.endswith("_kappa"):
+        return f"  {_KAPPA[null]}"
     for depth in range(3, 100):
         if metric == f"top{depth}_match":
             return f"top-{depth} match"
@@ -73,8 +88,7 @@ def label(metric: str, null: str) -> str:
 
 _SWEEP_COLUMNS = (
     ("top1_match", "", "top-1"),
-    ("top1_match_kappa", "pooled", "κ"),
-    ("top1_match_kappa", "position", "κ, position"),
+    *(("top1_match_kappa", null, name) for null, name in _KAPPA.items()),
     ("gate_highest", "", "highest gate"),
     ("load_entropy", "", "load entropy"),
 )
@@ -90,20 +104,18 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
         for layer in dict.fromkeys(patches["layer"])
     ]
     output = result.table[result.table["layer"] == ""]
-    columns = tuple(
-        (name, "", _NAMES[name])
-        for name in ("accuracy", "prediction_agreement", "loss")
-        if (output["metric"] == name).any()
-    )
     if len(output):
+        columns = tuple((name, "", _NAMES[name]) for name in ("accuracy", "prediction_agreement", "loss"))
         tables.append(_severity_table(result, output, columns, f"{title}: output"))
     return tables
 
 
 def _severity_table(
-    result: "Result", rows: "pd.DataFrame", columns: tuple[tuple[str, str, str], ...], title: str
+    result: "Result", rows: pd.DataFrame, columns: tuple[tuple[str, str, str], ...], title: str
 ) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
+    measured = set(zip(rows["metric"], rows["null"], strict=True))
+    columns = tuple(column for column in columns if column[:2] in measured)
     stacked = console().width < 40 + 25 * len(columns)
     table.add_column("checkpoint")
     table.add_column("severity", justify="right", no_wrap=True)

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.table import Table
 
     from moeprobe.demo import DemoResult
     from moeprobe.runs import Result
+    from moeprobe.training.loop import Report
 
 
 def demo(
@@ -34,8 +37,12 @@ def demo(
     from moeprobe.cli.train import Live
 
     screen = console()
-    screen.print("Training V-MoE (demo-baseline), then V-MoE with PRC (demo-prc), on scikit-learn's digits …")
     with Live("demo") as live, Bar() as bar:
+
+        def announce(name: str) -> "Callable[[Report], None]":
+            screen.print(f"Training {name} on scikit-learn's digits …")
+            return live.named(name)
+
         found = demonstration.run(
             seed=seed,
             checkpoints=checkpoints,
@@ -43,7 +50,7 @@ def demo(
             overrides=tuple(overrides or ()),
             device=device,
             command=command_line(),
-            report=live.named,
+            report=announce,
             watcher=bar,
         )
     screen.print(closing_table(found))
@@ -89,6 +96,7 @@ def closing_table(found: "DemoResult") -> "Table":
     add("same expert, two random crops", found.match, "top1_match")
     add("  by chance", found.match, "top1_match_chance", null="pooled")
     add("  beyond chance: κ", found.match, "top1_match_kappa", null="pooled")
+    add("  beyond chance within the image: κ", found.match, "top1_match_kappa", null="image")
     add("  κ, the paper's harder crops", found.match_prc_crops, "top1_match_kappa", null="pooled")
     add(f"same expert, noise {NOISE}", found.noise, "top1_match", severity=NOISE)
     add("  beyond chance: κ", found.noise, "top1_match_kappa", null="pooled", severity=NOISE)

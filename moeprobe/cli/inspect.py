@@ -1,8 +1,9 @@
 """``moeprobe inspect``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 
 def inspect(
@@ -15,8 +16,6 @@ def inspect(
     """
     import json as json_module
 
-    from rich.table import Table
-
     from moeprobe.cli._screen import console
     from moeprobe.inspection import inspect_checkpoint
 
@@ -27,17 +26,29 @@ def inspect(
     screen = console()
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(overflow="fold")
     for key, value in found.items():
         if key != "layers":
             table.add_row(key.replace("_", " "), _text(value))
     screen.print(table)
-    layers = Table(title="MoE layers", title_justify="left")
-    for column in found["layers"][0]:
-        layers.add_column(column.replace("_", " "))
-    for layer in found["layers"]:
-        layers.add_row(*[_text(value) for value in layer.values()])
-    screen.print(layers)
+    screen.print(_layers(found["layers"]))
+
+
+def _layers(layers: list[dict[str, Any]]) -> Table:
+    """Return a table with a column for each kind of layer: layers that differ in nothing share one."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for layer in layers:
+        kinds.setdefault(tuple(_text(value) for key, value in layer.items() if key != "layer"), []).append(
+            layer["layer"]
+        )
+    table = Table(title="MoE layers", title_justify="left")
+    table.add_column("")
+    for names in kinds.values():
+        table.add_column(", ".join(names), justify="right")
+    fields = [key.replace("_", " ") for key in layers[0] if key != "layer"]
+    for field, *values in zip(fields, *kinds, strict=True):
+        table.add_row(field, *values)
+    return table
 
 
 def _text(value: object) -> str:

@@ -28,17 +28,22 @@ def overlay(
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """
     import json
+    import mimetypes
 
     from rich.table import Table
 
     from moeprobe import api
     from moeprobe.cli._screen import console, print_files, records
+    from moeprobe.errors import UserError
 
     options = common.options()
     if options.out is None and not common.json:
         raise typer.BadParameter(
             "name a folder for the figures, e.g. --out reports/overlay", param_hint="--out"
         )
+    for name in checkpoints:
+        if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
+            raise UserError(f"{name} is an image, not a checkpoint; give it as: --file {name}.")
     names = [part.strip() for part in images.split(",")] if images else []
     result = api.overlay(
         checkpoints,

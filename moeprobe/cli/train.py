@@ -67,7 +67,7 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
 
 
 class Live:
-    """The progress of a training run on standard error: a bar on a terminal, a line now and then elsewhere."""
+    """The progress of a training run on standard error: a bar on a terminal, nothing elsewhere."""
 
     def __init__(self, name: str) -> None:
         from rich.console import Console

@@ -13,10 +13,10 @@ from moeprobe.figures import COLOURS, STYLE
 
 
 def panels(rows: int, columns: int, *, width: float = 4.2, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    """Return a figure with ``rows`` x ``columns`` axes ``(rows, columns)`` in the house style."""
+    """Return a figure with ``rows`` x ``columns`` axes ``(rows, columns)``; a row shares its y axis."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row")
     return figure, axes
 
 
@@ -26,7 +26,7 @@ def colours(checkpoints: Sequence[str]) -> dict[str, str]:
 
 
 def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str) -> None:
-    """Draw values with their intervals at ``x``; a value without an interval is drawn without one."""
+    """Draw values with their intervals at ``x``; without an interval none is drawn, without a value nothing."""
     value = rows["value"].to_numpy(float)
     low = value - rows["ci_low"].fillna(rows["value"]).to_numpy(float)
     high = rows["ci_high"].fillna(rows["value"]).to_numpy(float) - value
@@ -63,6 +63,11 @@ def select(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
     for column, value in wanted.items():
         keep &= table[column] == value
     return table[keep]
+
+
+def by_metric(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Return a row per metric, in the order asked for; empty where there is none."""
+    return rows.set_index("metric").reindex(list(metrics))
 
 
 def layers(table: pd.DataFrame) -> list[str]:

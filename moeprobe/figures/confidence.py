@@ -17,13 +17,12 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     figure, axes = _parts.panels(1, len(layers))
     for column, layer in enumerate(layers):
         for number, checkpoint in enumerate(checkpoints):
-            here = (
-                _parts.select(patches, layer=layer, checkpoint=checkpoint)
-                .set_index("metric")
-                .loc[list(_LABELS)]
-            )
+            here = _parts.select(patches, layer=layer, checkpoint=checkpoint)
+            if here.empty:
+                continue  # this checkpoint has no such layer
             x = np.arange(len(_LABELS)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
-            _parts.points(axes[0, column], x, here, colour=colours[checkpoint], label=checkpoint)
+            values = _parts.by_metric(here, list(_LABELS))
+            _parts.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
     return {"confidence": _parts.finish(figure, patches, title="Router confidence on clean images")}

@@ -15,22 +15,24 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     colours = _parts.colours(checkpoints)
     figure, axes = _parts.panels(2, len(layers))
     for column, layer in enumerate(layers):
+        raw, kappa = axes[:, column]
         for number, checkpoint in enumerate(checkpoints):
             here = _parts.select(patches, layer=layer, checkpoint=checkpoint)
+            if here.empty:
+                continue  # this checkpoint has no such layer
             x = np.arange(len(names)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
-            raw = here[here["metric"].isin(names)].set_index("metric").loc[names]
-            _parts.points(axes[0, column], x, raw, colour=colours[checkpoint], label=checkpoint)
-            pooled = here[here["null"] == "pooled"].set_index("metric")
-            chance = pooled.loc[[f"{name}_chance" for name in names], "value"].to_numpy(float)
-            axes[0, column].plot(
-                x, chance, "_", color=colours[checkpoint], markersize=14, label=f"{checkpoint}: chance"
-            )
-            kappa = pooled.loc[[f"{name}_kappa" for name in names]]
-            _parts.points(axes[1, column], x, kappa, colour=colours[checkpoint], label=checkpoint)
-        axes[0, column].set(title=layer, ylim=(0, 1), ylabel="share of patches" if column == 0 else "")
-        axes[1, column].set(ylabel="κ (beyond chance)" if column == 0 else "")
-        axes[1, column].axhline(0, color="#808080", linewidth=0.8)
-        for row in axes[:, column]:
+            style = {"colour": colours[checkpoint], "label": checkpoint}
+            _parts.points(raw, x, _parts.by_metric(here[here["null"] == ""], names), **style)
+            pooled = here[here["null"] == "pooled"]
+            chance = _parts.by_metric(pooled, [f"{name}_chance" for name in names])["value"].to_numpy(float)
+            raw.plot(x, chance, "_", color=colours[checkpoint], markersize=14)
+            _parts.points(kappa, x, _parts.by_metric(pooled, [f"{name}_kappa" for name in names]), **style)
+        # One entry for the kind of mark: its colour says whose it is.
+        raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
+        raw.set(title=layer, ylim=(0, 1), ylabel="share of patches" if column == 0 else "")
+        kappa.set(ylabel="κ (beyond chance, pooled)" if column == 0 else "")
+        kappa.axhline(0, color="#808080", linewidth=0.8)
+        for row in (raw, kappa):
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
             row.set_xlim(-0.6, len(names) - 0.4)
     view = patches["view"].iloc[0]

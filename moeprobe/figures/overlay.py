@@ -1,5 +1,6 @@
 """Expert numbers drawn into the patches, changed ones red (Figure 5 of the PRC paper)."""
 
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -40,7 +41,9 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
             if row == 0:
                 clean.set_title(f"{checkpoint}\nclean")
                 perturbed.set_title(f"{checkpoint}\nperturbed")
-    figure.suptitle(f"{title}\nnumber: expert of the patch; red: another one than in the clean image")
+    legend = "number: expert of the patch; red: another one than in the clean image"
+    # About eleven characters fit an inch.
+    figure.suptitle(f"{title}\n{textwrap.fill(legend, int(11 * figure.get_figwidth()))}")
     return figure
 
 

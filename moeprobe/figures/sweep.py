@@ -1,6 +1,6 @@
 """Curves along a severity: match with the clean image, confidence, and the model's output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,15 +10,16 @@ from moeprobe.figures import _parts
 
 _ROUTING = (
     ("top1_match", "top-1 match"),
-    ("top1_match_kappa", "κ of top-1 match"),
+    ("top1_match_kappa", "κ of top-1 match\n(pooled)"),
     ("gate_highest", "highest gate"),
 )
 _OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figures: routing (a column per layer) and output."""
+def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
+    """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity."""
     view = table["view"].iloc[0]
+    colours = _parts.colours(_parts.checkpoints(table))
     figures = {}
     layers = _parts.layers(table)
     if layers:
@@ -27,12 +28,12 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
         for column, layer in enumerate(layers):
             for row, (metric, label) in enumerate(_ROUTING):
                 here = _parts.select(routing, layer=layer)
-                _curves(axes[row, column], here, metric)
+                _curves(axes[row, column], here, metric, colours)
                 if metric == "top1_match":
-                    _chance(axes[row, column], here)
+                    _chance(axes[row, column], here, colours)
                 axes[row, column].set(ylabel=label if column == 0 else "", ylim=(None, 1.02))
             axes[0, column].set_title(layer)
-            axes[-1, column].set_xlabel(f"severity ({view})")
+            axes[-1, column].set_xlabel(unit)
         figures["routing"] = _parts.finish(
             figure, routing, title=f"Routing against the clean image: {view}", mark="bands"
         )
@@ -40,15 +41,15 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     if output:
         figure, axes = _parts.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
-            _curves(axes[0, column], table, metric)
-            axes[0, column].set(ylabel=label, ylim=(None, 1.02), xlabel=f"severity ({view})")
+            _curves(axes[0, column], table, metric, colours)
+            axes[0, column].set(ylabel=label, ylim=(None, 1.02), xlabel=unit)
         figures["output"] = _parts.finish(figure, table, title=f"Output: {view}", mark="bands")
     return figures
 
 
-def _curves(axes: Axes, table: pd.DataFrame, metric: str) -> None:
-    checkpoints = _parts.checkpoints(table)
-    for checkpoint, colour in _parts.colours(checkpoints).items():
+def _curves(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+    for checkpoint in _parts.checkpoints(table):
+        colour = colours[checkpoint]
         rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
         x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
         axes.plot(x, value, "o-", color=colour, markersize=4, linewidth=1.5, label=checkpoint)
@@ -62,11 +63,11 @@ def _curves(axes: Axes, table: pd.DataFrame, metric: str) -> None:
         )
 
 
-def _chance(axes: Axes, table: pd.DataFrame) -> None:
-    """Draw what a router that knows nothing but the position would reach."""
-    checkpoints = _parts.checkpoints(table)
-    for checkpoint, colour in _parts.colours(checkpoints).items():
-        for null, style in (("pooled", ":"), ("position", "--")):
+def _chance(axes: Axes, table: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw what routers would reach that know nothing, the position alone, or the image alone."""
+    for checkpoint in _parts.checkpoints(table):
+        colour = colours[checkpoint]
+        for null, style in (("pooled", ":"), ("position", "--"), ("image", "-.")):
             rows = _rows(table, checkpoint, "top1_match_chance", nulls=(null,))
             if len(rows):
                 axes.plot(rows["severity"], rows["value"], style, color=colour, linewidth=1)

@@ -30,7 +30,7 @@ class Affine(SeverityView):
     scale: float = 1.25
 
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-    unit: ClassVar[str] = "share of a full random affine map"
+    unit: ClassVar[str] = "affine: share of the full random map"
 
     def __post_init__(self) -> None:
         if not self.scale >= 1:

@@ -23,7 +23,7 @@ class GaussianNoise(SeverityView):
 
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
-    unit: ClassVar[str] = "standard deviation, in units of the [0, 1] pixel range"
+    unit: ClassVar[str] = "noise σ, in units of the [0, 1] pixel range"
 
     def perturb(
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator

@@ -1,5 +1,6 @@
 """Matches, chance levels and kappa, counted patch by patch."""
 
+import collections
 import dataclasses
 import itertools
 
@@ -90,21 +91,26 @@ def test_metrics_by_a_loop(case: str) -> None:
         trials = compared(pair, tokens)
         arrays = {name: column.numpy() for name, column in columns.items()}
         metrics = {(m.name, m.null): m for m in Match().metrics(arrays, aligned=pair.aligned)}
-        nulls = ["pooled", "position"] if pair.aligned else ["pooled"]
+        nulls = ["pooled"] + (["position"] if pair.aligned else []) + (["image"] if tokens == "patch" else [])
         names = [name for name, *_ in kinds(pair.view.top_k)]
         expected = [(name, "") for name in names]
         expected += [(f"{n}_{what}", null) for n in names for what in ("chance", "kappa") for null in nulls]
         assert sorted(metrics) == sorted(expected)
         for name, null, column in itertools.product(names, nulls, range(2)):
             weight = weights[:, column]
-            total = sum(weight[image] for image, *_ in trials)
-            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in trials) / total
+            own = collections.Counter(image for image, *_ in trials)
+            # Where patches of one image are compared, it must have two.
+            used = [t for t in trials if null != "image" or own[t[0]] > 1]
+            total = sum(weight[image] for image, *_ in used)
+            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
             agree, counted = 0.0, 0.0
-            for stratum in {slot if null == "position" else 0 for _, slot, _, _ in trials}:
-                inside = [t for t in trials if null == "pooled" or t[1] == stratum]
+            column_of = {"pooled": None, "position": 1, "image": 0}[null]
+            for stratum in {0 if column_of is None else t[column_of] for t in used}:
+                inside = [t for t in used if column_of is None or t[column_of] == stratum]
                 size = sum(weight[t[0]] for t in inside)
-                # At a position an image is paired with other images alone.
-                pairs_of = [(a, b) for a in inside for b in inside if null == "pooled" or a[0] != b[0]]
+                # At a position an image is paired with other images alone, in an image a patch with other patches.
+                apart = {"pooled": None, "position": 0, "image": 1}[null]
+                pairs_of = [(a, b) for a in inside for b in inside if apart is None or a[apart] != b[apart]]
                 number = sum(weight[a[0]] * weight[b[0]] for a, b in pairs_of)
                 products = [weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a, b in pairs_of]
                 if number:
@@ -112,7 +118,7 @@ def test_metrics_by_a_loop(case: str) -> None:
                     counted += size
             chance = agree / counted if counted else np.nan
             for metric, value in (
-                ((name, ""), match),
+                *([] if null == "image" else [((name, ""), match)]),
                 ((f"{name}_chance", null), chance),
                 (
                     (f"{name}_kappa", null),
@@ -121,7 +127,42 @@ def test_metrics_by_a_loop(case: str) -> None:
             ):
                 found = metrics[metric].statistic.evaluate(weights)[column]
                 assert found == pytest.approx(value, rel=1e-9, nan_ok=True), metric
-                assert metrics[metric].trials.tolist() == arrays["trials"].tolist()
+                kept = [number if metric[1] != "image" or number > 1 else 0 for number in arrays["trials"]]
+                assert metrics[metric].trials.tolist() == kept
+
+
+def test_routing_by_image_alone_is_no_match_within_an_image() -> None:
+    """Every patch of an image goes to the image's expert: full match, well above chance, and nothing within."""
+    expert = torch.arange(40) % 8
+    layer = routing(40, grid=(2, 3), num_experts=8, top_k=1, prefix=0)
+    layer.selected[..., 0] = expert[:, None]
+    columns = Match().sums(aligned(layer, layer))["patch"]
+    arrays = {name: column.numpy() for name, column in columns.items()}
+    found = {
+        (m.name, m.null): m.statistic.evaluate(np.ones((40, 1)))[0]
+        for m in Match().metrics(arrays, aligned=True)
+    }
+    assert found["top1_match", ""] == found["top1_match_kappa", "pooled"] == 1
+    assert found["top1_match_chance", "image"] == 1 and np.isnan(found["top1_match_kappa", "image"])
+
+
+def test_without_correspondence_the_match_within_an_image_is_chance() -> None:
+    """Patches drawn from the image's own few experts, independently in both views: kappa within is 0, pooled is not."""
+    random = np.random.default_rng(0)
+    few = random.integers(0, 8, (500, 1, 2))
+    one, two = (np.take_along_axis(few, random.integers(0, 2, (500, 9, 1)), -1)[..., 0] for _ in range(2))
+    columns = {
+        "trials": np.full(500, 9),
+        "top1_match": (one == two).sum(1),
+        "reference_selected": one[..., None],
+        "view_selected": two[..., None],
+    }
+    found = {
+        (m.name, m.null): m.statistic.evaluate(np.ones((500, 1)))[0]
+        for m in Match().metrics(columns, aligned=False)
+    }
+    # 4,500 trials in 500 images: a standard error of about .01.
+    assert abs(found["top1_match_kappa", "image"]) < 0.04 and found["top1_match_kappa", "pooled"] > 0.4
 
 
 def test_kinds_of_match() -> None:

@@ -29,7 +29,9 @@ SIZE = 5
 def cut(pair: LayerPair | OutputPair, rows: slice) -> LayerPair | OutputPair:
     """Some images of a batch."""
     if isinstance(pair, OutputPair):
-        return OutputPair(pair.reference[rows], pair.view[rows], pair.labels[rows])
+        return OutputPair(
+            None if pair.reference is None else pair.reference[rows], pair.view[rows], pair.labels[rows]
+        )
     return LayerPair(
         images_of(pair.reference, rows),
         images_of(pair.view, rows),
@@ -42,7 +44,7 @@ def cut(pair: LayerPair | OutputPair, rows: slice) -> LayerPair | OutputPair:
 def examples(name: str) -> list[LayerPair | OutputPair]:
     if name not in LAYERED:
         labels = torch.tensor([0, -1, 3, 8, 2])
-        return [OutputPair(torch.randn(SIZE, 9), torch.randn(SIZE, 9), labels)]
+        return [OutputPair(one, torch.randn(SIZE, 9), labels) for one in (torch.randn(SIZE, 9), None)]
     valid = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(0)) < 0.8
     layers = [
         (routing(SIZE, seed=1), routing(SIZE, seed=2)),
