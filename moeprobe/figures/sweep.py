@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -31,9 +32,10 @@ def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
                 _curves(axes[row, column], here, metric, colours)
                 if metric == "top1_match":
                     _chance(axes[row, column], here, colours)
-                axes[row, column].set(ylabel=label if column == 0 else "", ylim=(None, 1.02))
+                axes[row, column].set_ylabel(label if column == 0 else "")
             axes[0, column].set_title(layer)
             axes[-1, column].set_xlabel(unit)
+        _up_to_one(axes)
         figures["routing"] = _parts.finish(
             figure, routing, title=f"Routing against the clean image: {view}", mark="bands"
         )
@@ -42,9 +44,16 @@ def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
         figure, axes = _parts.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
             _curves(axes[0, column], table, metric, colours)
-            axes[0, column].set(ylabel=label, ylim=(None, 1.02), xlabel=unit)
+            axes[0, column].set(ylabel=label, xlabel=unit)
+        _up_to_one(axes)
         figures["output"] = _parts.finish(figure, table, title=f"Output: {view}", mark="bands")
     return figures
+
+
+def _up_to_one(axes: np.ndarray) -> None:
+    """Let every row end at 1; only now that all is drawn, since an axis with one end set grows no more."""
+    for row in axes[:, 0]:
+        row.set_ylim(row.get_ylim()[0], 1.02)
 
 
 def _curves(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:

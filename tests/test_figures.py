@@ -1,0 +1,68 @@
+"""Figures show all that they are given, whatever the checkpoints have in common."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from moeprobe.figures import confidence, match_ratio, sweep
+from moeprobe.tables import frame
+
+_MATCH = [
+    (f"top1_match{what}", null)
+    for what, nulls in (
+        ("", [""]),
+        ("_chance", ["pooled", "position", "image"]),
+        ("_kappa", ["pooled", "image"]),
+    )
+    for null in nulls
+]
+_GATES = [(f"gate_{name}", "") for name in ("highest", "second", "rest", "margin")]
+
+
+def table(severities: list[float | None]) -> pd.DataFrame:
+    """Two checkpoints far apart, whose second layers lie lower still; one has a layer of its own."""
+    rows = []
+    for checkpoint, layers in (("low", ["blocks.1", "blocks.3"]), ("high", ["blocks.1", "blocks.5"])):
+        for number, layer in enumerate(layers):
+            for step, severity in enumerate(severities):
+                for place, (metric, null) in enumerate([*_MATCH, *_GATES]):
+                    value = (0.9 if checkpoint == "high" else 0.5) - 0.2 * number - 0.1 * step + 0.001 * place
+                    rows.append(
+                        {
+                            "checkpoint": checkpoint, "dataset": "digits", "split": "test", "layer": layer,
+                            "view": "noise", "severity": severity, "tokens": "patch", "metric": metric, "null": null,
+                            "value": value, "ci_low": value - 0.02, "ci_high": value + 0.02, "images": 30,
+                        }
+                    )  # fmt: skip
+    return frame(rows)
+
+
+def figures() -> dict[str, Figure]:
+    return {
+        "sweep": sweep.draw(table([0.0, 0.1, 0.2]), unit="σ")["routing"],
+        "match": match_ratio.draw(table([None]))["match-ratio"],
+        "confidence": confidence.draw(table([None]))["confidence"],
+    }
+
+
+@pytest.mark.parametrize("name", figures())
+def test_no_point_lies_outside_its_panel(name: str) -> None:
+    drawn = 0
+    for axes in figures()[name].axes:
+        low, high = axes.get_ylim()
+        for line in axes.get_lines():
+            y = np.asarray(line.get_ydata(), dtype=float)
+            drawn += np.isfinite(y).sum()
+            assert np.all((y >= low) & (y <= high)), (axes.get_title(), line.get_label())
+    assert drawn > 12
+
+
+@pytest.mark.parametrize("name", figures())
+def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: str) -> None:
+    figure = figures()[name]
+    columns = 3
+    for row in range(len(figure.axes) // columns):
+        assert len({axes.get_ylim() for axes in figure.axes[row * columns : (row + 1) * columns]}) == 1
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
