@@ -104,3 +104,24 @@ class Traceable(Protocol):
         Raises:
             UserError: there is no such layer, or the images do not fit the model.
         """
+
+
+@runtime_checkable
+class Replayable(Traceable, Protocol):
+    """A model whose layers can be made to repeat a routing that was made on other pixels."""
+
+    def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
+        """Return the class scores ``(B, classes)`` of images when they are routed as ``routing`` says.
+
+        The layers in ``routing`` repeat its choices, token by token, and what found room then finds room now; other
+        layers choose as ever.
+
+        Args:
+            images: ``(B, 3, H, W)`` in [0, 1].
+            routing: of as many images, in the same order.
+            gates: "recomputed": the chosen experts are weighted as the router weights them for these images;
+                "replayed": as in ``routing``.
+
+        Raises:
+            UserError: the routing is not one of this model for as many images, or its tokens choose no experts.
+        """

@@ -62,7 +62,7 @@ def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
 
 
 def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:
-    """A small V-MoE with random parameters whose position embeddings and gates are not close to zero."""
+    """A small V-MoE with random parameters, whose gates are not close to uniform and whose scores are not all equal."""
     import timm
 
     import moeprobe.nn  # noqa: F401  (registers the models)
@@ -73,6 +73,8 @@ def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:
         for name, parameter in model.named_parameters():
             if "router" in name:
                 parameter.mul_(4)
+            if name == "head.weight":  # starts at zero
+                parameter.normal_(generator=torch.Generator().manual_seed(seed))
     return model
 
 

@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.nn.capture import capture, moe_layers
 from moeprobe.nn.dispatch import CapacityRule
+from moeprobe.nn.replay import Choices, replaying
 from moeprobe.nn.routers.base import Decision
 from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
 
@@ -84,18 +85,40 @@ class Vmoe:
         """Run the model; see ``routing.Traceable``."""
         wanted = self._wanted(layers)
         assert wanted or logits, "nothing is asked for"
+        output: Tensor | None = None
+        with (
+            torch.inference_mode(),
+            capture(self.model, stop_after=None if logits else wanted[-1]) as decisions,
+        ):
+            output = self._forward(images)
+        traced = {name: self._routing(name, decisions[name], len(images)) for name in wanted}
+        return output, RoutingTrace(traced)
+
+    def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
+        """Run the model with choices made elsewhere; see ``routing.Replayable``."""
+        assert gates in ("recomputed", "replayed"), gates
+        choices = {}
+        for name in self._wanted(list(routing.layers)):
+            layer = routing.layers[name]
+            expected = (len(images), self.grid.num_patches + layer.num_prefix_tokens, layer.num_experts)
+            if tuple(layer.gates.shape) != expected or layer.top_k == 0:
+                raise UserError(
+                    f"The routing of {name} is for {tuple(layer.gates.shape)} gates and {layer.top_k} choices; "
+                    f"it can be replayed for {expected} gates and at least one choice."
+                )
+            replayed = layer.gates if gates == "replayed" else None
+            choices[name] = Choices(layer.selected, layer.processed, replayed)
+        with torch.inference_mode(), replaying(self.model, choices):
+            return self._forward(images)
+
+    def _forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
             raise UserError(
                 f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "
                 f"got {tuple(images.shape)}."
             )
-        output: Tensor | None = None
-        with torch.inference_mode():
-            normalised = (images.to(self.device) - self._mean) / self._std
-            with capture(self.model, stop_after=None if logits else wanted[-1]) as decisions:
-                output = self.model(normalised).float()
-        traced = {name: self._routing(name, decisions[name], len(images)) for name in wanted}
-        return output, RoutingTrace(traced)
+        logits: Tensor = self.model((images.to(self.device) - self._mean) / self._std)
+        return logits.float()
 
     def _wanted(self, layers: Sequence[str] | None) -> list[str]:
         if layers is None:

@@ -121,6 +121,42 @@ def plan_token_choice(
     )
 
 
+def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity: int | None) -> DispatchPlan:
+    """Plan given choices, of which it is already known which find room.
+
+    Args:
+        gates: ``(G, S, E)`` weights of the combination.
+        selected: ``(G, S, K)`` experts, best first, -1 = none.
+        processed: ``(G, S, K)`` bool; the others come back with weight 0.
+        capacity: C of the buffers; None without limit.
+
+    Raises:
+        UserError: more choices were processed than the buffers hold.
+    """
+    num_groups, group_size, num_experts = gates.shape
+    kept = processed & (selected >= 0)
+    # What found no room waits at a desk of its own, in nobody's way.
+    queue = selected.where(kept, num_experts)
+    slot = _arrival(queue, gates, num_experts + 1, batch_priority=False)
+    if capacity is not None and bool((slot[kept] >= capacity).any()):
+        raise UserError(
+            f"The routing was made with more room than the model has: its capacity is {capacity}."
+        )
+    expert = selected.clamp_min(0)
+    token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(selected.shape[-1])
+    return DispatchPlan(
+        token=token,
+        expert=expert.flatten(),
+        slot=slot.flatten(),
+        weight=torch.where(kept, gates.gather(-1, expert), 0.0).flatten(),
+        kept=kept.flatten(),
+        num_groups=num_groups,
+        group_size=group_size,
+        num_experts=num_experts,
+        capacity=capacity,
+    )
+
+
 def _arrival(selected: Tensor, gates: Tensor, num_experts: int, *, batch_priority: bool) -> Tensor:
     """Return for every choice ``(G, S, K)`` how many were served by its expert and group before it."""
     num_groups, group_size, top_k = selected.shape

@@ -1,13 +1,18 @@
 """Our own transformers, traced: against the model run by hand."""
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.nn.capture import moe_layers
-from moeprobe.routing import Traceable
+from moeprobe.nn.moe import MoeLayer
+from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
 from tests.routings import tiny
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
@@ -131,3 +136,82 @@ def test_models_and_groups_that_do_not_work_are_one_sentence() -> None:
         adapter(nn.Linear(1, 1))
     with pytest.raises(UserError, match="at least one image"):
         adapter(group_images=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"trained_capacity": True}, {"trained_capacity": True, "group_images": 3}]
+)
+@pytest.mark.parametrize("model", [{}, {"top_k": 1}, {"batch_priority": True}, {"bfloat16_dispatch": True}])
+@pytest.mark.parametrize("gates", ["recomputed", "replayed"])
+def test_its_own_routing_changes_not_a_bit(
+    options: dict[str, object], model: dict[str, Any], gates: str
+) -> None:
+    traced = adapter(tiny(eval_capacity_factor=0.7, **model), **options)
+    assert isinstance(traced, Replayable)
+    logits, routing = traced.trace(images())
+    if options:
+        assert not all(layer.processed.all() for layer in routing.layers.values()), (
+            "nothing is dropped: no test"
+        )
+    assert logits is not None
+    assert torch.equal(traced.replay(images(), routing, gates=gates), logits)
+
+
+def by_hand(model: nn.Module, pixels: Tensor, trace: RoutingTrace, *, gates: str) -> Tensor:
+    """The forward with given choices, token by token and expert by expert."""
+    normalised = torch.stack([(pixels[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+
+    def routed(layer: MoeLayer, routing: LayerRouting) -> Callable[[Tensor], Tensor]:
+        def forward(tokens: Tensor) -> Tensor:
+            own = (tokens @ layer.router.get_parameter("gate.weight").T).softmax(-1)
+            weights = own if gates == "recomputed" else routing.gates
+            out = torch.zeros_like(tokens)
+            for image, token, choice in itertools.product(*map(range, routing.selected.shape)):
+                expert = int(routing.selected[image, token, choice])
+                if expert >= 0 and routing.processed[image, token, choice]:
+                    rows = tokens[image, token].expand(layer.experts.num_experts, 1, -1)
+                    out[image, token] += weights[image, token, expert] * layer.experts(rows)[expert, 0]
+            return out
+
+        return forward
+
+    kept = {}
+    for name, layer in moe_layers(model).items():
+        if name in trace.layers:
+            kept[layer] = layer.forward
+            layer.forward = routed(layer, trace.layers[name])  # type: ignore[method-assign, assignment]
+    with torch.inference_mode():
+        found = model.eval()(normalised)
+    for layer, forward in kept.items():
+        layer.forward = forward  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize("layers", [None, ["blocks.1"], ["blocks.3"]])
+@pytest.mark.parametrize("gates", ["recomputed", "replayed"])
+def test_another_routing_is_followed_to_the_letter(layers: list[str] | None, gates: str) -> None:
+    traced = adapter(tiny(eval_capacity_factor=0.7), trained_capacity=True)
+    _, other = traced.trace(images(3, seed=1), layers=layers)
+    for layer in other.layers.values():
+        layer.selected[0, 2, 1] = -1
+        layer.processed[0, 2, 1] = False
+    found = traced.replay(images(3), other, gates=gates)
+    torch.testing.assert_close(
+        found, by_hand(traced.model, images(3), other, gates=gates), rtol=1e-4, atol=1e-5
+    )
+    own, _ = traced.trace(images(3))
+    assert own is not None and not torch.allclose(found, own, atol=1e-3)
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    traced = adapter()
+    _, routing = traced.trace(images(3))
+    with pytest.raises(UserError, match=r"blocks\.1 is for \(3, 17, 8\) gates"):
+        traced.replay(images(4), routing)
+    _, other = adapter(tiny(layers=[2])).trace(images(3))
+    with pytest.raises(UserError, match=r"MoE layer 'blocks\.2'"):
+        traced.replay(images(3), other)
+    # Room for six tokens of each expert; everything that was chosen without a limit is more than that.
+    narrow = adapter(tiny(eval_capacity_factor=0.5), trained_capacity=True)
+    with pytest.raises(UserError, match="more room than the model has"):
+        narrow.replay(images(3), routing)
