@@ -13,6 +13,7 @@ from moeprobe.catalog import ANALYSES
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
+from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result, provenance
 from moeprobe.sweeps import CLEAN, Checkpoint, Probe
 from moeprobe.tables import concatenate
@@ -35,16 +36,33 @@ def probe(
     data: str = "digits",
     view: str = CLEAN,
     severities: Sequence[float] | None = None,
+    attribute: str | None = None,
     options: Options | None = None,
     watcher: Watcher | None = None,
     **changes: Any,
 ) -> Result:
-    """Run one of ``KINDS``; what the functions above call."""
+    """Run one of ``KINDS``.
+
+    Args:
+        kind: which.
+        models: checkpoints, loaded or by path.
+        data: data set, ``name`` or ``name:location``.
+        view: perturbation.
+        severities: of a sweep; None = the view's own steps.
+        attribute: in a sweep, exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
+        options: what all probes have in common; ``changes`` are applied to them by name.
+        watcher: told how the run advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
     options = dataclasses.replace(options or Options(), **changes)
     watcher = watcher or Watcher()
     started = time.perf_counter()
     loaded = load_models(models, options)
-    question = make_probe(kind, loaded, data=data, view_name=view, severities=severities, options=options)
+    question = make_probe(
+        kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
+    )
     request = make_request(kind, data, question, options, loaded)
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
 
@@ -109,12 +127,15 @@ def plan(
     data: str = "digits",
     view: str = CLEAN,
     severities: Sequence[float] | None = None,
+    attribute: str | None = None,
     options: Options | None = None,
 ) -> Plan:
     """Say what ``probe`` would take, by running two batches of each checkpoint and writing nothing."""
     options = options or Options()
     loaded = load_models(models, options)
-    question = make_probe(kind, loaded, data=data, view_name=view, severities=severities, options=options)
+    question = make_probe(
+        kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
+    )
     sample = dataclasses.replace(
         question, indices=question.indices[: 2 * options.batch_size], skip_bad_images=True
     )
@@ -141,6 +162,7 @@ def make_probe(
     view_name: str,
     severities: Sequence[float] | None,
     options: Options,
+    attribute: str | None = None,
 ) -> Probe:
     """Put together what is asked of every checkpoint.
 
@@ -166,6 +188,10 @@ def make_probe(
     if options.batch_size < 1:
         raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
     _check_layers(models, options.layers)
+    analyses = KINDS[kind]
+    if attribute is not None:
+        _check_attribution(kind, view, models, attribute)
+        analyses += ("attribution",)
     labelled = all(_same_classes(model, dataset) for model in models)
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
@@ -176,14 +202,30 @@ def make_probe(
         view_name=view_name,
         view=view,
         severities=steps,
-        analyses=tuple(ANALYSES.get(name)() for name in KINDS[kind]),
+        analyses=tuple(ANALYSES.get(name)() for name in analyses),
         seed=options.seed,
         layers=options.layers,
         batch_size=options.batch_size,
         workers=options.workers,
         skip_bad_images=options.skip_bad_images,
         labelled=labelled,
+        replayed_gates=attribute or "recomputed",
     )
+
+
+def _check_attribution(
+    kind: str, view: PairView | SeverityView | None, models: Sequence[Checkpoint], gates: str
+) -> None:
+    """Raise ``UserError`` unless pixels and routing can be exchanged in this sweep."""
+    if gates not in ("recomputed", "replayed"):
+        raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
+    if kind != "sweep" or view is None or not view.aligned:
+        raise UserError(
+            "Only a sweep whose view leaves the patches where they are (gaussian_noise) can be attributed."
+        )
+    for model in models:
+        if not isinstance(model.model, Replayable):
+            raise UserError(f"{model.name} cannot replay a routing, so its changes cannot be attributed.")
 
 
 def check_severities(severities: tuple[float, ...]) -> None:
@@ -225,7 +267,8 @@ def make_request(
         "split": options.split,
         "view": view,
         "severities": list(probe.severities),
-        "analyses": list(KINDS.get(kind, (kind,))),
+        "analyses": [*KINDS.get(kind, (kind,)), *(("attribution",) if probe.corners else ())],
+        "replayed_gates": probe.replayed_gates if probe.corners else None,
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,

@@ -10,11 +10,11 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.accumulators import Cell
-from moeprobe.analyses.base import Columns, LayerAnalysis, Metric, OutputAnalysis
+from moeprobe.analyses.base import Analysis, Columns, LayerAnalysis, Metric
 from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import cells, frame
 
-Analyses = Sequence[LayerAnalysis | OutputAnalysis]
+Analyses = Sequence[Analysis]
 
 
 @dataclass(frozen=True)

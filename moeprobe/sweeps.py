@@ -20,11 +20,19 @@ from torch import Tensor
 
 from moeprobe import geometry
 from moeprobe.accumulators import Accumulator, Cell
-from moeprobe.analyses.base import LayerAnalysis, LayerPair, OutputAnalysis, OutputPair
+from moeprobe.analyses.base import (
+    Analysis,
+    CornerAnalysis,
+    Corners,
+    LayerAnalysis,
+    LayerPair,
+    OutputAnalysis,
+    OutputPair,
+)
 from moeprobe.batches import Batch, Recipe, batches
 from moeprobe.data.base import ImageDataset
 from moeprobe.geometry import Correspondence
-from moeprobe.routing import LayerRouting, RoutingTrace, Traceable
+from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
 from moeprobe.seeds import generator
 from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView
@@ -40,7 +48,8 @@ class Probe:
     """What is asked of every checkpoint: which images, which views, which analyses.
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
-    ``labelled`` False ignores the data's labels (they are not those of the model).
+    ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``).
     """
 
     dataset: ImageDataset
@@ -48,13 +57,14 @@ class Probe:
     view_name: str
     view: PairView | SeverityView | None
     severities: tuple[float, ...]
-    analyses: tuple[LayerAnalysis | OutputAnalysis, ...]
+    analyses: tuple[Analysis, ...]
     seed: int
     layers: tuple[str, ...] | None = None
     batch_size: int = 64
     workers: int = 0
     skip_bad_images: bool = False
     labelled: bool = True
+    replayed_gates: str = "recomputed"
 
     @property
     def num_passes(self) -> int:
@@ -64,7 +74,14 @@ class Probe:
         if self.is_pair:
             return 2
         assert isinstance(self.view, SeverityView)
-        return 1 + sum(severity != self.view.severities[0] for severity in self.severities)
+        return 1 + (3 if self.corners else 1) * sum(
+            severity != self.view.severities[0] for severity in self.severities
+        )
+
+    @property
+    def corners(self) -> bool:
+        """Whether pixels and routing are exchanged, which takes two passes more."""
+        return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
 
     @property
     def is_pair(self) -> bool:
@@ -229,7 +246,7 @@ def _severities(
 def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
     # Checkpoints may have different layers; each is asked for those that it has.
     layers = None if probe.layers is None else [name for name in probe.layers if name in model.layer_names]
-    output_wanted = any(isinstance(analysis, OutputAnalysis) for analysis in probe.analyses)
+    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
 
     def trace(view: int) -> tuple[Tensor | None, RoutingTrace]:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
@@ -246,6 +263,8 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
         if output_wanted:
             compared = None if probe.view is None else reference[0]
             found[Cell()] = _output_sums(probe, batch, compared, view[0])
+            if probe.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
+                found[Cell()] |= _corner_sums(probe, model, batch, reference, view, shown)
         for cell, columns in found.items():
             placed = Cell(
                 layer=cell.layer,
@@ -256,8 +275,11 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
                 tokens=cell.tokens,
             )
             arrays = {name: _to_host(column) for name, column in columns.items()}
-            labels = (batch.labels if probe.labelled else torch.full_like(batch.labels, -1)).numpy()
-            accumulator.add(placed, batch.image_ids, {"label": labels} | arrays)
+            accumulator.add(placed, batch.image_ids, {"label": _labels(probe, batch).numpy()} | arrays)
+
+
+def _labels(probe: Probe, batch: Batch) -> Tensor:
+    return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
 
 
 def _to_host(column: Tensor) -> NDArray[np.generic]:
@@ -303,10 +325,58 @@ def _output_sums(
     probe: Probe, batch: Batch, reference: Tensor | None, view: Tensor | None
 ) -> dict[str, Tensor]:
     assert view is not None
-    labels = batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
-    pair = OutputPair(reference, view, labels.to(view.device))
+    pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
     columns: dict[str, Tensor] = {}
     for analysis in probe.analyses:
         if isinstance(analysis, OutputAnalysis):
             columns |= analysis.sums(pair)
     return columns
+
+
+def _corner_sums(
+    probe: Probe,
+    model: Traceable,
+    batch: Batch,
+    clean: tuple[Tensor | None, RoutingTrace],
+    perturbed: tuple[Tensor | None, RoutingTrace],
+    shown: int,
+) -> dict[str, Tensor]:
+    """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
+    assert isinstance(model, Replayable)
+    assert clean[0] is not None
+    assert perturbed[0] is not None
+
+    def exchanged(pixels: int, own: tuple[Tensor | None, RoutingTrace], other: RoutingTrace) -> Tensor:
+        assert own[0] is not None
+        if shown == 0:
+            return own[0]
+        scores = model.replay(batch.views[pixels], other, gates=probe.replayed_gates)
+        if probe.replayed_gates == "recomputed":
+            # An image whose routing is the same anyway is not changed by the rounding of its batch-mates' switches.
+            scores = own[0].where(_same_routing(own[1], other)[:, None], scores)
+        return scores
+
+    corners = Corners(
+        logits=(
+            clean[0],
+            exchanged(shown, perturbed, clean[1]),
+            exchanged(0, clean, perturbed[1]),
+            perturbed[0],
+        ),
+        labels=_labels(probe, batch).to(clean[0].device),
+    )
+    columns: dict[str, Tensor] = {}
+    for analysis in probe.analyses:
+        if isinstance(analysis, CornerAnalysis):
+            columns |= analysis.sums(corners)
+    return columns
+
+
+def _same_routing(one: RoutingTrace, two: RoutingTrace) -> Tensor:
+    """Return for which images ``(B,)`` every token of every layer chooses the same, and finds the same room."""
+    same = [
+        (layer.selected == two.layers[name].selected).flatten(1).all(1)
+        & (layer.processed == two.layers[name].processed).flatten(1).all(1)
+        for name, layer in one.layers.items()
+    ]
+    return torch.stack(same).all(0)

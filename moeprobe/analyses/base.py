@@ -47,6 +47,17 @@ class OutputPair:
 
 
 @dataclass(frozen=True)
+class Corners:
+    """Class scores ``(B, classes)`` for (pixels, routing), each clean or perturbed; labels ``(B,)``, -1 = none.
+
+    ``logits`` are those of (clean, clean), (perturbed, clean), (clean, perturbed), (perturbed, perturbed).
+    """
+
+    logits: tuple[Tensor, Tensor, Tensor, Tensor]
+    labels: Tensor
+
+
+@dataclass(frozen=True)
 class Metric:
     """One number of a table.
 
@@ -97,3 +108,20 @@ class OutputAnalysis(ABC):
     @abstractmethod
     def metrics(self, columns: Columns) -> list[Metric]:
         """Return what the columns of a whole run allow to be said."""
+
+
+class CornerAnalysis(ABC):
+    """An analysis of the model's output with pixels and routing exchanged; needs a model that can replay a routing."""
+
+    signature: ClassVar[str]
+
+    @abstractmethod
+    def sums(self, corners: Corners) -> dict[str, Tensor]:
+        """Return columns with one entry per image of the batch."""
+
+    @abstractmethod
+    def metrics(self, columns: Columns) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said."""
+
+
+Analysis = LayerAnalysis | OutputAnalysis | CornerAnalysis

@@ -20,6 +20,19 @@ Checkpoints = Annotated[
     ),
 ]
 Data = Annotated[str, typer.Option(help="Data set: NAME or NAME:LOCATION, e.g. digits, folder:photos.")]
+Attribute = Annotated[
+    bool,
+    typer.Option(
+        "--attribute",
+        help="Replay clean routing on perturbed pixels and the other way round: what of the change is switching?",
+    ),
+]
+Gates = Annotated[
+    str,
+    typer.Option(
+        help="With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well."
+    ),
+]
 
 # name -> (type, default); what `moeprobe.api.Options` takes, and the three that concern the output.
 _COMMON: dict[str, tuple[Any, Any]] = {

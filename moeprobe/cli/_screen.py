@@ -70,6 +70,7 @@ def number(value: float, *, signed: bool = False) -> str:
     """Return a value with three decimals; a dash where there is none."""
     if value != value:
         return "–"
+    value = round(value, 3) + 0.0  # no minus before a zero
     return f"{value:+.3f}" if signed else f"{value:.3f}"
 
 

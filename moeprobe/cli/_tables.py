@@ -93,6 +93,12 @@ _SWEEP_COLUMNS = (
     ("load_entropy", "", "load entropy"),
 )
 
+_ATTRIBUTION_COLUMNS = tuple(
+    (f"{value}_{share}", "", f"{name},\n{share}")
+    for value, name in (("class_probability", "class probability"), ("accuracy", "accuracy"))
+    for share in ("features", "switching", "interaction")
+)
+
 
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
@@ -107,6 +113,9 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     if len(output):
         columns = tuple((name, "", _NAMES[name]) for name in ("accuracy", "prediction_agreement", "loss"))
         tables.append(_severity_table(result, output, columns, f"{title}: output"))
+    if (output["metric"] == "class_probability_switching").any():
+        heading = f"{title}: what changes the output, features (pixels) or switching (experts)?"
+        tables.append(_severity_table(result, output, _ATTRIBUTION_COLUMNS, heading))
     return tables
 
 

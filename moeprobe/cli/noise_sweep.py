@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+from moeprobe.cli._options import Attribute, Checkpoints, Common, Data, Gates, numbers, probe
 
 
 @probe
@@ -15,12 +15,14 @@ def noise_sweep(
         str | None,
         typer.Option(help="Comma-separated standard deviations, in units of the [0, 1] pixel range."),
     ] = None,
+    attribute: Attribute = False,
+    gates: Gates = "recomputed",
     *,
     common: Common,
 ) -> None:
     """The gaussian_noise sweep: does noise change which experts the patches choose, and the answer?
 
-    Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2`
+    Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2 --attribute`
     """
     from moeprobe.cli._run import run
     from moeprobe.cli._tables import along_severity
@@ -31,6 +33,7 @@ def noise_sweep(
         common,
         show=lambda result: along_severity(result, title="gaussian_noise"),
         data=data,
+        attribute=gates if attribute else None,
         view="gaussian_noise",
         severities=numbers(sigmas, "--sigmas"),
     )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+from moeprobe.cli._options import Attribute, Checkpoints, Common, Data, Gates, numbers, probe
 
 
 @probe
@@ -15,6 +15,8 @@ def sweep(
     severities: Annotated[
         str | None, typer.Option(help="Comma-separated severities; default: the view's own steps.")
     ] = None,
+    attribute: Attribute = False,
+    gates: Gates = "recomputed",
     *,
     common: Common,
 ) -> None:
@@ -31,6 +33,7 @@ def sweep(
         common,
         show=lambda result: along_severity(result, title=view),
         data=data,
+        attribute=gates if attribute else None,
         view=view,
         severities=numbers(severities, "--severities"),
     )

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from moeprobe.figures import COLOURS, STYLE
 
 
-def panels(rows: int, columns: int, *, width: float = 4.2, height: float = 2.9) -> tuple[Figure, np.ndarray]:
-    """Return a figure with ``rows`` x ``columns`` axes ``(rows, columns)``; a row shares its y axis."""
+def panels(
+    rows: int, columns: int, *, width: float = 4.2, height: float = 2.9, sharey: bool = True
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure with ``rows`` x ``columns`` axes ``(rows, columns)``; a row shares its y axis if ``sharey``."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False, sharey="row")
+        axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if sharey else False)
     return figure, axes
 
 

@@ -15,6 +15,12 @@ _ROUTING = (
     ("gate_highest", "highest gate"),
 )
 _OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
+_CHANGES = (
+    ("class_probability", "change in probability\nof the clean prediction"),
+    ("logit_distance", "distance of the scores\nfrom the clean ones"),
+    ("accuracy", "change in accuracy"),
+)
+_SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
 def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
@@ -47,6 +53,16 @@ def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
             axes[0, column].set(ylabel=label, xlabel=unit)
         _up_to_one(axes)
         figures["output"] = _parts.finish(figure, table, title=f"Output: {view}", mark="bands")
+    changes = [
+        (metric, label) for metric, label in _CHANGES if (table["metric"] == f"{metric}_switching").any()
+    ]
+    if changes:
+        figure, axes = _parts.panels(1, len(changes), sharey=False)
+        for column, (metric, label) in enumerate(changes):
+            _shares(axes[0, column], table, metric, colours)
+            axes[0, column].set(ylabel=label, xlabel=unit)
+        title = f"What changes the output, features or switching experts? {view}"
+        figures["attribution"] = _parts.finish(figure, table, title=title, mark="bands")
     return figures
 
 
@@ -58,18 +74,25 @@ def _up_to_one(axes: np.ndarray) -> None:
 
 def _curves(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
     for checkpoint in _parts.checkpoints(table):
-        colour = colours[checkpoint]
         rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
-        x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
-        axes.plot(x, value, "o-", color=colour, markersize=4, linewidth=1.5, label=checkpoint)
-        axes.fill_between(
-            x,
-            rows["ci_low"].to_numpy(float),
-            rows["ci_high"].to_numpy(float),
-            color=colour,
-            alpha=0.2,
-            linewidth=0,
-        )
+        _curve(axes, rows, colours[checkpoint], "o-", label=checkpoint)
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, colour: str, style: str, *, label: str) -> None:
+    """Draw values along the severity with their band."""
+    x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
+    axes.plot(x, value, style, color=colour, markersize=4, linewidth=1.5, label=label)
+    low, high = (rows[end].to_numpy(float) for end in ("ci_low", "ci_high"))
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _shares(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+    """Draw what features and switching have in the change of the output."""
+    axes.axhline(0, color="#808080", linewidth=0.8)
+    for checkpoint in _parts.checkpoints(table):
+        for share, line, mark in _SHARES:
+            rows = _rows(table, checkpoint, f"{metric}_{share}", nulls=("",))
+            _curve(axes, rows, colours[checkpoint], line + mark, label=f"{checkpoint}: {share}")
 
 
 def _chance(axes: Axes, table: pd.DataFrame, colours: Mapping[str, str]) -> None:

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from moeprobe import catalog
 from moeprobe.accumulators import Accumulator
-from moeprobe.analyses.base import LayerAnalysis, LayerPair, OutputAnalysis, OutputPair
+from moeprobe.analyses.base import (
+    CornerAnalysis,
+    Corners,
+    LayerAnalysis,
+    LayerPair,
+    OutputAnalysis,
+    OutputPair,
+)
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from tests.routings import aligned, checkpoint, images_of, probe, routing
@@ -19,15 +26,20 @@ KINDS = {name: catalog.ANALYSES.get(name) for name in catalog.ANALYSES.names()}
 AGGREGATES = {
     name: kind()
     for name, kind in KINDS.items()
-    if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | OutputAnalysis)
+    if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | OutputAnalysis | CornerAnalysis)
 }
 LAYERED = {name: analysis for name, analysis in AGGREGATES.items() if isinstance(analysis, LayerAnalysis)}
+CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
+Asked = LayerPair | OutputPair | Corners
 
 
-def cut(pair: LayerPair | OutputPair, rows: slice) -> LayerPair | OutputPair:
+def cut(pair: Asked, rows: slice) -> Asked:
     """Some images of a batch."""
+    if isinstance(pair, Corners):
+        one, two, three, four = (logits[rows] for logits in pair.logits)
+        return Corners((one, two, three, four), pair.labels[rows])
     if isinstance(pair, OutputPair):
         return OutputPair(
             None if pair.reference is None else pair.reference[rows], pair.view[rows], pair.labels[rows]
@@ -41,9 +53,16 @@ def cut(pair: LayerPair | OutputPair, rows: slice) -> LayerPair | OutputPair:
     )
 
 
-def examples(name: str) -> list[LayerPair | OutputPair]:
+def examples(name: str) -> list[Asked]:
+    labels = torch.tensor([0, -1, 3, 8, 2])
+    if name in CORNERED:
+        return [
+            Corners(
+                (torch.randn(SIZE, 9), torch.randn(SIZE, 9), torch.randn(SIZE, 9), torch.randn(SIZE, 9)),
+                labels,
+            )
+        ]
     if name not in LAYERED:
-        labels = torch.tensor([0, -1, 3, 8, 2])
         return [OutputPair(one, torch.randn(SIZE, 9), labels) for one in (torch.randn(SIZE, 9), None)]
     valid = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(0)) < 0.8
     layers = [
@@ -54,7 +73,7 @@ def examples(name: str) -> list[LayerPair | OutputPair]:
     return [aligned(*both) for both in layers]
 
 
-def sums(name: str, pair: LayerPair | OutputPair) -> dict[str, dict[str, Tensor]]:
+def sums(name: str, pair: Asked) -> dict[str, dict[str, Tensor]]:
     found = AGGREGATES[name].sums(pair)  # type: ignore[arg-type]
     return found if name in LAYERED else {"": found}  # type: ignore[return-value, dict-item]
 

@@ -1,0 +1,73 @@
+"""How much of the change of the output is caused by switching experts, and how much by the changed features?
+
+With f(x, r) the output for the pixels x routed as r, each clean or perturbed, the whole change is
+f(perturbed, perturbed) − f(clean, clean). It is shared out by the mean over the two orders in which pixels and routing
+can be exchanged (the Shapley value of two players):
+
+* features  = ½ [f(p, c) − f(c, c)] + ½ [f(p, p) − f(c, p)]
+* switching = ½ [f(c, p) − f(c, c)] + ½ [f(p, p) − f(p, c)]
+* interaction = f(p, p) − f(p, c) − f(c, p) + f(c, c), which is half in each of them.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.analyses.base import Columns, CornerAnalysis, Corners, Metric
+from moeprobe.statistics import Ratio
+
+# (pixels, routing) of each corner.
+CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
+# What each share takes of the corners, in that order.
+SHARES = {
+    "features": (-0.5, 0.5, -0.5, 0.5),
+    "switching": (-0.5, -0.5, 0.5, 0.5),
+    "interaction": (1.0, -1.0, -1.0, 1.0),
+}
+
+
+class Attribution(CornerAnalysis):
+    """The output with pixels and routing each clean or perturbed; what either has in its change."""
+
+    signature = "attributed"
+
+    def sums(self, corners: Corners) -> dict[str, Tensor]:
+        """Return per image and corner: distance of the scores from the clean ones, class probability, correct.
+
+        The class is the one predicted for the clean image.
+        """
+        clean = corners.logits[0]
+        predicted = clean.argmax(1, keepdim=True)
+        labelled = corners.labels >= 0
+        target = corners.labels.clamp_min(0)
+        columns = {"attributed": torch.ones_like(target), "attributed_labelled": labelled.long()}
+        for name, logits in zip(CORNERS, corners.logits, strict=True):
+            columns[f"logit_distance_{name}"] = (logits - clean).norm(dim=1)
+            columns[f"class_probability_{name}"] = logits.softmax(1).gather(1, predicted)[:, 0]
+            columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
+        return columns
+
+    def metrics(self, columns: Columns) -> list[Metric]:
+        """Return the corners and the shares; nothing about labels where no image has one."""
+        found = []
+        for value, denominator in (
+            ("logit_distance", "attributed"),
+            ("class_probability", "attributed"),
+            ("accuracy", "attributed_labelled"),
+        ):
+            count = columns[denominator]
+            if count.sum() == 0:
+                continue
+            corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
+            found += [
+                _mean(f"{value}_{name}", corner, count) for name, corner in zip(CORNERS, corners, strict=True)
+            ]
+            found += [
+                _mean(f"{value}_{name}", np.asarray(share) @ corners, count) for name, share in SHARES.items()
+            ]
+        return found
+
+
+def _mean(name: str, numerator: NDArray[np.float64], count: NDArray[np.generic]) -> Metric:
+    return Metric(name, "", Ratio(numerator, count.astype(np.float64)), count)
