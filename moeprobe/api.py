@@ -22,6 +22,7 @@ from torch import Tensor
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
+from moeprobe.following import DiscontinuityResult, discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
 from moeprobe.overlaying import OverlayResult, overlay
 from moeprobe.probing import Plan, plan, probe
@@ -33,6 +34,7 @@ from moeprobe.views.base import PairView
 
 __all__ = [
     "Checkpoint",
+    "DiscontinuityResult",
     "Model",
     "Options",
     "OverlayResult",
@@ -41,6 +43,7 @@ __all__ = [
     "Result",
     "choose_device",
     "confidence",
+    "discontinuity",
     "evaluate",
     "load_model",
     "match_ratio",

@@ -65,12 +65,8 @@ def overlay(
     loaded = load_models(models, options)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=(severity,), options=options)
     dataset: ImageDataset = Files(files) if files else question.dataset
-    if files:
-        chosen = list(range(len(files)))
-    elif images:
-        chosen = [_position(dataset, name, data) for name in images]
-    else:
-        chosen = question.indices[:count]  # type: ignore[assignment]
+    named = bool(files or images)
+    chosen = choose_images(dataset, images=images, data=data) if named else question.indices[:count]
     question = dataclasses.replace(question, dataset=dataset, indices=chosen)
     request = make_request("overlay", data, question, options, loaded)
     request |= {"images": [dataset.image_ids[index] for index in chosen]}
@@ -94,6 +90,15 @@ def overlay(
         }
         write_json(folder.path / "table.json", sidecar | provenance())
     return OverlayResult(shown, table, written)
+
+
+def choose_images(dataset: ImageDataset, *, images: Sequence[str], data: str) -> list[int]:
+    """Return the positions of the images called so; of all where none is named.
+
+    Raises:
+        UserError: there is no such image; the sentence shows what names look like.
+    """
+    return [_position(dataset, name, data) for name in images] or list(range(len(dataset)))
 
 
 def _position(dataset: ImageDataset, name: str, data: str) -> int:

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from moeprobe import summaries, sweeps
 from moeprobe.catalog import ANALYSES
 from moeprobe.data.base import ImageDataset
@@ -26,6 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "confidence": ("confidence", "load"),
     "sweep": ("match", "confidence", "load", "output"),
     "eval": ("output",),
+    "discontinuity": ("discontinuity",),
 }
 
 
@@ -57,21 +60,44 @@ def probe(
         UserError: something named does not exist or does not fit.
     """
     options = dataclasses.replace(options or Options(), **changes)
-    watcher = watcher or Watcher()
-    started = time.perf_counter()
     loaded = load_models(models, options)
     question = make_probe(
         kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
     )
     request = make_request(kind, data, question, options, loaded)
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    result = measure(
+        kind, question, loaded, data=data, request=request, options=options, folder=folder, watcher=watcher
+    )
+    if folder is not None:
+        # The tables first: what a figure may stumble over is not lost.
+        folder.write(result)
+        draw_figures(kind, result, folder.path / "figures")
+        folder.finish(result)
+    return result
 
+
+def measure(
+    kind: str,
+    question: Probe,
+    models: Sequence[Checkpoint],
+    *,
+    data: str,
+    request: dict[str, Any],
+    options: Options,
+    folder: OutputFolder | None = None,
+    watcher: Watcher | None = None,
+    run: Callable[..., tuple[pa.Table, list[str]]] = sweeps.run,
+) -> Result:
+    """Run every checkpoint over the images with ``run`` and put the tables together; only part files are written."""
+    watcher = watcher or Watcher()
+    started = time.perf_counter()
     tables, skipped, rates = [], [], {}
-    for model in loaded:
+    for model in models:
         watcher.start(f"{kind}: {model.name}", len(question.indices))
         begun = time.perf_counter()
         parts = None if folder is None else folder.parts
-        table, bad = sweeps.run(question, model, parts=parts, progress=watcher.advance)
+        table, bad = run(question, model, parts=parts, progress=watcher.advance)
         rates[model.name] = len(question.indices) / (time.perf_counter() - begun)
         tables.append(table)
         skipped.append(bad)
@@ -84,15 +110,15 @@ def probe(
         split=options.split,
         seed=options.seed,
         aligned=question.view is not None and question.view.aligned,
-        train_seeds={model.name: model.train_seed for model in loaded},
-        groups={model.name: model.group for model in loaded},
+        train_seeds={model.name: model.train_seed for model in models},
+        groups={model.name: model.group for model in models},
     )
     table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
     sidecar = {
         "request": request,
         "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
         "command": options.command,
-        "checkpoints": {model.name: dict(model.provenance) for model in loaded},
+        "checkpoints": {model.name: dict(model.provenance) for model in models},
         "skipped_images": skipped[0],
         "images_per_second": rates,
         "wall_seconds": time.perf_counter() - started,
@@ -100,13 +126,7 @@ def probe(
         "workers": options.workers,
         "device": str(choose_device(options.device)),
     } | provenance()
-    result = Result(table, comparison, images, sidecar)
-    if folder is not None:
-        # The tables first: what a figure may stumble over is not lost.
-        folder.write(result)
-        draw_figures(kind, result, folder.path / "figures")
-        folder.finish(result)
-    return result
+    return Result(table, comparison, images, sidecar)
 
 
 @dataclass(frozen=True)
@@ -176,7 +196,7 @@ def make_probe(
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
         )
-    if kind == "sweep":
+    if kind in ("sweep", "discontinuity"):
         if not isinstance(view, SeverityView):
             raise UserError(
                 f"The view {view_name!r} has no severity; use: moeprobe match-ratio --view {view_name}."

@@ -38,9 +38,11 @@ from moeprobe.tables import concatenate, image_table, in_order, read_images, rea
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView
 
 CLEAN = "clean"
+
 _BLOCK = 1024
 
 Progress = Callable[[int], None]
+RunBlock = Callable[["Probe", "Checkpoint", Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,13 @@ def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> lis
 
 
 def run(
-    probe: Probe, checkpoint: Checkpoint, *, parts: Path | None = None, progress: Progress | None = None
+    probe: Probe,
+    checkpoint: Checkpoint,
+    *,
+    parts: Path | None = None,
+    progress: Progress | None = None,
+    run_block: RunBlock | None = None,
+    block_images: int | None = None,
 ) -> tuple[pa.Table, list[str]]:
     """Return the sums per image of one checkpoint, and the names of the images that could not be read.
 
@@ -133,12 +141,14 @@ def run(
         checkpoint: of whom.
         parts: folder for part files; finished ones in it are not computed again. None = in memory only.
         progress: called with the number of images done since the last call.
+        run_block: what is done with a block of images; None = its views are traced and compared.
+        block_images: images of a part file; None = 1,024.
     """
     tables: list[pa.Table] = []
     skipped: list[str] = []
     # Blocks are cut at groups.
     group = checkpoint.model.group_images
-    size = max(_BLOCK // group, 1) * group
+    size = max((block_images or _BLOCK) // group, 1) * group
     for number, start in enumerate(range(0, len(probe.indices), size)):
         block = probe.indices[start : start + size]
         path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
@@ -149,7 +159,7 @@ def run(
             if progress is not None:
                 progress(len(block))
         else:
-            accumulator, bad = _run_block(probe, checkpoint, block, progress)
+            accumulator, bad = (run_block or _run_block)(probe, checkpoint, block, progress)
             table = image_table(accumulator, checkpoint=checkpoint.name)
             if path is not None:
                 write_images(path, table, note=identity | {"skipped": bad})

@@ -7,9 +7,9 @@ Axes: B images, P patches, K choices, n images of a whole run.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Statistic
+
+if TYPE_CHECKING:
+    from moeprobe.analyses.discontinuity import Path
 
 # Per image: sums and counts (n,), or a short list (n, ...) where a statistic needs more than a sum.
 Columns = Mapping[str, NDArray[np.generic]]
@@ -124,4 +127,18 @@ class CornerAnalysis(ABC):
         """Return what the columns of a whole run allow to be said."""
 
 
-Analysis = LayerAnalysis | OutputAnalysis | CornerAnalysis
+class PathAnalysis(ABC):
+    """An analysis of how the model's output moves along a severity."""
+
+    signature: ClassVar[str]
+
+    @abstractmethod
+    def sums(self, paths: "Sequence[Path]") -> dict[str, Tensor]:
+        """Return columns with one entry per path, that is, per image."""
+
+    @abstractmethod
+    def metrics(self, columns: Columns) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said."""
+
+
+Analysis = LayerAnalysis | OutputAnalysis | CornerAnalysis | PathAnalysis

@@ -10,6 +10,7 @@ from moeprobe import __version__
 from moeprobe.cli import (
     confidence,
     demo,
+    discontinuity,
     doctor,
     evaluate,
     inspect,
@@ -72,6 +73,7 @@ app.command("confidence")(confidence.confidence)
 app.command("sweep")(sweep.sweep)
 app.command("noise-sweep")(noise_sweep.noise_sweep)
 app.command("overlay")(overlay.overlay)
+app.command("discontinuity")(discontinuity.discontinuity)
 app.command("eval")(evaluate.evaluate)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)

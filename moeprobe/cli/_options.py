@@ -142,6 +142,11 @@ def probe(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def names(text: str | None) -> list[str]:
+    """Return comma-separated names, none for None."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
     """Return comma-separated numbers, None for None.
 

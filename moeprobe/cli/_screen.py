@@ -66,12 +66,12 @@ class Bar(Watcher):
         self._progress.advance(self._task, count)
 
 
-def number(value: float, *, signed: bool = False) -> str:
+def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
     """Return a value with three decimals; a dash where there is none."""
     if value != value:
         return "–"
-    value = round(value, 3) + 0.0  # no minus before a zero
-    return f"{value:+.3f}" if signed else f"{value:.3f}"
+    value = round(value, decimals) + 0.0  # no minus before a zero
+    return f"{value:{'+' if signed else ''}.{decimals}f}"
 
 
 def interval(row: Any, *, signed: bool = False, stacked: bool = False) -> str:
@@ -79,10 +79,17 @@ def interval(row: Any, *, signed: bool = False, stacked: bool = False) -> str:
 
     ``stacked`` puts the interval on a line of its own, for narrow windows.
     """
-    text = number(row["value"], signed=signed)
+    # Where all of it is small, two decimals more.
+    largest = max(
+        abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name] or name == "value"
+    )
+    decimals = 5 if 0 < largest < 0.01 else 3
+    text, low, high = (
+        number(row[name], signed=signed, decimals=decimals) for name in ("value", "ci_low", "ci_high")
+    )
     if row["ci_low"] == row["ci_low"]:
         between = "\n" if stacked else " "
-        return f"{text}{between}[{number(row['ci_low'], signed=signed)}, {number(row['ci_high'], signed=signed)}]"
+        return f"{text}{between}[{low}, {high}]"
     return f"{text} ({row['flag'].replace('_', ' ')})" if row["flag"] else text
 
 

@@ -23,6 +23,11 @@ _NAMES = {
     "top5_accuracy": "top-5 accuracy",
     "loss": "cross-entropy",
     "prediction_agreement": "same prediction as clean",
+    "switches": "switches",
+    "switched_tokens": "tokens switched",
+    "jump_sum": "sum of the jumps",
+    "jump_largest": "largest jump",
+    "jump_mean": "jump of a switch",
 }
 
 
@@ -83,7 +88,9 @@ def label(metric: str, null: str) -> str:
             return f"top-{depth} match"
         if metric == f"top{depth}_set_match":
             return f"top-{depth} match, any order"
-    return _NAMES.get(metric, metric)
+    if metric.startswith("switches_above_"):
+        return f"  with jumps > {metric.removeprefix('switches_above_')}"
+    return _NAMES.get(metric, metric.replace("_", " "))
 
 
 _SWEEP_COLUMNS = (

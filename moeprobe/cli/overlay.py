@@ -33,6 +33,7 @@ def overlay(
     from rich.table import Table
 
     from moeprobe import api
+    from moeprobe.cli._options import names
     from moeprobe.cli._screen import console, print_files, records
     from moeprobe.errors import UserError
 
@@ -44,11 +45,10 @@ def overlay(
     for name in checkpoints:
         if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
             raise UserError(f"{name} is an image, not a checkpoint; give it as: --file {name}.")
-    names = [part.strip() for part in images.split(",")] if images else []
     result = api.overlay(
         checkpoints,
         data=data,
-        images=names,
+        images=names(images),
         files=file or [],
         count=count,
         view=view,

@@ -39,12 +39,16 @@ def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label:
     )
 
 
-def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str = "bars") -> Figure:
-    """Add the heading, what the numbers rest on, and one legend for all panels."""
+def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None = "bars") -> Figure:
+    """Add the heading, what the numbers rest on, and one legend for all panels.
+
+    ``mark`` is what shows the intervals; None where single images are shown, which have none.
+    """
     first = table.iloc[0]
     images = sorted(set(table["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    figure.suptitle(f"{title}\n{first['dataset']} {first['split']}, {count} images; {mark}: 95 % over images")
+    rests = "" if mark is None else f", {count} images; {mark}: 95 % over images"
+    figure.suptitle(f"{title}\n{first['dataset']} {first['split']}{rests}")
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -1,0 +1,61 @@
+"""``moeprobe discontinuity``."""
+
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli._options import Checkpoints, Common, Data, probe
+
+
+@probe
+def discontinuity(
+    checkpoints: Checkpoints,
+    data: Data = "digits",
+    view: Annotated[
+        str, typer.Option(help="A view with a severity; see: moeprobe list views.")
+    ] = "gaussian_noise",
+    steps: Annotated[int, typer.Option(help="Equal steps along the severity, at least 200.")] = 200,
+    until: Annotated[
+        float | None, typer.Option(help="Largest severity; default: the last of the view's own steps.")
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Names of images of the data set, comma-separated; default: all.")
+    ] = None,
+    file: Annotated[
+        list[str] | None, typer.Option(help="An image file of your own; may be repeated.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many of the images are drawn.")] = 3,
+    *,
+    common: Common,
+) -> None:
+    """How far does the output jump when tokens switch experts as a perturbation grows?
+
+    Every switch is located by bisection, and its jump measured at one input by replaying the routing before it.
+
+    Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
+    """
+    from moeprobe import api
+    from moeprobe.cli._options import names
+    from moeprobe.cli._screen import Bar, print_result
+    from moeprobe.cli._tables import side_by_side
+
+    options = common.options()
+    with Bar() as bar:
+        found = api.discontinuity(
+            checkpoints,
+            data=data,
+            view=view,
+            steps=steps,
+            until=until,
+            images=names(images),
+            files=file or [],
+            count=count,
+            options=options,
+            watcher=bar,
+        )
+    print_result(
+        found.result,
+        out=options.out,
+        as_json=common.json,
+        show=lambda result: side_by_side(result, title=f"Switches and jumps along {view}, per image"),
+    )

@@ -1,0 +1,86 @@
+"""The output along a severity, with the moments at which tokens switch, and how large the jumps are."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moeprobe.analyses.discontinuity import THRESHOLDS, Path
+from moeprobe.figures import _parts
+
+# Jumps that are marked on a path.
+_LARGE = 0.01
+
+
+def draw(
+    table: pd.DataFrame, paths: Sequence[Path], *, unit: str, class_names: Mapping[str, Sequence[str]]
+) -> dict[str, Figure]:
+    """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images."""
+    colours = _parts.colours(_parts.checkpoints(table))
+    return {
+        "paths": _draw_paths(table, paths, unit, colours, class_names),
+        "jumps": _draw_jumps(table, colours),
+    }
+
+
+def _draw_paths(
+    table: pd.DataFrame,
+    paths: Sequence[Path],
+    unit: str,
+    colours: Mapping[str, str],
+    class_names: Mapping[str, Sequence[str]],
+) -> Figure:
+    images = list(dict.fromkeys(path.image_id for path in paths))
+    figure, axes = _parts.panels(len(images), 1, width=7.6, height=2.7)
+    for panel, image in zip(axes[:, 0], images, strict=True):
+        here = [path for path in paths if path.image_id == image]
+        for number, path in enumerate(here):
+            _draw_path(panel, path, colours[path.checkpoint], lane=number)
+        panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(here), 1.03))
+        panel.set_yticks(np.linspace(0, 1, 6))
+        panel.set_title(f"{image}: {_predictions(here, class_names)}", fontsize=9)
+    axes[-1, 0].set_xlabel(unit)
+    return _parts.finish(
+        figure,
+        table,
+        title=f"Output along {table['view'].iloc[0]}, image by image\n"
+        f"ticks below: tokens switch experts; dots: the output jumps by {_LARGE} or more",
+        mark=None,
+    )
+
+
+def _draw_path(axes: Axes, path: Path, colour: str, *, lane: int) -> None:
+    axes.plot(path.severity, path.probability, color=colour, linewidth=1.2, label=path.checkpoint)
+    height = np.full(len(path.switch), -0.06 * (lane + 1))
+    axes.plot(path.switch, height, "|", color=colour, markersize=6, markeredgewidth=0.8)
+    large = np.abs(path.jump) >= _LARGE
+    where = np.interp(path.switch[large], path.severity, path.probability)
+    axes.plot(path.switch[large], where, "o", color=colour, markersize=4)
+
+
+def _predictions(paths: Sequence[Path], class_names: Mapping[str, Sequence[str]]) -> str:
+    """Return what each checkpoint predicts for the clean image, once where they agree."""
+    said = {}
+    for path in paths:
+        names = class_names.get(path.checkpoint) or ()
+        said[path.checkpoint] = names[path.target] if names else f"class {path.target}"
+    if len(set(said.values())) == 1:
+        return f"“{next(iter(said.values()))}”"
+    return ", ".join(f"{checkpoint} “{name}”" for checkpoint, name in said.items())
+
+
+def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
+    figure, axes = _parts.panels(1, 1, width=5.6, height=3.4)
+    panel = axes[0, 0]
+    for checkpoint, colour in colours.items():
+        rows = _parts.by_metric(
+            _parts.select(table, checkpoint=checkpoint), [f"switches_above_{x:g}" for x in THRESHOLDS]
+        )
+        _parts.points(panel, np.asarray(THRESHOLDS), rows, colour=colour, label=checkpoint)
+        panel.plot(THRESHOLDS, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
+    panel.set_xscale("log")
+    panel.set(xlabel="jump of the probability, at one input", ylabel="switches per image with a larger jump")
+    panel.set_ylim(bottom=0)
+    return _parts.finish(figure, table, title=f"Jumps at switches along {table['view'].iloc[0]}")

@@ -1,0 +1,183 @@
+"""Discontinuities of the output along a severity: what is asked, the tables, and the paths that are drawn."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from moeprobe import paths, sweeps
+from moeprobe.analyses.discontinuity import Path as OutputPath
+from moeprobe.data._files import Files
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from moeprobe.loading import Model, Options, load_models, open_data, open_view
+from moeprobe.overlaying import choose_images
+from moeprobe.probing import make_probe, make_request, measure
+from moeprobe.routing import Replayable
+from moeprobe.runs import OutputFolder, Result
+from moeprobe.sweeps import Checkpoint
+from moeprobe.tables import write_csv
+from moeprobe.views.base import SeverityView
+from moeprobe.watching import Watcher
+
+KIND = "discontinuity"
+MIN_STEPS = 200
+
+
+@dataclass(frozen=True)
+class DiscontinuityResult:
+    """What was found: the tables over all images, and the paths of the images that are drawn."""
+
+    result: Result
+    paths: list[OutputPath]
+
+
+def discontinuity(
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    view: str = "gaussian_noise",
+    steps: int = MIN_STEPS,
+    until: float | None = None,
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    count: int = 3,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> DiscontinuityResult:
+    """Follow the output while a severity grows, find every switch of experts and measure its jump by replay.
+
+    Args:
+        models: checkpoints, loaded or by path.
+        data: data set, used unless ``files`` are given.
+        view: a view with a severity.
+        steps: equal steps from no perturbation to the largest, at least 200; switches between them are bisected.
+        until: largest severity; None = the last of the view's own steps.
+        images: names of images; the tables are then about these alone.
+        files: image files of the user's own.
+        count: how many of the images are drawn.
+        options: common options; ``changes`` are applied to them by name.
+        watcher: told how the run advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    options = dataclasses.replace(options or Options(), **changes)
+    if count < 1:
+        raise UserError(f"Draw a positive number of images; got {count}.")
+    if steps < MIN_STEPS:
+        raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
+    loaded = load_models(models, options)
+    _check(loaded)
+    severities = _severities(view, data=data, until=until, steps=steps, options=options)
+    question = make_probe(KIND, loaded, data=data, view_name=view, severities=severities, options=options)
+    dataset: ImageDataset = Files(files) if files else question.dataset
+    if files or images:
+        question = dataclasses.replace(
+            question, dataset=dataset, indices=choose_images(dataset, images=images, data=data)
+        )
+    shown = dataclasses.replace(question, indices=question.indices[:count])
+    if files:
+        data = "files"
+    request = make_request(KIND, data, question, options, loaded)
+    request |= {
+        "images": [str(name) for name in (files or images)],
+        "steps": steps,
+        "tolerance": paths.TOLERANCE,
+    }
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    run = partial(sweeps.run, run_block=paths.run_block, block_images=paths.BLOCK_IMAGES)
+    result = measure(
+        KIND,
+        question,
+        loaded,
+        data=data,
+        request=request,
+        options=options,
+        folder=folder,
+        watcher=watcher,
+        run=run,
+    )
+    followed = [paths.follow(shown, model, index) for model in loaded for index in shown.indices]
+    if folder is not None:
+        folder.write(result)
+        write_csv(folder.path / "paths.csv", path_table(followed))
+        write_csv(folder.path / "switches.csv", switch_table(followed, loaded, layers=options.layers))
+        _draw(result, followed, loaded, folder.path / "figures")
+        folder.finish(result)
+    return DiscontinuityResult(result, followed)
+
+
+def _check(models: Sequence[Checkpoint]) -> None:
+    for model in models:
+        if not isinstance(model.model, Replayable):
+            raise UserError(f"{model.name} cannot replay a routing, so its jumps cannot be measured.")
+        if model.model.group_images > 1:
+            raise UserError("A path is followed image by image: use --group-images 1.")
+
+
+def _severities(view: str, *, data: str, until: float | None, steps: int, options: Options) -> list[float]:
+    opened = open_view(view, dataset=open_data(data, split=options.split))
+    if not isinstance(opened, SeverityView):
+        raise UserError(f"The view {view!r} has no severity to follow.")
+    first = opened.severities[0]
+    last = opened.severities[-1] if until is None else until
+    if not last > first:
+        raise UserError(f"The largest severity must be above {first:g}; got {last}.")
+    return [float(severity) for severity in np.linspace(first, last, steps + 1)]
+
+
+def path_table(followed: Sequence[OutputPath]) -> pd.DataFrame:
+    """Return the drawn paths: a row per image, checkpoint and step."""
+    parts = [
+        pd.DataFrame(
+            {
+                "checkpoint": path.checkpoint,
+                "image_id": path.image_id,
+                "class": path.target,
+                "severity": path.severity,
+                "probability": path.probability,
+            }
+        )
+        for path in followed
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def switch_table(
+    followed: Sequence[OutputPath], models: Sequence[Checkpoint], *, layers: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """Return the switches of the drawn paths: a row per moment and MoE layer in which tokens switch."""
+    names = {
+        model.name: [name for name in model.model.layer_names if layers is None or name in layers]
+        for model in models
+    }
+    rows = [
+        {
+            "checkpoint": path.checkpoint,
+            "image_id": path.image_id,
+            "severity": path.switch[moment],
+            "jump": path.jump[moment],
+            "layer": names[path.checkpoint][layer],
+            "tokens": path.tokens[moment, layer],
+        }
+        for path in followed
+        for moment, layer in np.argwhere(path.tokens > 0)
+    ]
+    return pd.DataFrame(rows, columns=["checkpoint", "image_id", "severity", "jump", "layer", "tokens"])
+
+
+def _draw(result: Result, followed: Sequence[OutputPath], models: Sequence[Checkpoint], folder: Path) -> None:
+    from moeprobe.figures import discontinuity as figure
+    from moeprobe.figures import save
+
+    names = {model.name: model.class_names for model in models}
+    unit = result.sidecar["severity_unit"]
+    for name, drawn in figure.draw(result.table, followed, unit=unit, class_names=names).items():
+        save(drawn, folder / name)
