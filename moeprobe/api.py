@@ -53,6 +53,7 @@ __all__ = [
     "overlay",
     "plan",
     "probe",
+    "s_matrix",
     "sweep",
     "trace",
     "train",
@@ -87,6 +88,16 @@ def match_ratio(
         UserError: something named does not exist or does not fit.
     """
     return probe("match-ratio", models, data=data, view=view, **more)
+
+
+def s_matrix(
+    models: Sequence[Model], *, data: str = "digits", view: str = "random_crop", **more: Any
+) -> Result:
+    """Measure the correlation matrix S of the gates of corresponding patches, and the terms of the PRC loss.
+
+    Arguments and errors as in ``match_ratio``.
+    """
+    return probe("s-matrix", models, data=data, view=view, **more)
 
 
 def confidence(models: Sequence[Model], *, data: str = "digits", **more: Any) -> Result:

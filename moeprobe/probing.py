@@ -25,11 +25,14 @@ from moeprobe.watching import Watcher
 # What each kind of probe measures.
 KINDS: dict[str, tuple[str, ...]] = {
     "match-ratio": ("match", "load"),
+    "s-matrix": ("s_matrix", "load"),
     "confidence": ("confidence", "load"),
     "sweep": ("match", "confidence", "load", "output"),
     "eval": ("output",),
     "discontinuity": ("discontinuity",),
 }
+# What compares two random views of an image.
+_OF_PAIRS = ("match-ratio", "s-matrix")
 
 
 def probe(
@@ -192,7 +195,7 @@ def make_probe(
     dataset = open_data(data, split=options.split)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     steps: tuple[float, ...] = ()
-    if kind == "match-ratio" and not isinstance(view, PairView):
+    if kind in _OF_PAIRS and not isinstance(view, PairView):
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
         )
@@ -306,11 +309,13 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
     """Draw the figures of a run as PNG and SVG; returns the files."""
     from moeprobe.figures import confidence as confidence_figure
     from moeprobe.figures import match_ratio as match_figure
+    from moeprobe.figures import s_matrix as matrix_figure
     from moeprobe.figures import save
     from moeprobe.figures import sweep as sweep_figure
 
     drawing: dict[str, Callable[[Any], dict[str, Any]]] = {
         "match-ratio": match_figure.draw,
+        "s-matrix": matrix_figure.draw,
         "confidence": confidence_figure.draw,
         "sweep": partial(sweep_figure.draw, unit=result.sidecar["severity_unit"]),
     }

@@ -15,6 +15,8 @@ from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import cells, frame
 
 Analyses = Sequence[Analysis]
+# (metric, null, expert, expert_b)
+_Name = tuple[str, str, int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ class About:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One cell of one checkpoint: (metric, null) -> its value, resampled."""
+    """One cell of one checkpoint: (metric, null, experts) -> its value, resampled."""
 
     checkpoint: str
     cell: Cell
     image_ids: list[str]
-    replicates: dict[tuple[str, str], Replicates]
+    replicates: dict[_Name, Replicates]
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -60,7 +62,7 @@ def summarise(
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
         found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in metrics])
         # The statistics themselves, which hold all choices, are let go.
-        names = [(metric.name, metric.null) for metric in metrics]
+        names = [metric.key for metric in metrics]
         measured.append(_Measured(checkpoint, cell, image_ids, dict(zip(names, found, strict=True))))
     rows = [
         _row(about, item, name, replicates)
@@ -100,7 +102,7 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
     return frame(rows, comparison=True)
 
 
-def _row(about: About, item: _Measured, name: tuple[str, str], replicates: Replicates) -> dict[str, Any]:
+def _row(about: About, item: _Measured, name: _Name, replicates: Replicates) -> dict[str, Any]:
     cell, found = item.cell, replicates.interval()
     return {
         "run": about.run,
@@ -117,6 +119,8 @@ def _row(about: About, item: _Measured, name: tuple[str, str], replicates: Repli
         "tokens": cell.tokens,
         "metric": name[0],
         "null": name[1],
+        "expert": name[2],
+        "expert_b": name[3],
         "value": found.value,
         "ci_low": found.low,
         "ci_high": found.high,

@@ -328,7 +328,8 @@ def _pair_up(
     reference_patch, view_patch = (
         torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
     )
-    return LayerPair(reference, view, reference_patch, view_patch, aligned=False)
+    view_first = torch.from_numpy(pairs.view_first).to(device)
+    return LayerPair(reference, view, reference_patch, view_patch, aligned=False, view_first=view_first)
 
 
 def _output_sums(

@@ -170,7 +170,8 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False) -> pd.DataFra
     names = list(COLUMNS)
     if comparison:
         names.insert(names.index("checkpoint") + 1, "reference")
-    return pd.DataFrame(rows, columns=names)
+    # Numbers of experts stay whole where most lines are about none.
+    return pd.DataFrame(rows, columns=names).astype({"expert": "Int64", "expert_b": "Int64"})
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -30,7 +30,9 @@ class LayerPair:
     """One layer's routing of a reference and a view, and which of their patches show the same thing.
 
     ``reference_patch[b, j]`` and ``view_patch[b, j]`` ``(B, P)`` are the patches of pair j, both -1 where there is
-    no partner. ``aligned``: pair j is patch j on both sides, for every image.
+    no partner. ``aligned``: pair j is patch j on both sides, for every image. ``view_first`` ``(B,)`` bool: the view
+    is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
+    is where both cover the same.
     """
 
     reference: LayerRouting
@@ -38,6 +40,7 @@ class LayerPair:
     reference_patch: Tensor
     view_patch: Tensor
     aligned: bool
+    view_first: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,21 @@ class Metric:
         null: which null it is about (pooled, position, image), empty where it is about none.
         statistic: how it follows from the sums.
         trials: its denominator, per image ``(n,)``.
+        expert: the expert it is about; None where it is about none.
+        expert_b: the second expert, where it is about two.
     """
 
     name: str
     null: str
     statistic: Statistic
     trials: NDArray[np.generic]
+    expert: int | None = None
+    expert_b: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int | None, int | None]:
+        """What tells the numbers of one cell apart."""
+        return self.name, self.null, self.expert, self.expert_b
 
 
 class LayerAnalysis(ABC):

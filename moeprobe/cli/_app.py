@@ -18,6 +18,7 @@ from moeprobe.cli import (
     match_ratio,
     noise_sweep,
     overlay,
+    s_matrix,
     sweep,
     train,
 )
@@ -69,6 +70,7 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("match-ratio")(match_ratio.match_ratio)
+app.command("s-matrix")(s_matrix.s_matrix)
 app.command("confidence")(confidence.confidence)
 app.command("sweep")(sweep.sweep)
 app.command("noise-sweep")(noise_sweep.noise_sweep)

@@ -14,6 +14,10 @@ _NAMES = {
     "top1_match": "top-1 match",
     "top2_match": "top-2 match",
     "top2_set_match": "top-2 match, any order",
+    "s_diagonal": "mean S_ii",
+    "s_offdiagonal": "mean S_ij, i ≠ j",
+    "prc_diagonal": "PRC loss: mean (1 − S_ii)²",
+    "prc_offdiagonal": "PRC loss: mean S_ij², i ≠ j",
     "gate_highest": "highest gate",
     "gate_second": "second gate",
     "gate_rest": "sum of the rest",
@@ -35,7 +39,10 @@ _KAPPA = {"pooled": "κ", "position": "κ, position", "image": "κ, within image
 
 
 def side_by_side(result: "Result", *, title: str) -> list[Table]:
-    """Return one table: a line per layer and metric, a column per checkpoint, the differences last."""
+    """Return one table: a line per layer and metric, a column per checkpoint, the differences last.
+
+    Numbers about single experts are too many for a screen.
+    """
     checkpoints = list(dict.fromkeys(result.table["checkpoint"]))
     table = Table(title=title, title_justify="left", title_style="bold")
     stacked = console().width < 42 + 26 * (2 * len(checkpoints) - 1)
@@ -52,6 +59,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     keys = ["layer", "tokens", "metric", "null"]
     shown = result.table[
         ~(result.table["metric"].str.endswith("_chance") & (result.table["null"] != "pooled"))
+        & result.table["expert"].isna()
     ]
     differences = (
         pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison

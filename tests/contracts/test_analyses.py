@@ -117,7 +117,7 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
                 else analysis.metrics(a)
                 for a in (arrays, doubled)
             )
-            names = [(metric.name, metric.null) for metric in found]
+            names = [metric.key for metric in found]
             assert names and len(set(names)) == len(names)
             for one, two in zip(found, twice, strict=True):
                 assert one.trials.shape == (SIZE,)

@@ -1,0 +1,129 @@
+"""The correlation matrix S of paired gates over a whole data set: equations 3 and 4 and Figure 3 of the PRC paper.
+
+S = E/N Σ r(x1, p1) r(x2, p2)ᵀ over the N pairs of corresponding patches, where view 1 (the row) is the view that
+covers less of the source. A router that is sure, even and unmoved has S = I; one that says nothing has S_ij = 1/E.
+
+* ``s``: each S_ij;
+* ``s_diagonal``, ``s_offdiagonal``: the means of S_ii and of S_ij, i ≠ j. Gates that sum to one make all of S sum to
+  E, so the two say the same thing: off-diagonal = (1 − diagonal) / (E − 1);
+* ``prc_diagonal``, ``prc_offdiagonal``: the means of (1 − S_ii)² and of S_ij², i ≠ j: the two terms of the loss without
+  their weights λ. In training S is that of one batch, whose terms are larger than those of the data set: the mean of a
+  square is at least the square of the mean. For the same reason few images make them larger than many.
+
+Patch tokens only. Axes: B images, P pairs, E experts, n images of a whole run, R resamples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.routing import LayerRouting
+from moeprobe.statistics import Array
+
+
+class SMatrix(LayerAnalysis):
+    """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss."""
+
+    signature = "gate_products"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether a token's gates are a distribution over at least two experts."""
+        return layer.gates_sum_to_one and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return Σ r(x1, p1) r(x2, p2)ᵀ ``(B, E·E)``, row by row, and the number of pairs per image."""
+        reference, there = _paired(pair.reference, pair.reference_patch)
+        view, here = _paired(pair.view, pair.view_patch)
+        valid = there & here
+        # Masked, not multiplied: what stands in padding may be no number.
+        sides = [gates.masked_fill(~valid[..., None], 0) for gates in (reference, view)]
+        if pair.view_first is not None:
+            exchange = pair.view_first[:, None, None]
+            sides = [torch.where(exchange, one, other) for one, other in (sides[::-1], sides)]
+        products = sides[0].transpose(1, 2) @ sides[1]
+        return {"patch": {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the means and loss terms, and every entry."""
+        pairs = columns["pairs"]
+        matrix = _Matrix(columns["gate_products"].astype(np.float64), pairs.astype(np.float64))
+        found = [Metric(name, "", _Reading(matrix, read), pairs) for name, read in _READINGS.items()]
+        for i, j in np.ndindex(matrix.num_experts, matrix.num_experts):
+            found.append(Metric("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
+        return found
+
+
+def _paired(layer: LayerRouting, patch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gates ``(B, P, E)`` of the patches ``(B, P)``, and which of them are there and no padding."""
+    present = patch >= 0
+    token = patch.clamp_min(0) + layer.num_prefix_tokens
+    gates = layer.gates.gather(1, token[..., None].expand(-1, -1, layer.num_experts))
+    return gates, present & layer.valid.gather(1, token)
+
+
+class _Matrix:
+    """S under image weights, from summed products ``(n, E·E)`` and pairs ``(n,)``."""
+
+    def __init__(self, products: Array, pairs: NDArray[np.float64]) -> None:
+        self.num_experts = round(products.shape[1] ** 0.5)
+        self._products = products
+        self._pairs = pairs
+        # All entries ask for the same resamples one after the other; the product is the expensive part.
+        self._last: tuple[Array, Array] | None = None
+
+    def under(self, weights: Array) -> Array:
+        """Return S ``(E, E, R)`` under weights ``(n, R)``; NaN where there is no pair."""
+        if self._last is None or self._last[0] is not weights:
+            count = self._pairs @ weights
+            share = np.where(count > 0, self.num_experts / np.where(count > 0, count, 1.0), np.nan)
+            matrix = (self._products.T @ weights) * share
+            self._last = weights, matrix.reshape(self.num_experts, self.num_experts, -1)
+        return self._last[1]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """S_ij."""
+
+    matrix: _Matrix
+    row: int
+    column: int
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the entry under each set of weights."""
+        return self.matrix.under(weights)[self.row, self.column]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A number read off S."""
+
+    matrix: _Matrix
+    read: Callable[[Array], Array]
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the number under each set of weights."""
+        return self.read(self.matrix.under(weights))
+
+
+def _diagonal(matrix: Array) -> Array:
+    """Return S_ii ``(E, R)``."""
+    return np.einsum("iir->ir", matrix)
+
+
+def _offdiagonal(matrix: Array) -> Array:
+    """Return S_ij, i ≠ j ``(E (E − 1), R)``."""
+    return matrix[~np.eye(len(matrix), dtype=bool)]
+
+
+_READINGS: dict[str, Callable[[Array], Array]] = {
+    "s_diagonal": lambda matrix: _diagonal(matrix).mean(0),
+    "s_offdiagonal": lambda matrix: _offdiagonal(matrix).mean(0),
+    "prc_diagonal": lambda matrix: ((1 - _diagonal(matrix)) ** 2).mean(0),
+    "prc_offdiagonal": lambda matrix: (_offdiagonal(matrix) ** 2).mean(0),
+}
