@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe import api
+from moeprobe.cli._screen import interval
 from moeprobe.figures import s_matrix
 from moeprobe.tables import frame
 from tests.commands import Trained, refused, run
@@ -39,7 +40,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     # The screen shows means and loss terms, with intervals, and not the matrix.
     assert len(result.output.splitlines()) < 25
     row = table.query("checkpoint == 'prc' and layer == 'blocks.3' and metric == 'prc_offdiagonal'").iloc[0]
-    assert f"{row['value']:.5f} [{row['ci_low']:.5f}, {row['ci_high']:.5f}]" in result.output
+    assert interval(row) in result.output
     run(*arguments, "--out", tmp_path / "two" / "s")
     names = {path.name for path in (tmp_path / "one" / "s").rglob("*") if path.is_file()}
     assert {"s-matrix.png", "s-matrix.svg"} < names

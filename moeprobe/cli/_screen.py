@@ -81,7 +81,7 @@ def interval(row: Any, *, signed: bool = False, stacked: bool = False) -> str:
     """
     # Where all of it is small, two decimals more.
     largest = max(
-        abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name] or name == "value"
+        (abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]), default=0
     )
     decimals = 5 if 0 < largest < 0.01 else 3
     text, low, high = (
