@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from moeprobe import regions
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.views.base import Sample
@@ -37,6 +38,8 @@ class Batch:
         views: V tensors ``(B, 3, S, S)`` float32 in [0, 1].
         to_source: V arrays ``(B, 3, 3)``, the maps from each view to the source image.
         source_size: ``(B, 2)`` width and height of the sources in pixels.
+        foreground: V arrays ``(B, S, S)``, which pixels show the object; None where that was not asked, or an image has
+            no mask.
         skipped: names of images that could not be read and are not in the batch.
     """
 
@@ -45,6 +48,7 @@ class Batch:
     views: list[Tensor]
     to_source: list[NDArray[np.float64]]
     source_size: NDArray[np.float64]
+    foreground: list[NDArray[np.bool_]] | None
     skipped: list[str]
 
     def pin_memory(self) -> "Batch":
@@ -60,6 +64,7 @@ class _Item:
     label: int
     samples: list[Sample]
     size: tuple[int, int]
+    foreground: list[NDArray[np.bool_]] | None
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,19 @@ class _Items(Dataset[_Item | _Failure]):
     """The chosen images of a data set, each through the recipe."""
 
     def __init__(
-        self, dataset: ImageDataset, indices: Sequence[int], recipe: Recipe, *, skip_bad_images: bool
+        self,
+        dataset: ImageDataset,
+        indices: Sequence[int],
+        recipe: Recipe,
+        *,
+        skip_bad_images: bool,
+        masks: bool,
     ) -> None:
         self._dataset = dataset
         self._indices = indices
         self._recipe = recipe
         self._skip = skip_bad_images
+        self._masks = masks
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -96,7 +108,13 @@ class _Items(Dataset[_Item | _Failure]):
         except UserError as error:
             return _Failure(example.image_id, str(error), skip=False)
         label = -1 if example.label is None else example.label
-        return _Item(position, example.image_id, label, samples, example.image.size)
+        foreground = None
+        if self._masks and example.mask is not None:
+            foreground = [
+                regions.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
+                for sample in samples
+            ]
+        return _Item(position, example.image_id, label, samples, example.image.size, foreground)
 
 
 def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch] | _Failure:
@@ -119,12 +137,16 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch]
 
 def _stack(items: list[_Item]) -> Batch:
     num_views = len(items[0].samples) if items else 0
+    masks = [item.foreground for item in items if item.foreground is not None]
     return Batch(
         image_ids=[item.image_id for item in items],
         labels=torch.tensor([item.label for item in items], dtype=torch.int64),
         views=[torch.stack([item.samples[v].pixels for item in items]) for v in range(num_views)],
         to_source=[np.stack([item.samples[v].to_source for item in items]) for v in range(num_views)],
         source_size=np.array([item.size for item in items], dtype=np.float64).reshape(-1, 2),
+        foreground=[np.stack(views) for views in zip(*masks, strict=True)]
+        if len(masks) == len(items)
+        else None,
         skipped=[],
     )
 
@@ -139,6 +161,7 @@ def batches(
     skip_bad_images: bool = False,
     group_images: int = 1,
     pin_memory: bool = False,
+    masks: bool = False,
 ) -> Iterator[Batch]:
     """Yield the images ``indices`` of a data set, in that order, each as the recipe's views.
 
@@ -150,13 +173,14 @@ def batches(
         workers: loader processes; 0 = none but this one.
         skip_bad_images: go on without images that cannot be read; batches name them.
         group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.
+        masks: say which pixels show the foreground, where the data set knows.
         pin_memory: put pixels and labels where copies to a CUDA device are quick.
 
     Raises:
         UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it.
     """
     loader: DataLoader[Any] = DataLoader(
-        _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images),
+        _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images, masks=masks),
         batch_size=max(batch_size // group_images, 1) * group_images,
         num_workers=workers,
         collate_fn=partial(_collate, group_images=group_images),

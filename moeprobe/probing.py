@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from moeprobe import summaries, sweeps
 from moeprobe.catalog import ANALYSES
+from moeprobe.data._masks import Masked
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
@@ -193,6 +194,8 @@ def make_probe(
         UserError: something named does not exist or does not fit.
     """
     dataset = open_data(data, split=options.split)
+    if options.masks is not None:
+        dataset = Masked(dataset, options.masks)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     steps: tuple[float, ...] = ()
     if kind in _OF_PAIRS and not isinstance(view, PairView):
@@ -295,6 +298,7 @@ def make_request(
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "labels_used": probe.labelled and probe.dataset.class_names is not None,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from moeprobe import geometry
+from moeprobe import geometry, regions
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import (
     Analysis,
@@ -30,6 +30,7 @@ from moeprobe.analyses.base import (
     OutputPair,
 )
 from moeprobe.batches import Batch, Recipe, batches
+from moeprobe.corners import exchange
 from moeprobe.data.base import ImageDataset
 from moeprobe.geometry import Correspondence
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
@@ -42,6 +43,8 @@ CLEAN = "clean"
 _BLOCK = 1024
 
 Progress = Callable[[int], None]
+# Class scores, if wanted, and routing.
+_Pass = tuple[Tensor | None, RoutingTrace]
 RunBlock = Callable[["Probe", "Checkpoint", Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
 
 
@@ -200,6 +203,7 @@ def _run_block(
         workers=probe.workers,
         skip_bad_images=probe.skip_bad_images,
         group_images=checkpoint.model.group_images,
+        masks=probe.view is not None,
     )
     for batch in loader:
         skipped += batch.skipped
@@ -258,7 +262,7 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
     layers = None if probe.layers is None else [name for name in probe.layers if name in model.layer_names]
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
 
-    def trace(view: int) -> tuple[Tensor | None, RoutingTrace]:
+    def trace(view: int) -> _Pass:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
     reference = trace(0)
@@ -319,17 +323,36 @@ def _pair_up(
     assert view.grid is not None
     device = view.gates.device
     aligned = shown == 0 or (probe.view is not None and probe.view.aligned)
+    shows = (
+        None
+        if batch.foreground is None
+        else [regions.regions(batch.foreground[v], view.grid) for v in (0, shown)]
+    )
     if aligned:
+        region = None if shows is None else torch.from_numpy(shows[0]).to(device)
         patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
-        return LayerPair(reference, view, patches, patches, aligned=True)
+        return LayerPair(reference, view, patches, patches, aligned=True, region=region)
     pairs: Correspondence = geometry.correspond(
         batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
     )
     reference_patch, view_patch = (
         torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
     )
-    view_first = torch.from_numpy(pairs.view_first).to(device)
-    return LayerPair(reference, view, reference_patch, view_patch, aligned=False, view_first=view_first)
+    region = None
+    if shows is not None:
+        # A slot is a patch of view 1: the one whose centre was mapped.
+        slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
+        own = np.where(pairs.view_first[:, None], shows[1], shows[0])
+        region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)
+    return LayerPair(
+        reference,
+        view,
+        reference_patch,
+        view_patch,
+        aligned=False,
+        view_first=torch.from_numpy(pairs.view_first).to(device),
+        region=region,
+    )
 
 
 def _output_sums(
@@ -345,49 +368,21 @@ def _output_sums(
 
 
 def _corner_sums(
-    probe: Probe,
-    model: Traceable,
-    batch: Batch,
-    clean: tuple[Tensor | None, RoutingTrace],
-    perturbed: tuple[Tensor | None, RoutingTrace],
-    shown: int,
+    probe: Probe, model: Traceable, batch: Batch, clean: _Pass, perturbed: _Pass, shown: int
 ) -> dict[str, Tensor]:
     """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
     assert isinstance(model, Replayable)
     assert clean[0] is not None
     assert perturbed[0] is not None
-
-    def exchanged(pixels: int, own: tuple[Tensor | None, RoutingTrace], other: RoutingTrace) -> Tensor:
-        assert own[0] is not None
-        if shown == 0:
-            return own[0]
-        scores = model.replay(batch.views[pixels], other, gates=probe.replayed_gates)
-        if probe.replayed_gates == "recomputed":
-            # An image whose routing is the same anyway is not changed by the rounding of its batch-mates' switches.
-            scores = own[0].where(_same_routing(own[1], other)[:, None], scores)
-        return scores
-
-    corners = Corners(
-        logits=(
-            clean[0],
-            exchanged(shown, perturbed, clean[1]),
-            exchanged(0, clean, perturbed[1]),
-            perturbed[0],
-        ),
-        labels=_labels(probe, batch).to(clean[0].device),
+    logits = exchange(
+        model,
+        (batch.views[0], clean[0], clean[1]),
+        (batch.views[shown], perturbed[0], perturbed[1]),
+        gates=probe.replayed_gates,
     )
+    corners = Corners(logits, _labels(probe, batch).to(clean[0].device))
     columns: dict[str, Tensor] = {}
     for analysis in probe.analyses:
         if isinstance(analysis, CornerAnalysis):
             columns |= analysis.sums(corners)
     return columns
-
-
-def _same_routing(one: RoutingTrace, two: RoutingTrace) -> Tensor:
-    """Return for which images ``(B,)`` every token of every layer chooses the same, and finds the same room."""
-    same = [
-        (layer.selected == two.layers[name].selected).flatten(1).all(1)
-        & (layer.processed == two.layers[name].processed).flatten(1).all(1)
-        for name, layer in one.layers.items()
-    ]
-    return torch.stack(same).all(0)

@@ -32,7 +32,8 @@ COLUMNS: dict[str, str] = {
     "view": "perturbation; `clean` for none",
     "severity": "its severity, in the view's unit; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
-    "tokens": "patch or prefix (CLS); empty for the model's output",
+    "tokens": "patch, prefix (CLS), or patches of the foreground, the boundary, the background; empty for the model's "
+    "output",
     "metric": "what is measured",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position or image",
     "expert": "expert the value is about; empty if about none",

@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching"},
-    1: {"accumulators", "data", "nn", "routing", "statistics", "tables", "views"},
+    1: {"accumulators", "data", "nn", "regions", "routing", "statistics", "tables", "views"},
     2: {"adapters", "analyses", "batches"},
-    3: {"exhibits", "figures", "paths", "runs", "summaries", "sweeps", "training"},
+    3: {"corners", "exhibits", "figures", "paths", "runs", "summaries", "sweeps", "training"},
     4: {"api", "demo", "doctor", "following", "inspection", "loading", "overlaying", "probing"},
     5: {"cli", "__main__"},
 }
@@ -25,6 +25,7 @@ NEIGHBOURS = {
     ("tables", "accumulators"),
     ("exhibits", "sweeps"),
     ("paths", "sweeps"),
+    ("sweeps", "corners"),
     ("probing", "loading"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),

@@ -32,7 +32,8 @@ class LayerPair:
     ``reference_patch[b, j]`` and ``view_patch[b, j]`` ``(B, P)`` are the patches of pair j, both -1 where there is
     no partner. ``aligned``: pair j is patch j on both sides, for every image. ``view_first`` ``(B,)`` bool: the view
     is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
-    is where both cover the same.
+    is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
+    ``regions.REGIONS``; None where the images have no masks.
     """
 
     reference: LayerRouting
@@ -41,6 +42,7 @@ class LayerPair:
     view_patch: Tensor
     aligned: bool
     view_first: Tensor | None = None
+    region: Tensor | None = None
 
 
 @dataclass(frozen=True)

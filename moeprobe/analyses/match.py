@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.regions import REGIONS
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Chance, Kappa, Ratio, chance_within_image
 
@@ -32,7 +33,7 @@ class Match(LayerAnalysis):
         return layer.top_k > 0 and layer.num_experts > 1
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
-        """Return matches and trials per image, for patches and for prefix tokens."""
+        """Return matches and trials per image, for patches (also by what they show, if known) and prefix tokens."""
         layers, patches = (pair.reference, pair.view), (pair.reference_patch, pair.view_patch)
         prefix = pair.reference.num_prefix_tokens
         sides = {
@@ -41,6 +42,12 @@ class Match(LayerAnalysis):
                 for layer, patch in zip(layers, patches, strict=True)
             ]
         }
+        if pair.region is not None:
+            for code, name in enumerate(REGIONS):
+                sides[name] = [
+                    _choices(layer, patch + prefix, present=(patch >= 0) & (pair.region == code))
+                    for layer, patch in zip(layers, patches, strict=True)
+                ]
         if prefix:
             token = torch.arange(prefix, device=patches[0].device).expand(len(patches[0]), -1)
             sides["prefix"] = [_choices(layer, token, present=token >= 0) for layer in layers]

@@ -66,6 +66,15 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         ],
         1,
     ),
+    "masks": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                help="Folder of foreground masks, a PNG per image: matches by foreground and background."
+            ),
+        ],
+        None,
+    ),
     "skip_bad_images": (
         Annotated[
             bool, typer.Option("--skip-bad-images", help="Go on without unreadable images; count them.")

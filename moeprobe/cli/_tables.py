@@ -1,11 +1,13 @@
 """Result tables for the screen: what is read first. Every line stands in table.csv."""
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.table import Table
 
 from moeprobe.cli._screen import console, interval, number
+from moeprobe.regions import REGIONS
 
 if TYPE_CHECKING:
     from moeprobe.runs import Result
@@ -124,6 +126,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
         )
         for layer in dict.fromkeys(patches["layer"])
     ]
+    tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
         columns = tuple((name, "", _NAMES[name]) for name in ("accuracy", "prediction_agreement", "loss"))
@@ -132,6 +135,26 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
         heading = f"{title}: what changes the output, features (pixels) or switching (experts)?"
         tables.append(_severity_table(result, output, _ATTRIBUTION_COLUMNS, heading))
     return tables
+
+
+def _by_region(result: "Result", *, title: str) -> list[Table]:
+    """Return a table per layer: kappa of top-1 match by what the patches show; none where that is not known."""
+    columns = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
+
+    def regional(table: pd.DataFrame) -> pd.DataFrame:
+        kept = (
+            table["tokens"].isin(REGIONS)
+            & (table["metric"] == "top1_match_kappa")
+            & (table["null"] == "pooled")
+        )
+        return table[kept].assign(metric=table["tokens"], null="", tokens="region")
+
+    comparison = None if result.comparison is None else regional(result.comparison)
+    shown = dataclasses.replace(result, table=regional(result.table), comparison=comparison)
+    return [
+        _severity_table(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
+        for layer, rows in shown.table.groupby("layer", sort=False)
+    ]
 
 
 def _severity_table(

@@ -17,7 +17,9 @@ from moeprobe.analyses.base import (
     LayerPair,
     OutputAnalysis,
     OutputPair,
+    PathAnalysis,
 )
+from moeprobe.analyses.discontinuity import Path
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from tests.routings import aligned, checkpoint, images_of, probe, routing
@@ -26,17 +28,20 @@ KINDS = {name: catalog.ANALYSES.get(name) for name in catalog.ANALYSES.names()}
 AGGREGATES = {
     name: kind()
     for name, kind in KINDS.items()
-    if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | OutputAnalysis | CornerAnalysis)
+    if inspect.isclass(kind)
+    and issubclass(kind, LayerAnalysis | OutputAnalysis | CornerAnalysis | PathAnalysis)
 }
 LAYERED = {name: analysis for name, analysis in AGGREGATES.items() if isinstance(analysis, LayerAnalysis)}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
-Asked = LayerPair | OutputPair | Corners
+Asked = LayerPair | OutputPair | Corners | list[Path]
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
     """Some images of a batch."""
+    if isinstance(pair, list):
+        return pair[rows]
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
         return Corners((one, two, three, four), pair.labels[rows])
@@ -55,6 +60,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
 
 def examples(name: str) -> list[Asked]:
     labels = torch.tensor([0, -1, 3, 8, 2])
+    if isinstance(AGGREGATES[name], PathAnalysis):
+        return [[path(number) for number in range(SIZE)]]
     if name in CORNERED:
         return [
             Corners(
@@ -71,6 +78,14 @@ def examples(name: str) -> list[Asked]:
         (routing(SIZE, seed=1, top_k=3), routing(SIZE, seed=2, top_k=3, valid=valid)),
     ]
     return [aligned(*both) for both in layers]
+
+
+def path(number: int) -> Path:
+    """A path with as many switches as its number."""
+    random = np.random.default_rng(number)
+    jump, tokens = random.normal(0, 0.03, number), random.integers(0, 3, (number, 2))
+    severity = np.linspace(0, 1, 5)
+    return Path(str(number), "a", 0, severity, random.random(5), np.sort(random.random(number)), jump, tokens)
 
 
 def sums(name: str, pair: Asked) -> dict[str, dict[str, Tensor]]:

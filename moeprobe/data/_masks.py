@@ -1,0 +1,42 @@
+"""A data set whose foreground masks lie in a folder of the user's own."""
+
+from pathlib import Path
+
+import numpy as np
+
+from moeprobe.data._images import open_rgb
+from moeprobe.data.base import Example, ImageDataset
+from moeprobe.errors import UserError
+
+
+class Masked(ImageDataset):
+    """A data set with the masks of ``folder``: FOLDER/<image id without its suffix>.png, foreground not black."""
+
+    def __init__(self, dataset: ImageDataset, folder: Path) -> None:
+        if not folder.is_dir():
+            raise UserError(
+                f"There is no folder {str(folder)!r} for --masks; it should hold a PNG file per image."
+            )
+        self._dataset = dataset
+        self._folder = folder
+        self.image_ids = dataset.image_ids
+        self.class_names = dataset.class_names
+        self.flippable = dataset.flippable  # type: ignore[misc]
+
+    def example(self, index: int) -> Example:
+        """Return image ``index`` with its mask.
+
+        Raises:
+            UserError: the image or its mask cannot be read, or they differ in size.
+        """
+        found = self._dataset.example(index)
+        path = (self._folder / found.image_id).with_suffix(".png")
+        if not path.is_file():
+            raise UserError(f"There is no mask {str(path)!r} for the image {found.image_id!r}.")
+        mask = np.asarray(open_rgb(path, name=repr(str(path)))).any(-1)
+        if mask.shape != (found.image.height, found.image.width):
+            raise UserError(
+                f"The mask {str(path)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
+                f"its image {found.image.width} x {found.image.height}."
+            )
+        return Example(found.image, found.image_id, label=found.label, mask=mask)
