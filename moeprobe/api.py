@@ -25,10 +25,10 @@ from moeprobe.errors import UserError
 from moeprobe.following import DiscontinuityResult, discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
 from moeprobe.overlaying import OverlayResult, overlay
+from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
 from moeprobe.routing import RoutingTrace
 from moeprobe.runs import Result
-from moeprobe.sweeps import Checkpoint
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 

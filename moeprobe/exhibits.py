@@ -9,7 +9,7 @@ from moeprobe import geometry
 from moeprobe.analyses.overlay import Overlay, overlay
 from moeprobe.batches import batches
 from moeprobe.geometry import Correspondence
-from moeprobe.sweeps import Checkpoint, Probe, recipe
+from moeprobe.probes import Checkpoint, Probe, recipe
 
 
 def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:

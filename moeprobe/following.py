@@ -17,10 +17,10 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, open_data, open_view
 from moeprobe.overlaying import choose_images
+from moeprobe.probes import Checkpoint
 from moeprobe.probing import make_probe, make_request, measure
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result
-from moeprobe.sweeps import Checkpoint
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher

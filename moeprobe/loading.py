@@ -16,7 +16,7 @@ from moeprobe.catalog import DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.sweeps import Checkpoint
+from moeprobe.probes import Checkpoint
 from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views.base import Framing, PairView, SeverityView
 

@@ -15,10 +15,11 @@ from moeprobe.catalog import ANALYSES
 from moeprobe.data._masks import Masked
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
+from moeprobe.floors import dtype_name
 from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
+from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result, provenance
-from moeprobe.sweeps import CLEAN, Checkpoint, Probe
 from moeprobe.tables import concatenate
 from moeprobe.views.base import PairView, SeverityView
 from moeprobe.watching import Watcher
@@ -32,6 +33,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "eval": ("output",),
     "discontinuity": ("discontinuity",),
 }
+# Clean images that a sweep runs again unchanged: arithmetic does not need more.
+FLOOR_IMAGES = 256
 # What compares two random views of an image.
 _OF_PAIRS = ("match-ratio", "s-matrix")
 
@@ -121,6 +124,7 @@ def measure(
     sidecar = {
         "request": request,
         "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
+        "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
         "command": options.command,
         "checkpoints": {model.name: dict(model.provenance) for model in models},
         "skipped_images": skipped[0],
@@ -224,7 +228,7 @@ def make_probe(
         raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")
     return Probe(
         dataset=dataset,
-        indices=sweeps.choose_images(dataset, limit=options.limit, seed=options.seed),
+        indices=choose_images(dataset, limit=options.limit, seed=options.seed),
         view_name=view_name,
         view=view,
         severities=steps,
@@ -236,6 +240,7 @@ def make_probe(
         skip_bad_images=options.skip_bad_images,
         labelled=labelled,
         replayed_gates=attribute or "recomputed",
+        floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
     )
 
 

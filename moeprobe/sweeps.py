@@ -4,10 +4,9 @@ What comes out are sums per image; blocks of images can be kept as part files, s
 where it stopped.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from moeprobe import geometry, regions
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import (
-    Analysis,
     CornerAnalysis,
     Corners,
     LayerAnalysis,
@@ -29,103 +26,22 @@ from moeprobe.analyses.base import (
     OutputAnalysis,
     OutputPair,
 )
-from moeprobe.batches import Batch, Recipe, batches
+from moeprobe.analyses.match import Match
+from moeprobe.batches import Batch, batches
 from moeprobe.corners import exchange
-from moeprobe.data.base import ImageDataset
+from moeprobe.floors import repeats
 from moeprobe.geometry import Correspondence
+from moeprobe.probes import Checkpoint, Probe, recipe
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
-from moeprobe.seeds import generator
 from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
-from moeprobe.views.base import Framing, PairView, Sample, SeverityView
-
-CLEAN = "clean"
+from moeprobe.views.base import SeverityView
 
 _BLOCK = 1024
 
 Progress = Callable[[int], None]
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
-RunBlock = Callable[["Probe", "Checkpoint", Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What is asked of every checkpoint: which images, which views, which analyses.
-
-    ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
-    ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
-    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``).
-    """
-
-    dataset: ImageDataset
-    indices: Sequence[int]
-    view_name: str
-    view: PairView | SeverityView | None
-    severities: tuple[float, ...]
-    analyses: tuple[Analysis, ...]
-    seed: int
-    layers: tuple[str, ...] | None = None
-    batch_size: int = 64
-    workers: int = 0
-    skip_bad_images: bool = False
-    labelled: bool = True
-    replayed_gates: str = "recomputed"
-
-    @property
-    def num_passes(self) -> int:
-        """Forward passes per image."""
-        if self.view is None:
-            return 1
-        if self.is_pair:
-            return 2
-        assert isinstance(self.view, SeverityView)
-        return 1 + (3 if self.corners else 1) * sum(
-            severity != self.view.severities[0] for severity in self.severities
-        )
-
-    @property
-    def corners(self) -> bool:
-        """Whether pixels and routing are exchanged, which takes two passes more."""
-        return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether two random views are compared, and not a view with the clean image."""
-        return isinstance(self.view, PairView) and not self.severities
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model to be probed, and what the tables say of it.
-
-    Attributes:
-        name: what the tables call it.
-        model: what is run.
-        framing: how an unperturbed image is brought to its input.
-        class_names: what its scores are about; empty if unknown.
-        train_seed: seed of its training, None if unknown.
-        group: name shared by checkpoints that differ in their training seed alone.
-        provenance: file, hash, training: for the sidecar.
-    """
-
-    name: str
-    model: Traceable
-    framing: Framing
-    class_names: tuple[str, ...] = ()
-    train_seed: int | None = None
-    group: str = ""
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-
-
-def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> list[int]:
-    """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
-
-    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
-    """
-    names = np.asarray(dataset.image_ids)
-    by_name = np.argsort(names, kind="stable")
-    order = generator(seed, "choose images").permutation(by_name)
-    return [int(index) for index in (order if limit is None else order[:limit])]
+RunBlock = Callable[[Probe, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
 
 
 def run(
@@ -214,49 +130,6 @@ def _run_block(
     return accumulator, skipped
 
 
-def recipe(probe: Probe, framing: Framing) -> Recipe:
-    """Return what makes the views of one image: the reference first."""
-    if probe.view is None:
-        return partial(_clean, framing=framing)
-    if probe.is_pair:
-        assert isinstance(probe.view, PairView)
-        return partial(_pair, view=probe.view, name=probe.view_name, framing=framing, seed=probe.seed)
-    assert isinstance(probe.view, SeverityView)
-    return partial(
-        _severities,
-        view=probe.view,
-        name=probe.view_name,
-        severities=probe.severities,
-        framing=framing,
-        seed=probe.seed,
-    )
-
-
-def _clean(image: Image.Image, image_id: str, *, framing: Framing) -> list[Sample]:
-    return [framing.clean(image)]
-
-
-def _pair(
-    image: Image.Image, image_id: str, *, view: PairView, name: str, framing: Framing, seed: int
-) -> list[Sample]:
-    return list(view.pair(image, framing=framing, rng=generator(seed, name, image_id)))
-
-
-def _severities(
-    image: Image.Image,
-    image_id: str,
-    *,
-    view: SeverityView,
-    name: str,
-    severities: tuple[float, ...],
-    framing: Framing,
-    seed: int,
-) -> list[Sample]:
-    rng = generator(seed, name, image_id)
-    # The first severity of a view changes nothing: that is the reference, and is not run twice.
-    return view.perturb(image, framing=framing, severities=(view.severities[0], *severities), rng=rng)
-
-
 def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
     # Checkpoints may have different layers; each is asked for those that it has.
     layers = None if probe.layers is None else [name for name in probe.layers if name in model.layer_names]
@@ -279,17 +152,45 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
             found[Cell()] = _output_sums(probe, batch, compared, view[0])
             if probe.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
                 found[Cell()] |= _corner_sums(probe, model, batch, reference, view, shown)
-        for cell, columns in found.items():
-            placed = Cell(
-                layer=cell.layer,
-                router=cell.router,
-                top_k=cell.top_k,
-                view=probe.view_name,
-                severity=severity,
-                tokens=cell.tokens,
-            )
-            arrays = {name: _to_host(column) for name, column in columns.items()}
-            accumulator.add(placed, batch.image_ids, {"label": _labels(probe, batch).numpy()} | arrays)
+        _add(accumulator, probe, batch, found, view=probe.view_name, severity=severity)
+    if probe.floor_images:
+        _run_floors(probe, model, batch, reference[1], accumulator)
+
+
+def _run_floors(
+    probe: Probe, model: Traceable, batch: Batch, reference: RoutingTrace, accumulator: Accumulator
+) -> None:
+    """Run the clean images of the batch again unchanged, as far as they are wanted."""
+    wanted = {probe.dataset.image_ids[index] for index in probe.indices[: probe.floor_images]}
+    rows = np.flatnonzero([image_id in wanted for image_id in batch.image_ids])
+    if len(rows) == 0:
+        return
+    matching = dataclasses.replace(
+        probe, analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, Match))
+    )
+    device = next(iter(reference.layers.values())).gates.device
+    for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
+        found = _layer_sums(matching, batch, reference, routing, 0)
+        _add(accumulator, probe, batch, found, view=name, severity=float("nan"), rows=rows)
+
+
+def _add(
+    accumulator: Accumulator,
+    probe: Probe,
+    batch: Batch,
+    found: Mapping[Cell, dict[str, Tensor]],
+    *,
+    view: str,
+    severity: float,
+    rows: NDArray[np.int64] | None = None,
+) -> None:
+    """Add the sums of some images of the batch, all by default, under the name of the view."""
+    chosen = np.arange(len(batch.image_ids)) if rows is None else rows
+    names = [batch.image_ids[row] for row in chosen]
+    for cell, columns in found.items():
+        placed = dataclasses.replace(cell, view=view, severity=severity)
+        arrays = {name: _to_host(column)[chosen] for name, column in columns.items()}
+        accumulator.add(placed, names, {"label": _labels(probe, batch).numpy()[chosen]} | arrays)
 
 
 def _labels(probe: Probe, batch: Batch) -> Tensor:

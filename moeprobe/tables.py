@@ -29,7 +29,8 @@ COLUMNS: dict[str, str] = {
     "layer": "MoE layer, e.g. blocks.3; empty for the model's output",
     "router": "the layer's router",
     "top_k": "experts chosen per token",
-    "view": "perturbation; `clean` for none",
+    "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
+    "floor",
     "severity": "its severity, in the view's unit; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, prefix (CLS), or patches of the foreground, the boundary, the background; empty for the model's "
@@ -48,6 +49,8 @@ COLUMNS: dict[str, str] = {
     "flag": "collapsed: chance is 1, so kappa does not exist; no_trials: there was nothing to count; few_images: "
     "under 20, no interval; unstable: undefined in more than 1 % of the resamples, no interval",
 }
+# The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
+FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
 _NOTE = b"moeprobe"
 _ROW_GROUP = 2**16

@@ -10,8 +10,8 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.analyses.base import LayerPair
 from moeprobe.data.digits import Digits
 from moeprobe.geometry import PatchGrid
+from moeprobe.probes import Checkpoint, Probe
 from moeprobe.routing import LayerRouting
-from moeprobe.sweeps import Checkpoint, Probe
 from moeprobe.views.base import Framing
 
 

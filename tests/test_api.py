@@ -68,7 +68,7 @@ def test_a_comparison_is_the_difference_of_the_values(trained: Trained) -> None:
 
 
 def test_the_subset_is_the_same_for_all_and_seeded() -> None:
-    from moeprobe.sweeps import choose_images
+    from moeprobe.probes import choose_images
 
     data = api.open_data("digits")
     first, again = choose_images(data, limit=20, seed=1), choose_images(data, limit=20, seed=1)

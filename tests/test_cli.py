@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from moeprobe.tables import COLUMNS
+from moeprobe.tables import COLUMNS, FLOORS
 from tests.commands import Trained, run, sentence, shell
 
 
@@ -59,7 +59,9 @@ def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path:
     assert len(files["first"]) == 7
     # In another batch size the forward rounds otherwise in the last place; what counts does not change.
     first, again = (pd.read_csv(tmp_path / name / "noise" / "table.csv") for name in ("first", "again"))
-    pd.testing.assert_frame_equal(first, again, rtol=1e-4, atol=1e-6)
+    # All but the noise floor, which is about just that.
+    same = [table[~table["view"].isin(FLOORS)] for table in (first, again)]
+    pd.testing.assert_frame_equal(*same, rtol=1e-4, atol=1e-6)
     repeat = tmp_path / "repeat" / "noise"
     run("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", "--out", repeat)
     for path, content in files["first"].items():

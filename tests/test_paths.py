@@ -17,8 +17,8 @@ from moeprobe import paths
 from moeprobe.analyses.discontinuity import Discontinuity
 from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.geometry import PatchGrid, identity
+from moeprobe.probes import Checkpoint, Probe
 from moeprobe.routing import LayerRouting, RoutingTrace
-from moeprobe.sweeps import Checkpoint, Probe
 from moeprobe.views.base import Framing, Sample, SeverityView
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained, refused, run

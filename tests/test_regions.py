@@ -10,6 +10,7 @@ from PIL import Image
 
 from moeprobe import geometry, regions
 from moeprobe.geometry import PatchGrid
+from moeprobe.tables import FLOORS
 from tests.commands import Trained, refused, run
 
 MAPS = {
@@ -74,6 +75,7 @@ def test_the_regions_add_up_to_the_patches(trained: Trained, command: tuple[str,
     result = run(command[0], trained["prc"], *command[1:], "--data", "shapes", "--limit", 25, "--json")
     assert result.exit_code == 0, result.output
     table = pd.DataFrame(json.loads(result.stdout)["table"])
+    table = table[~table["view"].isin(FLOORS)]
     match = table[(table["metric"] == "top1_match") & (table["layer"] == "blocks.3")].set_index("tokens")
     assert set(match.index) == {"patch", "prefix", *regions.REGIONS}
     parts = match.loc[list(regions.REGIONS)]
@@ -121,6 +123,7 @@ def test_masks_of_the_users_own(trained: Trained, pictures: tuple[Path, Path]) -
         masks,
     )
     table = pd.DataFrame(json.loads(run(*arguments, "--json").stdout)["table"])
+    table = table[~table["view"].isin(FLOORS)]
     trials = table[(table["metric"] == "top1_match") & (table["layer"] == "blocks.1")].set_index("tokens")[
         "trials"
     ]

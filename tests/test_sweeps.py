@@ -16,9 +16,10 @@ from moeprobe import geometry, sweeps
 from moeprobe.catalog import ANALYSES, VIEWS
 from moeprobe.data.base import Example, ImageDataset
 from moeprobe.errors import UserError
+from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.routing import RoutingTrace
 from moeprobe.summaries import About, summarise
-from moeprobe.sweeps import Checkpoint, Probe, choose_images, recipe, run
+from moeprobe.sweeps import run
 from moeprobe.tables import cells, write_csv, write_images
 from moeprobe.views.gaussian_noise import GaussianNoise
 from moeprobe.views.random_crop import RandomCrop

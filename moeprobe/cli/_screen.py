@@ -149,6 +149,7 @@ def footing(result: "Result") -> str:
     ]
     parts += _skipped(result.sidecar["skipped_images"])
     parts += _layers_apart(table)
+    parts += _random(table)
     if request["trained_capacity"]:
         for name, checkpoint in request["checkpoints"].items():
             group = f", {checkpoint['group_images']} image(s) per group"
@@ -174,6 +175,18 @@ def _skipped(names: "list[str]") -> list[str]:
         return []
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {shown}"]
+
+
+def _random(table: "pd.DataFrame") -> list[str]:
+    """Return a sentence for each checkpoint that does not repeat itself."""
+    from moeprobe.tables import FLOORS
+
+    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == "top1_match") & (table["value"] < 1)]
+    return [
+        f"{checkpoint} is random at evaluation: run again unchanged, only {number(rows['value'].min())} of the tokens "
+        "keep their first expert"
+        for checkpoint, rows in again.groupby("checkpoint", sort=False)
+    ]
 
 
 def _layers_apart(table: "pd.DataFrame") -> list[str]:

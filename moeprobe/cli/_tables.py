@@ -8,6 +8,7 @@ from rich.table import Table
 
 from moeprobe.cli._screen import console, interval, number
 from moeprobe.regions import REGIONS
+from moeprobe.tables import FLOORS
 
 if TYPE_CHECKING:
     from moeprobe.runs import Result
@@ -119,6 +120,8 @@ _ATTRIBUTION_COLUMNS = tuple(
 
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
+    floor = _floor_table(result)
+    result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"] == "patch"]
     tables = [
         _severity_table(
@@ -134,7 +137,30 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     if (output["metric"] == "class_probability_switching").any():
         heading = f"{title}: what changes the output, features (pixels) or switching (experts)?"
         tables.append(_severity_table(result, output, _ATTRIBUTION_COLUMNS, heading))
-    return tables
+    return [*tables, *floor]
+
+
+def _floor_table(result: "Result") -> list[Table]:
+    """Return a table of how far the clean images match themselves; none where that was not measured."""
+    rows = result.table[(result.table["metric"] == "top1_match") & (result.table["tokens"] == "patch")]
+    rows = rows[rows["view"].isin(FLOORS)]
+    if rows.empty:
+        return []
+    images = int(rows["images"].max())
+    title = f"Noise floor: top-1 match of {images} clean images with themselves, patches"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in (
+        "checkpoint",
+        "layer",
+        "same batch again",
+        "other batch size",
+        result.sidecar["floor_dtype"],
+    ):
+        table.add_column(name)
+    for (checkpoint, layer), here in rows.groupby(["checkpoint", "layer"], sort=False):
+        by_view = {row["view"]: interval(row) for _, row in here.iterrows()}
+        table.add_row(checkpoint, layer, *[by_view.get(view, "") for view in FLOORS])
+    return [table]
 
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:

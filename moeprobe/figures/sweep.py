@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.figures import _parts
+from moeprobe.tables import FLOORS
 
 _ROUTING = (
     ("top1_match", "top-1 match"),
@@ -25,6 +26,8 @@ _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity."""
+    floors = table[table["view"].isin(FLOORS)]
+    table = table[~table["view"].isin(FLOORS)]
     view = table["view"].iloc[0]
     colours = _parts.colours(_parts.checkpoints(table))
     figures = {}
@@ -38,6 +41,9 @@ def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
                 _curves(axes[row, column], here, metric, colours)
                 if metric == "top1_match":
                     _chance(axes[row, column], here, colours)
+                    _floor(
+                        axes[row, column], _parts.select(floors, layer=layer, tokens="patch", metric=metric)
+                    )
                 axes[row, column].set_ylabel(label if column == 0 else "")
             axes[0, column].set_title(layer)
             axes[-1, column].set_xlabel(unit)
@@ -105,6 +111,13 @@ def _chance(axes: Axes, table: pd.DataFrame, colours: Mapping[str, str]) -> None
                 axes.plot(rows["severity"], rows["value"], style, color=colour, linewidth=1)
                 # One entry per kind of line: its colour says whose it is.
                 axes.plot([], [], style, color="#606060", linewidth=1, label=f"chance, {null}")
+
+
+def _floor(axes: Axes, rows: pd.DataFrame) -> None:
+    """Shade what the clean image misses of itself when it is run again, at worst."""
+    if len(rows):
+        lowest = rows["ci_low"].fillna(rows["value"]).min()
+        axes.axhspan(lowest, 1, color="#808080", alpha=0.35, linewidth=0, label="noise floor (arithmetic)")
 
 
 def _rows(table: pd.DataFrame, checkpoint: str, metric: str, *, nulls: Sequence[str]) -> pd.DataFrame:

@@ -12,8 +12,9 @@ from torch import Tensor
 from moeprobe.analyses.attribution import CORNERS, SHARES, Attribution
 from moeprobe.analyses.base import Corners
 from moeprobe.geometry import PatchGrid
+from moeprobe.probes import Checkpoint
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace
-from moeprobe.sweeps import Checkpoint, run
+from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from moeprobe.views.base import Framing
 from moeprobe.views.gaussian_noise import GaussianNoise

@@ -14,10 +14,11 @@ from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import LayerPair, Metric
 from moeprobe.analyses.s_matrix import SMatrix
 from moeprobe.batches import batches
+from moeprobe.probes import recipe
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Bootstrap
 from moeprobe.summaries import About, summarise
-from moeprobe.sweeps import recipe, run
+from moeprobe.sweeps import run
 from moeprobe.tables import cells, concatenate, image_table
 from moeprobe.training.objectives.base import Views, paired_gates
 from moeprobe.training.objectives.prc import consistency_terms, correlation, paired_tokens

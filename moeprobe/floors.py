@@ -1,0 +1,45 @@
+"""The noise floor: how far the clean image matches itself where nothing changes but the arithmetic.
+
+Axes: B images.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from moeprobe.routing import LayerRouting, RoutingTrace, Traceable
+from moeprobe.tables import FLOORS
+
+AGAIN, OTHER_BATCH, OTHER_DTYPE = FLOORS
+_DTYPES = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float16}
+_PER_IMAGE = ("gates", "selected", "processed", "valid")
+
+
+def repeats(
+    model: Traceable, pixels: Tensor, *, layers: Sequence[str] | None, device: torch.device
+) -> Iterator[tuple[str, RoutingTrace]]:
+    """Yield the name and the routing of each further pass over the same clean images ``(B, 3, S, S)``."""
+    yield AGAIN, model.trace(pixels, layers=layers, logits=False)[1]
+    half = len(pixels) // 2 // model.group_images * model.group_images
+    if half:
+        parts = [model.trace(part, layers=layers, logits=False)[1] for part in (pixels[:half], pixels[half:])]
+        yield OTHER_BATCH, _joined(parts)
+    with torch.autocast(device.type, dtype=_DTYPES[device.type]):
+        yield OTHER_DTYPE, model.trace(pixels, layers=layers, logits=False)[1]
+
+
+def dtype_name(device: torch.device) -> str:
+    """Return which dtype the other one is."""
+    return str(_DTYPES[device.type]).removeprefix("torch.")
+
+
+def _joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
+    layers = {}
+    for name, first in parts[0].layers.items():
+        both = [part.layers[name] for part in parts]
+        whole = {field: torch.cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
+        scores = [layer.scores for layer in both if layer.scores is not None]
+        joined = {"scores": torch.cat(scores) if scores else None}
+        layers[name] = LayerRouting(**(vars(first) | whole | joined))
+    return RoutingTrace(layers)

@@ -1,0 +1,143 @@
+"""What is asked, of whom, and which views of an image it takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from moeprobe.analyses.base import Analysis, CornerAnalysis
+from moeprobe.batches import Recipe
+from moeprobe.data.base import ImageDataset
+from moeprobe.routing import Traceable
+from moeprobe.seeds import generator
+from moeprobe.views.base import Framing, PairView, Sample, SeverityView
+
+CLEAN = "clean"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is asked of every checkpoint: which images, which views, which analyses.
+
+    ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
+    ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
+    many of the images, from the first one on, are run again unchanged for the noise floor (see ``floors``).
+    """
+
+    dataset: ImageDataset
+    indices: Sequence[int]
+    view_name: str
+    view: PairView | SeverityView | None
+    severities: tuple[float, ...]
+    analyses: tuple[Analysis, ...]
+    seed: int
+    layers: tuple[str, ...] | None = None
+    batch_size: int = 64
+    workers: int = 0
+    skip_bad_images: bool = False
+    labelled: bool = True
+    replayed_gates: str = "recomputed"
+    floor_images: int = 0
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes per image."""
+        if self.view is None:
+            return 1
+        if self.is_pair:
+            return 2
+        assert isinstance(self.view, SeverityView)
+        return 1 + (3 if self.corners else 1) * sum(
+            severity != self.view.severities[0] for severity in self.severities
+        )
+
+    @property
+    def corners(self) -> bool:
+        """Whether pixels and routing are exchanged, which takes two passes more."""
+        return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two random views are compared, and not a view with the clean image."""
+        return isinstance(self.view, PairView) and not self.severities
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model to be probed, and what the tables say of it.
+
+    Attributes:
+        name: what the tables call it.
+        model: what is run.
+        framing: how an unperturbed image is brought to its input.
+        class_names: what its scores are about; empty if unknown.
+        train_seed: seed of its training, None if unknown.
+        group: name shared by checkpoints that differ in their training seed alone.
+        provenance: file, hash, training: for the sidecar.
+    """
+
+    name: str
+    model: Traceable
+    framing: Framing
+    class_names: tuple[str, ...] = ()
+    train_seed: int | None = None
+    group: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> list[int]:
+    """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
+
+    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
+    """
+    names = np.asarray(dataset.image_ids)
+    by_name = np.argsort(names, kind="stable")
+    order = generator(seed, "choose images").permutation(by_name)
+    return [int(index) for index in (order if limit is None else order[:limit])]
+
+
+def recipe(probe: Probe, framing: Framing) -> Recipe:
+    """Return what makes the views of one image: the reference first."""
+    if probe.view is None:
+        return partial(_clean, framing=framing)
+    if probe.is_pair:
+        assert isinstance(probe.view, PairView)
+        return partial(_pair, view=probe.view, name=probe.view_name, framing=framing, seed=probe.seed)
+    assert isinstance(probe.view, SeverityView)
+    return partial(
+        _severities,
+        view=probe.view,
+        name=probe.view_name,
+        severities=probe.severities,
+        framing=framing,
+        seed=probe.seed,
+    )
+
+
+def _clean(image: Image.Image, image_id: str, *, framing: Framing) -> list[Sample]:
+    return [framing.clean(image)]
+
+
+def _pair(
+    image: Image.Image, image_id: str, *, view: PairView, name: str, framing: Framing, seed: int
+) -> list[Sample]:
+    return list(view.pair(image, framing=framing, rng=generator(seed, name, image_id)))
+
+
+def _severities(
+    image: Image.Image,
+    image_id: str,
+    *,
+    view: SeverityView,
+    name: str,
+    severities: tuple[float, ...],
+    framing: Framing,
+    seed: int,
+) -> list[Sample]:
+    rng = generator(seed, name, image_id)
+    # The first severity of a view changes nothing: that is the reference, and is not run twice.
+    return view.perturb(image, framing=framing, severities=(view.severities[0], *severities), rng=rng)
