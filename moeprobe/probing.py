@@ -252,7 +252,7 @@ def _check_attribution(
         raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
     if kind != "sweep" or view is None or not view.aligned:
         raise UserError(
-            "Only a sweep whose view leaves the patches where they are (gaussian_noise) can be attributed."
+            "Only a sweep whose view leaves the patches where they are (such as gaussian_noise) can be attributed."
         )
     for model in models:
         if not isinstance(model.model, Replayable):

@@ -77,9 +77,11 @@ class View:
 
     Attributes:
         aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
+        random: two draws of the same image differ.
     """
 
     aligned: ClassVar[bool] = False
+    random: ClassVar[bool] = True
 
 
 class SeverityView(View, ABC):
