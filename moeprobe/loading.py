@@ -38,6 +38,7 @@ class Options:
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity, consecutive ones of the run's list.
         masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
+        class_null: give matches a chance level among images of the same class as well.
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
@@ -54,6 +55,7 @@ class Options:
     trained_capacity: bool = False
     group_images: int = 1
     masks: Path | None = None
+    class_null: bool = False
     skip_bad_images: bool = False
     out: Path | None = None
     overwrite: bool = False

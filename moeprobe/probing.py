@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe import summaries, sweeps
+from moeprobe.analyses.base import Analysis
+from moeprobe.analyses.match import Match
 from moeprobe.catalog import ANALYSES
 from moeprobe.data._masks import Masked
 from moeprobe.data.base import ImageDataset
@@ -222,17 +224,21 @@ def make_probe(
     if attribute is not None:
         _check_attribution(kind, view, models, attribute)
         analyses += ("attribution",)
+    if options.class_null and "match" not in analyses:
+        raise UserError("--class-null is about matches: use it with match-ratio, sweep or noise-sweep.")
     labelled = all(_same_classes(model, dataset) for model in models)
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
         raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")
+    if options.class_null and dataset.class_names is None:
+        raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
     return Probe(
         dataset=dataset,
         indices=choose_images(dataset, limit=options.limit, seed=options.seed),
         view_name=view_name,
         view=view,
         severities=steps,
-        analyses=tuple(ANALYSES.get(name)() for name in analyses),
+        analyses=make_analyses(analyses, class_null=options.class_null),
         seed=options.seed,
         layers=options.layers,
         batch_size=options.batch_size,
@@ -242,6 +248,11 @@ def make_probe(
         replayed_gates=attribute or "recomputed",
         floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
     )
+
+
+def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
+    """Return the analyses called so; ``class_null`` concerns matches."""
+    return tuple(Match(class_null=class_null) if name == "match" else ANALYSES.get(name)() for name in names)
 
 
 def _check_attribution(
@@ -306,6 +317,7 @@ def make_request(
         "masks": None if options.masks is None else str(options.masks),
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
         "labels_used": probe.labelled and probe.dataset.class_names is not None,
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}

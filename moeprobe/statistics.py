@@ -56,7 +56,7 @@ class Chance:
     """The match that independent draws with the two sides' own marginals would reach, within strata.
 
     c = Σ_s (N_s / N) Σ_code p_A(code | s) p_B(code | s), with N_s the trials in stratum s. One stratum gives the
-    pooled null; the patch position as stratum gives the position null.
+    pooled null; the patch position as stratum gives the position null, the class of the image the class null.
 
     In a stratum an image has few trials, so the plain product pairs many of them with themselves, and c comes out
     too high by about (m − c) / n. ``other_images`` leaves those pairs out: image i is paired with images j ≠ i.
@@ -67,7 +67,7 @@ class Chance:
         view: ``(M,)`` what the view chose, in the same code.
         stratum: ``(M,)`` stratum of each trial.
         num_images: n.
-        other_images: pair an image with other images only; it then has at most one trial per stratum.
+        other_images: pair an image with other images only.
     """
 
     def __init__(
@@ -88,9 +88,13 @@ class Chance:
         self._trials = _counts(stratum, np.arange(num_strata), image, num_images)
         self._stratum_of_cell = both // max(num_codes, 1)
         self._other_images = other_images
-        assert not other_images or self._trials.data.max(initial=0.0) <= 1
-        same = reference == view
-        self._own_hits = _counts(stratum[same], np.arange(num_strata), image[same], num_images)
+        # Pairs of an image with itself, and those of them that agree, per stratum and image.
+        self._own_pairs = self._trials.multiply(self._trials).astype(np.float64)
+        ones = np.ones(len(both), dtype=np.float32)
+        gather = sparse.csr_array(
+            (ones, (self._stratum_of_cell, np.arange(len(both)))), shape=(num_strata, len(both))
+        )
+        self._own_hits = gather @ self._reference.multiply(self._view)
         # No count under weights that add up to n exceeds this.
         largest = float(self._trials.data.max(initial=0.0)) * num_images
         self._dtype = np.float32 if largest < _EXACT_SINGLE else np.float64
@@ -108,7 +112,7 @@ class Chance:
         weights = np.ascontiguousarray(weights, dtype=self._dtype)
         trials = (self._trials @ weights).astype(np.float64)
         # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
-        share = _divide(trials, trials**2 - self._trials @ squared, empty=0.0)
+        share = _divide(trials, trials**2 - self._own_pairs @ squared, empty=0.0)
         agreement = -(share * (self._own_hits @ squared)).sum(0)
         rows = max(1, _BLOCK_NUMBERS // weights.shape[1])
         for start in range(0, len(self._stratum_of_cell), rows):

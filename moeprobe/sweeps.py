@@ -190,10 +190,11 @@ def _add(
     for cell, columns in found.items():
         placed = dataclasses.replace(cell, view=view, severity=severity)
         arrays = {name: _to_host(column)[chosen] for name, column in columns.items()}
-        accumulator.add(placed, names, {"label": _labels(probe, batch).numpy()[chosen]} | arrays)
+        accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
 
 
 def _labels(probe: Probe, batch: Batch) -> Tensor:
+    """Return the labels that the model's scores are about."""
     return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
 
 

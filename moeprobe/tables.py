@@ -36,7 +36,7 @@ COLUMNS: dict[str, str] = {
     "tokens": "patch, prefix (CLS), or patches of the foreground, the boundary, the background; empty for the model's "
     "output",
     "metric": "what is measured",
-    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position or image",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image or class",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",

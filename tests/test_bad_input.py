@@ -214,6 +214,19 @@ def test_there_is_nothing_to_evaluate_without_labels(trained: Trained, tmp_path:
     assert "has other classes than the model" in refused("eval", trained["prc"], "--data", "shapes")
 
 
+def test_the_class_null_needs_classes_and_matches(trained: Trained, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(tmp_path / "0.png")
+    data = ("--data", f"folder:{tmp_path}", "--class-null")
+    assert "has no labels" in refused("match-ratio", trained["prc"], *data)
+    assert "is about matches" in refused("confidence", trained["prc"], "--class-null")
+    # Classes that the model does not know are classes all the same.
+    arguments = ("match-ratio", trained["prc"], "--data", "shapes", "--limit", 30, "--class-null", "--json")
+    rows = json.loads(run(*arguments).stdout)["table"]
+    chance = [row for row in rows if row["metric"] == "top1_match_chance" and row["tokens"] == "patch"]
+    values = {row["null"]: row["value"] for row in chance}
+    assert values["class"] != values["pooled"]
+
+
 def test_a_wrong_configuration_does_not_cost_the_earlier_run(trained: Trained) -> None:
     before = (trained["prc"] / "last.safetensors").read_bytes()
     arguments = ("train", "--config", "digits-prc", "--folder", trained["prc"], "--overwrite")

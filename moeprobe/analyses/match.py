@@ -6,7 +6,8 @@
 
 Each stands beside what chance would reach: with the two sides' own marginals (pooled); where the grid does not move,
 with the marginals of each patch position, since a position embedding alone can route; and with another patch of the
-same image (image), since a router may know little but which image it is in.
+same image (image), since a router may know little but which image it is in. On request, with other images of the same
+class (class; at the same position where the grid does not move), since a router may know little but the class.
 
 The columns keep each image's choices (a few bytes per corresponding patch), because intervals of the chance levels
 need them: sums alone do not say how often two independent images agree at the same position.
@@ -27,6 +28,9 @@ class Match(LayerAnalysis):
     """Share of corresponding patches that choose the same experts, with its chance level and kappa."""
 
     signature = "trials"
+
+    def __init__(self, *, class_null: bool = False) -> None:
+        self._class_null = class_null
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether tokens choose experts, and there is more than one."""
@@ -59,6 +63,9 @@ class Match(LayerAnalysis):
         trials = columns["trials"].astype(np.float64)
         image, slot = np.nonzero(reference[..., 0] >= 0)
         nulls = {"pooled": np.zeros_like(slot)} | ({"position": slot} if aligned else {})
+        if self._class_null:
+            nulls["class"] = columns["label"].astype(np.int64)[image] * (reference.shape[1] if aligned else 1)
+            nulls["class"] += slot if aligned else 0
         several = trials > 1
         metrics = []
         for name, depth, ordered in kinds(reference.shape[-1]):
@@ -76,7 +83,7 @@ class Match(LayerAnalysis):
                     view=codes[1],
                     stratum=stratum,
                     num_images=len(trials),
-                    other_images=null == "position",
+                    other_images=null != "pooled",
                 )
                 metrics.append(Metric(f"{name}_chance", null, chance, columns["trials"]))
                 metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), columns["trials"]))

@@ -75,6 +75,15 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "class_null": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--class-null", help="Give matches a chance level among images of the same class as well."
+            ),
+        ],
+        False,
+    ),
     "skip_bad_images": (
         Annotated[
             bool, typer.Option("--skip-bad-images", help="Go on without unreadable images; count them.")

@@ -38,7 +38,7 @@ _NAMES = {
 }
 
 
-_KAPPA = {"pooled": "κ", "position": "κ, position", "image": "κ, within image"}
+_KAPPA = {"pooled": "κ", "position": "κ, position", "image": "κ, within image", "class": "κ, within class"}
 
 
 def side_by_side(result: "Result", *, title: str) -> list[Table]:

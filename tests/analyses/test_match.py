@@ -89,9 +89,15 @@ def test_metrics_by_a_loop(case: str) -> None:
     weights = np.array([[1, 0], [1, 2], [1, 1], [1, 0]], dtype=float)
     for tokens, columns in Match().sums(pair).items():
         trials = compared(pair, tokens)
-        arrays = {name: column.numpy() for name, column in columns.items()}
-        metrics = {(m.name, m.null): m for m in Match().metrics(arrays, aligned=pair.aligned)}
-        nulls = ["pooled"] + (["position"] if pair.aligned else []) + (["image"] if tokens == "patch" else [])
+        labels = np.arange(4) % 2
+        arrays = {name: column.numpy() for name, column in columns.items()} | {"label": labels}
+        metrics = {(m.name, m.null): m for m in Match(class_null=True).metrics(arrays, aligned=pair.aligned)}
+        assert not any(m.null == "class" for m in Match().metrics(arrays, aligned=pair.aligned))
+        nulls = (
+            ["pooled", "class"]
+            + (["position"] if pair.aligned else [])
+            + (["image"] if tokens == "patch" else [])
+        )
         names = [name for name, *_ in kinds(pair.view.top_k)]
         expected = [(name, "") for name in names]
         expected += [(f"{n}_{what}", null) for n in names for what in ("chance", "kappa") for null in nulls]
@@ -104,12 +110,17 @@ def test_metrics_by_a_loop(case: str) -> None:
             total = sum(weight[image] for image, *_ in used)
             match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
             agree, counted = 0.0, 0.0
-            column_of = {"pooled": None, "position": 1, "image": 0}[null]
-            for stratum in {0 if column_of is None else t[column_of] for t in used}:
-                inside = [t for t in used if column_of is None or t[column_of] == stratum]
+            strata = {
+                "pooled": lambda trial: 0,
+                "position": lambda trial: trial[1],
+                "image": lambda trial: trial[0],
+                "class": lambda trial: (trial[0] % 2, trial[1] if pair.aligned else 0),
+            }
+            # At a position and in a class an image is paired with other images alone, in an image a patch with others.
+            apart = {"pooled": None, "position": 0, "class": 0, "image": 1}[null]
+            for stratum in {strata[null](trial) for trial in used}:
+                inside = [trial for trial in used if strata[null](trial) == stratum]
                 size = sum(weight[t[0]] for t in inside)
-                # At a position an image is paired with other images alone, in an image a patch with other patches.
-                apart = {"pooled": None, "position": 0, "image": 1}[null]
                 pairs_of = [(a, b) for a in inside for b in inside if apart is None or a[apart] != b[apart]]
                 number = sum(weight[a[0]] * weight[b[0]] for a, b in pairs_of)
                 products = [weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a, b in pairs_of]
