@@ -22,7 +22,7 @@ from torch import Tensor
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
-from moeprobe.following import DiscontinuityResult, discontinuity
+from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
 from moeprobe.overlaying import OverlayResult, overlay
 from moeprobe.probes import Checkpoint
@@ -52,6 +52,7 @@ __all__ = [
     "open_view",
     "overlay",
     "plan",
+    "plan_discontinuity",
     "probe",
     "s_matrix",
     "sweep",

@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
@@ -17,8 +17,8 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, open_data, open_view
 from moeprobe.overlaying import choose_images
-from moeprobe.probes import Checkpoint
-from moeprobe.probing import make_probe, make_request, measure
+from moeprobe.probes import Checkpoint, Probe
+from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result
 from moeprobe.tables import write_csv
@@ -71,20 +71,10 @@ def discontinuity(
     options = dataclasses.replace(options or Options(), **changes)
     if count < 1:
         raise UserError(f"Draw a positive number of images; got {count}.")
-    if steps < MIN_STEPS:
-        raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
-    loaded = load_models(models, options)
-    _check(loaded)
-    severities = _severities(view, data=data, until=until, steps=steps, options=options)
-    question = make_probe(KIND, loaded, data=data, view_name=view, severities=severities, options=options)
-    dataset: ImageDataset = Files(files) if files else question.dataset
-    if files or images:
-        question = dataclasses.replace(
-            question, dataset=dataset, indices=choose_images(dataset, images=images, data=data)
-        )
+    loaded, question, data = _ask(
+        models, data=data, view=view, steps=steps, until=until, images=images, files=files, options=options
+    )
     shown = dataclasses.replace(question, indices=question.indices[:count])
-    if files:
-        data = "files"
     request = make_request(KIND, data, question, options, loaded)
     request |= {
         "images": [str(name) for name in (files or images)],
@@ -92,7 +82,6 @@ def discontinuity(
         "tolerance": paths.TOLERANCE,
     }
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    run = partial(sweeps.run, run_block=paths.run_block, block_images=paths.BLOCK_IMAGES)
     result = measure(
         KIND,
         question,
@@ -102,7 +91,7 @@ def discontinuity(
         options=options,
         folder=folder,
         watcher=watcher,
-        run=run,
+        run=_run,
     )
     followed = [paths.follow(shown, model, index) for model in loaded for index in shown.indices]
     if folder is not None:
@@ -112,6 +101,54 @@ def discontinuity(
         _draw(result, followed, loaded, folder.path / "figures")
         folder.finish(result)
     return DiscontinuityResult(result, followed)
+
+
+def plan_discontinuity(
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    view: str = "gaussian_noise",
+    steps: int = MIN_STEPS,
+    until: float | None = None,
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    options: Options | None = None,
+) -> Plan:
+    """Say what ``discontinuity`` would take, by following two images; ``passes`` are those of the steps alone."""
+    options = options or Options()
+    loaded, question, _ = _ask(
+        models, data=data, view=view, steps=steps, until=until, images=images, files=files, options=options
+    )
+    return time_sample(question, loaded, images=2, passes=steps + 1, run=_run)
+
+
+def _run(question: Probe, model: Checkpoint, **more: Any) -> tuple[pa.Table, list[str]]:
+    return sweeps.run(question, model, run_block=paths.run_block, block_images=paths.BLOCK_IMAGES, **more)
+
+
+def _ask(
+    models: Sequence[Model],
+    *,
+    data: str,
+    view: str,
+    steps: int,
+    until: float | None,
+    images: Sequence[str],
+    files: Sequence[str | Path],
+    options: Options,
+) -> tuple[list[Checkpoint], Probe, str]:
+    """Return the checkpoints, what is asked of them, and what the tables call the data."""
+    if steps < MIN_STEPS:
+        raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
+    loaded = load_models(models, options)
+    _check(loaded)
+    severities = _severities(view, data=data, until=until, steps=steps, options=options)
+    question = make_probe(KIND, loaded, data=data, view_name=view, severities=severities, options=options)
+    if not files and not images:
+        return loaded, question, data
+    dataset: ImageDataset = Files(files) if files else question.dataset
+    chosen = choose_images(dataset, images=images, data=data)
+    return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen), "files" if files else data
 
 
 def _check(models: Sequence[Checkpoint]) -> None:

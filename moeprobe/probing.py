@@ -166,19 +166,29 @@ def plan(
     question = make_probe(
         kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
     )
-    sample = dataclasses.replace(
-        question, indices=question.indices[: 2 * options.batch_size], skip_bad_images=True
-    )
+    return time_sample(question, loaded, images=2 * options.batch_size, passes=question.num_passes)
+
+
+def time_sample(
+    question: Probe,
+    models: Sequence[Checkpoint],
+    *,
+    images: int,
+    passes: int,
+    run: Callable[..., tuple[pa.Table, list[str]]] = sweeps.run,
+) -> Plan:
+    """Return what a probe would take, from the time that its first ``images`` take."""
+    sample = dataclasses.replace(question, indices=question.indices[:images], skip_bad_images=True)
     seconds = 0.0
-    for model in loaded:
-        sweeps.run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
+    for model in models:
+        run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
         begun = time.perf_counter()
-        sweeps.run(sample, model)
+        run(sample, model)
         seconds += time.perf_counter() - begun
     return Plan(
-        checkpoints=len(loaded),
+        checkpoints=len(models),
         images=len(question.indices),
-        passes=question.num_passes,
+        passes=passes,
         timed_images=len(sample.indices),
         seconds=seconds * len(question.indices) / len(sample.indices),
     )

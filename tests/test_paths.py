@@ -267,6 +267,12 @@ def test_own_files_and_named_images(trained: Trained, tmp_path: Path) -> None:
     assert "1 image of digits test; no intervals" in result.output
 
 
+def test_a_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
+    result = run("discontinuity", *trained.values(), "--limit", 9, "--dry-run", "--out", tmp_path / "never")
+    assert "2 checkpoints x 9 images x 201 forward passes = 3,618 passes at least" in result.output
+    assert "judging by 2 images" in result.output and not (tmp_path / "never").exists()
+
+
 def test_what_cannot_be_followed(trained: Trained) -> None:
     prc = trained["prc"]
     assert "at least 200 steps; got 20" in refused("discontinuity", prc, "--steps", 20)

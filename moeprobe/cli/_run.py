@@ -25,7 +25,7 @@ def run(
     """Run a probe of this kind and print the result; with --dry-run, only what it would take."""
     options = common.options()
     if common.dry_run:
-        _print_plan(api.plan(kind, list(checkpoints), options=options, **arguments), as_json=common.json)
+        print_plan(api.plan(kind, list(checkpoints), options=options, **arguments), as_json=common.json)
         return
     with Bar() as bar:
         result = api.probe(kind, list(checkpoints), options=options, watcher=bar, **arguments)
@@ -35,13 +35,15 @@ def run(
             console().print(f"{name}: {rate:,.0f} images/s on {result.sidecar['device']}", style="dim")
 
 
-def _print_plan(plan: api.Plan, *, as_json: bool) -> None:
+def print_plan(plan: api.Plan, *, as_json: bool, least: bool = False) -> None:
+    """Print what a run would take; ``least``: it takes more passes than those that are known beforehand."""
     if as_json:
         print(json.dumps(dataclasses.asdict(plan)))
         return
+    more = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
-        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes = {total:,} passes, "
+        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes = {total:,} passes{more}, "
         f"about {plan.seconds:,.1f} s before the statistics, judging by {plan.timed_images} images. "
         "Nothing was written."
     )

@@ -1,6 +1,6 @@
 """``moeprobe discontinuity``."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -36,23 +36,21 @@ def discontinuity(
     """
     from moeprobe import api
     from moeprobe.cli._options import names
+    from moeprobe.cli._run import print_plan
     from moeprobe.cli._screen import Bar, print_result
     from moeprobe.cli._tables import side_by_side
 
     options = common.options()
-    with Bar() as bar:
-        found = api.discontinuity(
-            checkpoints,
-            data=data,
-            view=view,
-            steps=steps,
-            until=until,
-            images=names(images),
-            files=file or [],
-            count=count,
-            options=options,
-            watcher=bar,
+    asked: dict[str, Any] = {
+        "data": data, "view": view, "steps": steps, "until": until, "images": names(images), "files": file or [],
+    }  # fmt: skip
+    if common.dry_run:
+        print_plan(
+            api.plan_discontinuity(checkpoints, options=options, **asked), as_json=common.json, least=True
         )
+        return
+    with Bar() as bar:
+        found = api.discontinuity(checkpoints, count=count, options=options, watcher=bar, **asked)
     print_result(
         found.result,
         out=options.out,
