@@ -43,7 +43,7 @@ def print_plan(plan: api.Plan, *, as_json: bool, least: bool = False) -> None:
     more = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
-        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes = {total:,} passes{more}, "
-        f"about {plan.seconds:,.1f} s before the statistics, judging by {plan.timed_images} images. "
+        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes "
+        f"= {total:,} passes{more}, about {plan.seconds:,.1f} s before the statistics, judging by {plan.timed_images} images. "
         "Nothing was written."
     )
