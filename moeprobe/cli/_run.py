@@ -44,6 +44,6 @@ def print_plan(plan: api.Plan, *, as_json: bool, least: bool = False) -> None:
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
         f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes "
-        f"= {total:,} passes{more}, about {plan.seconds:,.1f} s before the statistics, judging by {plan.timed_images} images. "
-        "Nothing was written."
+        f"= {total:,} passes{more}, about {plan.seconds:,.1f} s before the statistics, "
+        f"judging by {plan.timed_images} images. Nothing was written."
     )
