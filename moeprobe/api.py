@@ -21,6 +21,7 @@ from torch import Tensor
 
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
+from moeprobe.corresponding import CorrespondResult, correspond
 from moeprobe.errors import UserError
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
@@ -34,6 +35,7 @@ from moeprobe.views.base import PairView
 
 __all__ = [
     "Checkpoint",
+    "CorrespondResult",
     "DiscontinuityResult",
     "Model",
     "Options",
@@ -43,6 +45,7 @@ __all__ = [
     "Result",
     "choose_device",
     "confidence",
+    "correspond",
     "discontinuity",
     "evaluate",
     "load_model",

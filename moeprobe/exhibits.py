@@ -1,20 +1,26 @@
 """Run a few images and keep what is to be looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 
 from moeprobe import geometry
 from moeprobe.analyses.overlay import Overlay, overlay
-from moeprobe.batches import batches
+from moeprobe.batches import Batch, batches
 from moeprobe.geometry import Correspondence
-from moeprobe.probes import Checkpoint, Probe, recipe
+from moeprobe.probes import Checkpoint, Probe, Progress, recipe
+from moeprobe.views.base import SeverityView
 
 
-def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:
-    """Return the overlays of every layer, image and checkpoint; ``probe`` holds one severity and the images."""
-    found = []
+def overlays(
+    probe: Probe, checkpoints: Sequence[Checkpoint], *, progress: Progress | None = None
+) -> list[Overlay]:
+    """Return the overlays of every checkpoint, severity, layer and image; ``probe`` holds the severities and images.
+
+    ``progress`` is called with the number of images done since the last call.
+    """
+    found: list[Overlay] = []
     for checkpoint in checkpoints:
         loader = batches(
             probe.dataset,
@@ -25,33 +31,42 @@ def overlays(probe: Probe, checkpoints: Sequence[Checkpoint]) -> list[Overlay]:
             group_images=checkpoint.model.group_images,
         )
         for batch in loader:
-            if not batch.image_ids:
-                continue
-            has = checkpoint.model.layer_names
-            layers = None if probe.layers is None else [name for name in probe.layers if name in has]
-            _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
-            _, perturbed = checkpoint.model.trace(batch.views[1], layers=layers, logits=False)
-            for layer in clean.layers:
-                routing = clean.layers[layer], perturbed.layers[layer]
-                grid = routing[0].grid
-                assert grid is not None
-                pairs: Correspondence = geometry.correspond(
-                    batch.to_source[0], batch.to_source[1], grid=grid, source_size=batch.source_size
-                )
-                for position, image_id in enumerate(batch.image_ids):
-                    pixels = batch.views[0][position].numpy(), batch.views[1][position].numpy()
-                    found.append(
-                        overlay(
-                            image_id=image_id,
-                            checkpoint=checkpoint.name,
-                            layer=layer,
-                            pixels=pixels,
-                            routing=routing,
-                            pairs=pairs,
-                            position=position,
-                        )
-                    )
+            if batch.image_ids:
+                found += _of_batch(probe, checkpoint, batch)
+            if progress is not None:
+                progress(len(batch.image_ids) + len(batch.skipped))
     return found
+
+
+def _of_batch(probe: Probe, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
+    """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
+    assert isinstance(probe.view, SeverityView)
+    has = checkpoint.model.layer_names
+    layers = None if probe.layers is None else [name for name in probe.layers if name in has]
+    _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
+    for number, severity in enumerate(probe.severities, start=1):
+        perturbed = clean
+        if severity != probe.view.severities[0]:
+            _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
+        for layer in clean.layers:
+            routing = clean.layers[layer], perturbed.layers[layer]
+            grid = routing[0].grid
+            assert grid is not None
+            pairs: Correspondence = geometry.correspond(
+                batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
+            )
+            for position, image_id in enumerate(batch.image_ids):
+                pixels = batch.views[0][position].numpy(), batch.views[number][position].numpy()
+                yield overlay(
+                    image_id=image_id,
+                    checkpoint=checkpoint.name,
+                    layer=layer,
+                    severity=severity,
+                    pixels=pixels,
+                    routing=routing,
+                    pairs=pairs,
+                    position=position,
+                )
 
 
 def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
@@ -63,6 +78,7 @@ def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
                 {
                     "checkpoint": item.checkpoint,
                     "layer": item.layer,
+                    "severity": item.severity,
                     "image_id": item.image_id,
                     "row": row,
                     "column": column,

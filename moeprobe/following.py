@@ -15,8 +15,7 @@ from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, open_data, open_view
-from moeprobe.overlaying import choose_images
+from moeprobe.loading import Model, Options, find_image, load_models, open_data, open_view
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
 from moeprobe.routing import Replayable
@@ -147,7 +146,7 @@ def _ask(
     if not files and not images:
         return loaded, question, data
     dataset: ImageDataset = Files(files) if files else question.dataset
-    chosen = choose_images(dataset, images=images, data=data)
+    chosen = range(len(files)) if files else [find_image(dataset, name, data=data) for name in images]
     return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen), "files" if files else data
 
 

@@ -141,6 +141,19 @@ def open_data(name: str, *, split: str = "test") -> ImageDataset:
     return DATA.get(kind)(split=split, location=location or None)
 
 
+def find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
+    """Return the number of the image called ``name`` in the data set called ``data``.
+
+    Raises:
+        UserError: there is none.
+    """
+    names = list(dataset.image_ids)
+    if name not in names:
+        example = f" {names[0]}" if names else " nothing: it is empty"
+        raise UserError(f"There is no image {name!r} in {data}; names look like{example}.")
+    return names.index(name)
+
+
 def open_view(
     name: str, *, dataset: ImageDataset | None = None, **parameters: Any
 ) -> PairView | SeverityView:

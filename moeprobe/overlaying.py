@@ -1,4 +1,4 @@
-"""The overlay: a few images with the expert of each patch drawn in."""
+"""The overlay: a few images with the expert of each patch drawn in, at one severity or as it grows."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,10 +14,15 @@ from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.files import write_json
-from moeprobe.loading import Model, Options, load_models
+from moeprobe.loading import Model, Options, find_image, load_models
+from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import make_probe, make_request
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
+from moeprobe.views.base import SeverityView
+from moeprobe.watching import Watcher
+
+SEVERITY = 0.2
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,11 @@ def overlay(
     files: Sequence[str | Path] = (),
     count: int = 4,
     view: str = "gaussian_noise",
-    severity: float = 0.2,
+    severity: float | None = None,
+    severities: Sequence[float] | None = None,
+    animate: bool = False,
     options: Options | None = None,
+    watcher: Watcher | None = None,
     **changes: Any,
 ) -> OverlayResult:
     """Show which expert each patch chooses on the clean and on the perturbed image.
@@ -50,60 +58,114 @@ def overlay(
         files: image files of the user's own.
         count: how many random images.
         view: a view with a severity.
-        severity: its severity.
+        severity: its severity; None = 0.2.
+        severities: with ``animate``, its severities, all from one draw; None = the view's own steps.
+        animate: show the routing as the severity grows: frames, a GIF, and a strip of the first image.
         options: common options; ``changes`` are applied to them by name.
+        watcher: told how it advances.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
+    options = dataclasses.replace(options or Options(), **changes)
+    watcher = watcher or Watcher()
+    if count < 1:
+        raise UserError(f"The number of images must be positive; got {count}.")
+    if animate and severity is not None:
+        raise UserError(
+            "An animation goes through several severities: give --severities instead of --severity."
+        )
+    if severities is not None and not animate:
+        raise UserError("--severities are the steps of an animation: add --animate, or give one --severity.")
+    if not animate:
+        severities = (SEVERITY if severity is None else severity,)
+    loaded = load_models(models, options)
+    question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
+    dataset: ImageDataset = Files(files) if files else question.dataset
+    if files:
+        chosen = list(range(len(files)))
+    elif images:
+        chosen = [find_image(dataset, name, data=data) for name in images]
+    else:
+        chosen = question.indices[:count]  # type: ignore[assignment]
+    growing = tuple(sorted(question.severities))
+    question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
+    request = make_request("overlay", data, question, options, loaded)
+    request |= {"images": [dataset.image_ids[index] for index in chosen], "animate": animate}
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    watcher.start("overlay", len(loaded) * len(chosen))
+    shown = exhibits.overlays(question, loaded, progress=watcher.advance)
+    result = OverlayResult(shown, exhibits.overlay_table(shown), [])
+    if folder is not None:
+        sidecar: dict[str, Any] = {"request": request, "command": options.command}
+        if animate:
+            drawn, sidecar["frames"] = _animations(question, shown, folder.path, watcher)
+        else:
+            drawn = _figures(question, shown, folder.path)
+        result.files.extend(drawn)
+        _finish(folder, result, sidecar, loaded)
+    return result
+
+
+def _finish(
+    folder: OutputFolder, result: OverlayResult, sidecar: dict[str, Any], models: Sequence[Checkpoint]
+) -> None:
+    """Write the table and, last of all, the sidecar."""
+    write_csv(folder.path / "patches.csv", result.table)
+    result.files.append(folder.path / "patches.csv")
+    sidecar |= {"checkpoints": {model.name: dict(model.provenance) for model in models}}
+    write_json(folder.path / "table.json", sidecar | provenance())
+
+
+def _by_layer(shown: Sequence[Overlay]) -> dict[str, list[Overlay]]:
+    found: dict[str, list[Overlay]] = {}
+    for item in shown:
+        found.setdefault(item.layer, []).append(item)
+    return found
+
+
+def _figures(question: Probe, shown: Sequence[Overlay], folder: Path) -> list[Path]:
+    """Draw each layer's clean and perturbed images; returns the files."""
     from moeprobe.figures import save
     from moeprobe.figures.overlay import draw
 
-    options = dataclasses.replace(options or Options(), **changes)
-    if count < 1:
-        raise UserError(f"The number of images must be positive; got {count}.")
-    loaded = load_models(models, options)
-    question = make_probe("sweep", loaded, data=data, view_name=view, severities=(severity,), options=options)
-    dataset: ImageDataset = Files(files) if files else question.dataset
-    named = bool(files or images)
-    chosen = choose_images(dataset, images=images, data=data) if named else question.indices[:count]
-    question = dataclasses.replace(question, dataset=dataset, indices=chosen)
-    request = make_request("overlay", data, question, options, loaded)
-    request |= {"images": [dataset.image_ids[index] for index in chosen]}
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    shown = exhibits.overlays(question, loaded)
-    table = exhibits.overlay_table(shown)
+    written = []
+    for layer, items in _by_layer(shown).items():
+        figure = draw(items, title=f"{layer}: {question.view_name} at severity {items[0].severity:g}")
+        written += save(figure, folder / "figures" / f"overlay-{layer}")
+    return written
+
+
+def _animations(
+    question: Probe, shown: Sequence[Overlay], folder: Path, watcher: Watcher
+) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
+    """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
+    from moeprobe.figures import _parts, save
+    from moeprobe.figures.animation import frame, strip, write_gif
+
+    assert isinstance(question.view, SeverityView)
+    layers = _by_layer(shown)
+    colours = _parts.colours(list(dict.fromkeys(item.checkpoint for item in shown)))
+    watcher.start("overlay: drawing", len(layers) * len(question.severities))
     written: list[Path] = []
-    if folder is not None:
-        for layer in dict.fromkeys(item.layer for item in shown):
-            figure = draw(
-                [item for item in shown if item.layer == layer],
-                title=f"{layer}: {view} at severity {severity:g}",
-            )
-            written += save(figure, folder.path / "figures" / f"overlay-{layer}")
-        write_csv(folder.path / "patches.csv", table)
-        written.append(folder.path / "patches.csv")
-        sidecar = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": {model.name: dict(model.provenance) for model in loaded},
-        }
-        write_json(folder.path / "table.json", sidecar | provenance())
-    return OverlayResult(shown, table, written)
-
-
-def choose_images(dataset: ImageDataset, *, images: Sequence[str], data: str) -> list[int]:
-    """Return the positions of the images called so; of all where none is named.
-
-    Raises:
-        UserError: there is no such image; the sentence shows what names look like.
-    """
-    return [_position(dataset, name, data) for name in images] or list(range(len(dataset)))
-
-
-def _position(dataset: ImageDataset, name: str, data: str) -> int:
-    names = list(dataset.image_ids)
-    if name not in names:
-        example = f" {names[0]}" if names else " nothing: it is empty"
-        raise UserError(f"There is no image {name!r} in {data}; names look like{example}.")
-    return names.index(name)
+    listed: dict[str, list[dict[str, Any]]] = {}
+    for layer, items in layers.items():
+        title = f"{layer}: {question.view_name}"
+        stem = folder / "figures" / f"overlay-{layer}"
+        frames = []
+        for number, severity in enumerate(question.severities):
+            figure = frame([item for item in items if item.severity == severity], title=title)
+            frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"), formats=("png",))
+            watcher.advance(1)
+        first = [item for item in items if item.image_id == items[0].image_id]
+        figure = strip(first, title=title, unit=question.view.unit, colours=colours)
+        written += [
+            write_gif(frames, stem.with_name(f"{stem.name}.gif")),
+            *save(figure, stem.with_name(f"{stem.name}-strip")),
+            *frames,
+        ]
+        listed[layer] = [
+            {"severity": severity, "file": path.relative_to(folder).as_posix()}
+            for severity, path in zip(question.severities, frames, strict=True)
+        ]
+    return written, listed

@@ -17,10 +17,9 @@ from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import PathAnalysis
 from moeprobe.analyses.discontinuity import Path
 from moeprobe.errors import UserError
-from moeprobe.probes import Checkpoint, Probe
+from moeprobe.probes import Checkpoint, Probe, Progress
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace
 from moeprobe.seeds import generator
-from moeprobe.sweeps import Progress
 from moeprobe.views.base import SeverityView
 
 # A switch is located to this share of the range of severities.

@@ -1,6 +1,6 @@
 """What is asked, of whom, and which views of an image it takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from moeprobe.seeds import generator
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView
 
 CLEAN = "clean"
+
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)

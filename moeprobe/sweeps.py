@@ -31,14 +31,13 @@ from moeprobe.batches import Batch, batches
 from moeprobe.corners import exchange
 from moeprobe.floors import repeats
 from moeprobe.geometry import Correspondence
-from moeprobe.probes import Checkpoint, Probe, recipe
+from moeprobe.probes import Checkpoint, Probe, Progress, recipe
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
 from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
 from moeprobe.views.base import SeverityView
 
 _BLOCK = 1024
 
-Progress = Callable[[int], None]
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
 RunBlock = Callable[[Probe, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from moeprobe import api
@@ -118,3 +120,17 @@ def test_a_matrix_without_a_pair_is_drawn_empty() -> None:
     figure = s_matrix.draw(table({"a": 4}, empty=True))["s-matrix"]
     figure.canvas.draw_idle()
     assert not figure.axes[0].texts
+
+
+@pytest.mark.parametrize("checkpoints", [{"a": 8}, {"a": 8, "b": 8}, {"a": 32, "b": 32, "c": 4}])
+def test_nothing_is_cut_off_or_written_over(checkpoints: dict[str, int]) -> None:
+    figure = drawn(**checkpoints)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    width, height = canvas.get_width_height()
+    heading = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+    assert heading.x0 >= 0 and heading.x1 <= width and heading.y1 <= height
+    for axes in figure.axes:
+        box = axes.get_tightbbox()
+        assert box is not None
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= heading.y0

@@ -23,6 +23,7 @@ class Overlay:
         image_id: name of the image.
         checkpoint: whose routing it is.
         layer: MoE layer.
+        severity: how strong the perturbation is, in the view's unit.
         clean: ``(S, S, 3)`` pixels in [0, 1].
         perturbed: ``(S, S, 3)``.
         clean_expert: ``(rows, columns)`` first choice.
@@ -34,6 +35,7 @@ class Overlay:
     image_id: str
     checkpoint: str
     layer: str
+    severity: float
     clean: NDArray[np.float32]
     perturbed: NDArray[np.float32]
     clean_expert: NDArray[np.int64]
@@ -52,6 +54,7 @@ def overlay(
     image_id: str,
     checkpoint: str,
     layer: str,
+    severity: float,
     pixels: tuple[NDArray[np.float32], NDArray[np.float32]],
     routing: "tuple[LayerRouting, LayerRouting]",
     pairs: Correspondence,
@@ -76,6 +79,7 @@ def overlay(
         image_id=image_id,
         checkpoint=checkpoint,
         layer=layer,
+        severity=severity,
         clean=pixels[0].transpose(1, 2, 0),
         perturbed=pixels[1].transpose(1, 2, 0),
         clean_expert=clean.reshape(shape),

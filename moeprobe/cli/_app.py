@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from moeprobe import __version__
 from moeprobe.cli import (
     confidence,
+    correspond,
     demo,
     discontinuity,
     doctor,
@@ -76,6 +77,7 @@ app.command("sweep")(sweep.sweep)
 app.command("noise-sweep")(noise_sweep.noise_sweep)
 app.command("overlay")(overlay.overlay)
 app.command("discontinuity")(discontinuity.discontinuity)
+app.command("correspond")(correspond.correspond)
 app.command("eval")(evaluate.evaluate)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)

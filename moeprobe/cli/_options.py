@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import mimetypes
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -163,6 +164,13 @@ def probe(command: Callable[..., None]) -> Callable[..., None]:
 def names(text: str | None) -> list[str]:
     """Return comma-separated names, none for None."""
     return [part.strip() for part in text.split(",")] if text else []
+
+
+def refuse_images(checkpoints: Sequence[str]) -> None:
+    """Raise ``UserError`` where an image stands in the place of a checkpoint."""
+    for name in checkpoints:
+        if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
+            raise UserError(f"{name} is an image, not a checkpoint; give it as: --file {name}.")
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:

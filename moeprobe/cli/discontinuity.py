@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, names, probe
 
 
 @probe
@@ -35,7 +35,6 @@ def discontinuity(
     Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
     """
     from moeprobe import api
-    from moeprobe.cli._options import names
     from moeprobe.cli._run import print_plan
     from moeprobe.cli._screen import Bar, print_result
     from moeprobe.cli._tables import side_by_side

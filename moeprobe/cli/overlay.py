@@ -1,10 +1,14 @@
 """``moeprobe overlay``."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from moeprobe.cli._options import Checkpoints, Common, Data, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, names, numbers, probe, refuse_images
+
+if TYPE_CHECKING:
+    from moeprobe.overlaying import OverlayResult
 
 
 @probe
@@ -19,53 +23,72 @@ def overlay(
     ] = None,
     count: Annotated[int, typer.Option(help="How many images, if none is named.")] = 4,
     view: Annotated[str, typer.Option(help="A view with a severity.")] = "gaussian_noise",
-    severity: Annotated[float, typer.Option(help="Its severity.")] = 0.2,
+    severity: Annotated[float | None, typer.Option(help="Its severity; 0.2 if not given.")] = None,
+    animate: Annotated[
+        bool,
+        typer.Option("--animate", help="Show the routing as the severity grows: GIF, frames and a strip."),
+    ] = False,
+    severities: Annotated[
+        str | None,
+        typer.Option(help="With --animate: the steps, comma-separated; default: the view's own."),
+    ] = None,
     *,
     common: Common,
 ) -> None:
     """Draw the expert of each patch into clean and perturbed images, changed ones red.
 
+    With --animate each layer gets a looping GIF, its single frames, and a strip of the first image: all severities are
+    one draw, scaled, and red is against the clean image.
+
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """
     import json
-    import mimetypes
-
-    from rich.table import Table
 
     from moeprobe import api
-    from moeprobe.cli._options import names
-    from moeprobe.cli._screen import console, print_files, records
-    from moeprobe.errors import UserError
+    from moeprobe.cli._screen import Bar, console, print_files, records
 
     options = common.options()
     if options.out is None and not common.json:
         raise typer.BadParameter(
             "name a folder for the figures, e.g. --out reports/overlay", param_hint="--out"
         )
-    for name in checkpoints:
-        if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
-            raise UserError(f"{name} is an image, not a checkpoint; give it as: --file {name}.")
-    result = api.overlay(
-        checkpoints,
-        data=data,
-        images=names(images),
-        files=file or [],
-        count=count,
-        view=view,
-        severity=severity,
-        options=options,
-    )
+    refuse_images(checkpoints)
+    with Bar() as bar:
+        result = api.overlay(
+            checkpoints,
+            data=data,
+            images=names(images),
+            files=file or [],
+            count=count,
+            view=view,
+            severity=severity,
+            severities=numbers(severities, "--severities"),
+            animate=animate,
+            options=options,
+            watcher=bar,
+        )
     if common.json:
         print(json.dumps({"patches": records(result.table), "files": [str(path) for path in result.files]}))
         return
-    table = Table(title=f"Changed first choices, {view} at {severity:g}", title_justify="left")
-    for column in ("layer", "checkpoint", "image", "changed", "of"):
-        table.add_column(column)
-    for item in result.overlays:
-        changed, compared = str(int(item.changed.sum())), str(int(item.compared.sum()))
-        table.add_row(item.layer, item.checkpoint, item.image_id, changed, compared)
     screen = console()
-    screen.print(table)
+    screen.print(_table(result, view))
     screen.print("Single images, to be looked at; for numbers with intervals: moeprobe sweep.", style="dim")
     assert options.out is not None
     print_files(screen, options.out)
+
+
+def _table(result: "OverlayResult", view: str) -> Table:
+    """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
+    severities = list(dict.fromkeys(item.severity for item in result.overlays))
+    table = Table(title=f"Changed first choices of patches, {view} at severity", title_justify="left")
+    for column in ("layer", "checkpoint", "image"):
+        table.add_column(column)
+    for severity in severities:
+        table.add_column(f"{severity:g}", justify="right")
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for item in result.overlays:
+        cells = lines.setdefault((item.layer, item.checkpoint, item.image_id), [])
+        cells.append(f"{item.changed.sum()} of {item.compared.sum()}")
+    for line, cells in lines.items():
+        table.add_row(*line, *cells)
+    return table

@@ -3,6 +3,7 @@
 Drawn without pyplot, so nothing is global and nothing depends on a screen.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,18 @@ STYLE: Any = {
     "svg.hashsalt": "moeprobe",
     "svg.fonttype": "none",
 }
+# Nothing that changes from day to day.
+_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
+def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write a figure as PNG and SVG beside each other; the same figure gives the same bytes."""
     FigureCanvasAgg(figure)
     written = []
     with mpl.rc_context(STYLE):
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-            path = stem.with_name(stem.name + suffix)  # a name may hold dots: blocks.3
+        for kind in formats:
+            path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
             with whole(path) as temporary:
-                figure.savefig(temporary, format=suffix[1:], dpi=150, metadata=metadata)
+                figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
             written.append(path)
     return written

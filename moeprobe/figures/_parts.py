@@ -1,5 +1,6 @@
 """What several figures share: panels, points with intervals, and one legend below."""
 
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -48,7 +49,8 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
     images = sorted(set(table["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
     rests = "" if mark is None else f", {count} images; {mark}: 95 % over images"
-    figure.suptitle(f"{title}\n{first['dataset']} {first['split']}{rests}")
+    lines = [*title.split("\n"), f"{first['dataset']} {first['split']}{rests}"]
+    figure.suptitle("\n".join(wrapped(line, figure.get_figwidth()) for line in lines))
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -61,6 +63,11 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
             entries.values(), entries.keys(), loc="outside lower center", ncols=ncols, frameon=False
         )
     return figure
+
+
+def wrapped(text: str, inches: float, *, size: float = 11) -> str:
+    """Return a text of ``size`` points in lines of at most so many inches; ten characters an inch at 11 points."""
+    return textwrap.fill(text, int(110 / size * inches))
 
 
 def select(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:

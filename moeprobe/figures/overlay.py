@@ -14,6 +14,8 @@ from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import STYLE
 
 _CHANGED, _SAME = "#e31a1c", "#ffffff"
+# A patch of fewer points than this has no room for a number.
+_LEAST_ROOM = 5.5
 
 
 def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
@@ -33,8 +35,8 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
             item = by_key[image, checkpoint]
             clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
             everywhere = np.ones_like(item.compared)
-            _patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere)
-            _patches(perturbed, item.perturbed, item.perturbed_expert, item.changed, item.compared)
+            patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere)
+            patches(perturbed, item.perturbed, item.perturbed_expert, item.changed, item.compared)
             perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
             if number == 0:
                 clean.set_ylabel(image, fontsize=8)
@@ -47,15 +49,23 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
     return figure
 
 
-def _patches(
-    axes: Axes, pixels: np.ndarray, experts: np.ndarray, changed: np.ndarray, compared: np.ndarray
+def patches(
+    axes: Axes,
+    pixels: np.ndarray,
+    experts: np.ndarray,
+    changed: np.ndarray,
+    compared: np.ndarray,
+    *,
+    inches: float = 2.0,
 ) -> None:
+    """Draw an image into ``axes`` of so many ``inches``, with the expert of each patch where there is room for it."""
     rows, columns = experts.shape
     axes.imshow(pixels, interpolation="nearest", vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
     height, width = pixels.shape[0] / rows, pixels.shape[1] / columns
-    size = float(np.clip(72 * 2.0 / max(rows, columns) * 0.5, 3.5, 16))
+    room = 72 * inches / max(rows, columns)
+    size = float(np.clip(room * 0.5, 3.5, 16))
     outline: list[patheffects.AbstractPathEffect] = [
         patheffects.withStroke(linewidth=max(1.0, size / 6), foreground="black")
     ]
@@ -69,6 +79,8 @@ def _patches(
             axes.add_patch(
                 Rectangle((x, y), width, height, fill=False, edgecolor="#ffffff", linewidth=0.3, alpha=0.5)
             )
+            if room < _LEAST_ROOM:
+                continue
             text = axes.text(
                 x + width / 2,
                 y + height / 2,

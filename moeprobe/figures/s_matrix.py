@@ -23,7 +23,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     highest = entries["value"].max()
     scale = Normalize(0, float(highest) if np.isfinite(highest) else 1.0)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(3.7 * len(checkpoints) + 1.1, 3.7 * len(layers) + 0.8), layout="constrained")
+        figure = Figure(figsize=(3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7), layout="constrained")
         axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
     for row, layer in enumerate(layers):
         for column, checkpoint in enumerate(checkpoints):
@@ -34,7 +34,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
             _heat_map(axes[row, column], here, scale)
             axes[row, column].set_title(f"{checkpoint}, {layer}\n{_summary(here)}")
     bar = figure.colorbar(ScalarMappable(scale, _MAP), ax=axes, shrink=0.7, aspect=30)
-    bar.set_label("$S_{ij}$  (a sure, even and unmoved router: 1 if i = j, else 0)")
+    bar.set_label("$S_{ij}$ (ideal: the identity)")
     bar.outline.set_visible(False)
     view = entries["view"].iloc[0]
     title = f"Correlation of the gates of corresponding patches: {view}"
@@ -44,7 +44,8 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     entries = rows[rows["metric"] == "s"]
     matrix = entries.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
-    axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest")
+    # The panels are nearly square as they are; a fixed shape would push headings over one another.
+    axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
     axes.set(xlabel="expert, view 2", ylabel="expert, view 1 (smaller crop)")
     step = int(np.ceil(len(matrix) / 10))
     axes.set_xticks(range(0, len(matrix), step))

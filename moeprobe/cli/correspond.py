@@ -1,0 +1,100 @@
+"""``moeprobe correspond``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli._options import Data, command_line, names, refuse_images
+
+
+def correspond(
+    checkpoint: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A run folder or .safetensors file whose image and patch size are taken; it is not run.",
+        ),
+    ] = None,
+    data: Data = "digits",
+    split: Annotated[str, typer.Option(help="Split of the data set: train, val or test.")] = "test",
+    images: Annotated[
+        str | None, typer.Option(help="Names of images of the data set, comma-separated.")
+    ] = None,
+    file: Annotated[
+        list[str] | None, typer.Option(help="An image file of your own; may be repeated.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many images, if none is named.")] = 4,
+    view: Annotated[
+        str, typer.Option(help="A view that makes pairs, or one with a severity; see: moeprobe list views.")
+    ] = "random_crop",
+    severity: Annotated[
+        float | None, typer.Option(help="Compare the clean image with the view at this severity.")
+    ] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(help="Side of the model's input in pixels, without a checkpoint; 224 if not given."),
+    ] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(help="Side of a patch in pixels, without a checkpoint; 32 if not given.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of images and of the views.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and the figure.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Draw lines between the patches of two views that show the same piece of the image.
+
+    The views are those that the probes draw with the same seed. Without a checkpoint the grid is that of V-MoE-S/32,
+    7 x 7 patches of 32 pixels.
+
+    Example: `moeprobe correspond checkpoints/demo-prc --view random_crop --out reports/correspond`
+    """
+    import json as json_module
+
+    from rich.table import Table
+
+    from moeprobe import api
+    from moeprobe.cli._screen import Bar, console, print_files, records
+
+    if out is None and not json:
+        raise typer.BadParameter(
+            "name a folder for the figure, e.g. --out reports/correspond", param_hint="--out"
+        )
+    refuse_images([] if checkpoint is None else [checkpoint])
+    with Bar() as bar:
+        result = api.correspond(
+            checkpoint,
+            data=data,
+            images=names(images),
+            files=file or [],
+            count=count,
+            view=view,
+            severity=severity,
+            image_size=image_size,
+            patch_size=patch_size,
+            split=split,
+            seed=seed,
+            out=out,
+            overwrite=overwrite,
+            command=command_line(),
+            watcher=bar,
+        )
+    if json:
+        found = {"pairs": records(result.table), "files": [str(path) for path in result.files]}
+        print(json_module.dumps(found, ensure_ascii=False))
+        return
+    strength = "" if severity is None else f" at {severity:g}"
+    table = Table(title=f"Corresponding patches, {view}{strength}", title_justify="left")
+    for column in ("image", "view 1", "with a partner", "of", "met in view 2"):
+        table.add_column(column)
+    for item in result.pairs:
+        first, second = (int(matched.sum()) for matched in item.matched)
+        table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
+    screen = console()
+    screen.print(table)
+    screen.print("View 1 is the view that covers less of the image; its patches are the trials.", style="dim")
+    assert out is not None
+    print_files(screen, out)

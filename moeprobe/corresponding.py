@@ -1,0 +1,204 @@
+"""The picture of patch correspondence: two views of a few images, and which of their patches show the same thing."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.analyses.correspond import Correspond
+from moeprobe.analyses.correspond import correspond as pair_up
+from moeprobe.data._files import Files
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from moeprobe.files import write_json
+from moeprobe.geometry import PatchGrid
+from moeprobe.loading import Options, find_image, open_data, open_view
+from moeprobe.probes import Probe, choose_images, recipe
+from moeprobe.runs import OutputFolder, provenance
+from moeprobe.tables import write_csv
+from moeprobe.training import checkpoint as checkpoints
+from moeprobe.views.base import Framing, PairView, SeverityView
+from moeprobe.watching import Watcher
+
+# The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
+IMAGE_SIZE, PATCH_SIZE = 224, 32
+
+
+@dataclass(frozen=True)
+class CorrespondResult:
+    """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, the files written."""
+
+    pairs: list[Correspond]
+    table: pd.DataFrame
+    files: list[Path]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a model takes: how an image is brought to its size, and the patches; ``source`` says whose it is."""
+
+    framing: Framing
+    grid: PatchGrid
+    source: dict[str, Any]
+
+
+def correspond(
+    model: str | Path | None = None,
+    *,
+    data: str = "digits",
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    count: int = 4,
+    view: str = "random_crop",
+    severity: float | None = None,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> CorrespondResult:
+    """Show which patches of two views of an image correspond. The views are those that a probe would draw.
+
+    Args:
+        model: checkpoint that says the size of the input and of a patch; it is not run.
+        data: data set, used unless ``files`` are given.
+        images: names of images of the data set; none = ``count`` seeded random ones.
+        files: image files of the user's own.
+        count: how many random images.
+        view: a view; one that makes pairs is compared with itself, one with a severity with the clean image.
+        severity: makes it the second kind.
+        image_size: side of the input in pixels, without a checkpoint; None = 224.
+        patch_size: side of a patch in pixels, without a checkpoint; None = 32.
+        options: of these count split, seed, out, overwrite, command; ``changes`` are applied to them by name.
+        watcher: told how it advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    from moeprobe.figures import save
+    from moeprobe.figures.correspond import draw
+
+    options = dataclasses.replace(options or Options(), **changes)
+    watcher = watcher or Watcher()
+    if count < 1:
+        raise UserError(f"The number of images must be positive; got {count}.")
+    taken = _input(model, image_size, patch_size)
+    dataset: ImageDataset = Files(files) if files else open_data(data, split=options.split)
+    question = _question(dataset, view, severity, seed=options.seed)
+    if files:
+        chosen = list(range(len(files)))
+    elif images:
+        chosen = [find_image(dataset, name, data=data) for name in images]
+    else:
+        chosen = choose_images(dataset, limit=count, seed=options.seed)
+    request = {
+        "kind": "correspond",
+        "data": "files" if files else data,
+        "split": options.split,
+        "view": {"name": view} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
+        "severities": list(question.severities),
+        "seed": options.seed,
+        "image_size": taken.framing.size,
+        "patch_size": taken.grid.patch_size,
+        "crop_fraction": taken.framing.crop_fraction,
+        "images": [dataset.image_ids[index] for index in chosen],
+    } | taken.source
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    watcher.start("correspond", len(chosen))
+    found = []
+    for index in chosen:
+        found.append(_pairs(question, taken, index))
+        watcher.advance(1)
+    table = pair_table(found)
+    written: list[Path] = []
+    if folder is not None:
+        strength = f" at severity {severity:g}" if severity is not None else ""
+        figure = draw(found, title=f"Corresponding patches: {view}{strength}")
+        written += save(figure, folder.path / "figures" / "correspond")
+        write_csv(folder.path / "pairs.csv", table)
+        written.append(folder.path / "pairs.csv")
+        write_json(
+            folder.path / "table.json", {"request": request, "command": options.command} | provenance()
+        )
+    return CorrespondResult(found, table, written)
+
+
+def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:
+    if model is not None:
+        if image_size is not None or patch_size is not None:
+            raise UserError(
+                "The checkpoint says the size of image and patch; leave --image-size and --patch-size away."
+            )
+        import moeprobe.nn  # noqa: F401  (registers the models)
+
+        built, info = checkpoints.load(model)
+        embedding: Any = built.patch_embed
+        return _Input(
+            Framing(embedding.img_size[0], info.model.crop_fraction),
+            PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0]),
+            {"checkpoints": {info.name: {"sha256": info.hash}}},
+        )
+    size = IMAGE_SIZE if image_size is None else image_size
+    patch = PATCH_SIZE if patch_size is None else patch_size
+    if not 0 < patch <= size or size % patch:
+        raise UserError(f"Patches must fill the image: got a patch size of {patch} for an image of {size}.")
+    return _Input(Framing(size), PatchGrid(size // patch, size // patch, patch), {"checkpoints": {}})
+
+
+def _question(dataset: ImageDataset, name: str, severity: float | None, *, seed: int) -> Probe:
+    """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
+    view = open_view(name, dataset=dataset)
+    if severity is None and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {name!r} is compared with the clean image; say how strong it is, "
+            f"e.g. --severity {view.severities[-1]:g}."
+        )
+    if severity is not None and not isinstance(view, SeverityView):
+        raise UserError(f"The view {name!r} makes pairs and has no severity; leave --severity away.")
+    return Probe(
+        dataset=dataset,
+        indices=(),
+        view_name=name,
+        view=view,
+        severities=() if severity is None else (severity,),
+        analyses=(),
+        seed=seed,
+    )
+
+
+def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
+    example = question.dataset.example(index)
+    reference, view = recipe(question, taken.framing)(example.image, example.image_id)
+    return pair_up(
+        image_id=example.image_id,
+        names=("first view", "second view") if question.is_pair else ("clean image", "perturbed image"),
+        pixels=(reference.pixels.numpy(), view.pixels.numpy()),
+        to_source=(reference.to_source, view.to_source),
+        source_size=example.image.size,
+        grid=taken.grid,
+    )
+
+
+def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:
+    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its centre lies there."""
+    rows = []
+    for item in found:
+        for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):
+            row, column = divmod(patch, item.grid.columns)
+            there = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
+            rows.append(
+                {
+                    "image_id": item.image_id,
+                    "view_1": item.names[0],
+                    "row": row,
+                    "column": column,
+                    "partner_row": there[0],
+                    "partner_column": there[1],
+                    "x": x,
+                    "y": y,
+                }
+            )
+    return pd.DataFrame(rows).astype({"partner_row": "Int64", "partner_column": "Int64"})

@@ -1,0 +1,115 @@
+"""Two views of each image with lines between corresponding patches (Figure 4 of the PRC paper)."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from moeprobe.analyses.correspond import Correspond
+from moeprobe.figures import COLOURS, STYLE, _parts
+
+# Black is no colour among dark images.
+_LINES = tuple(colour for colour in COLOURS if colour != "#000000")
+# Where view 2 lies, in sides of a view: lower than view 1, or the lines of a row of patches would cover each other.
+_ACROSS, _DOWN = 1.25, 0.22
+# Lines of a finer grid get no dark edge: edges of so many lines would be all that is seen.
+_MOST_EDGED = 8
+
+
+def draw(pairs: Sequence[Correspond], *, title: str) -> Figure:
+    """Return the figure: a row per image, view 1 on the left and view 2 on the right."""
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(6.6, 3.9 * len(pairs) + 0.8), layout="constrained")
+        axes = figure.subplots(len(pairs), 1, squeeze=False)[:, 0]
+    for row, item in zip(axes, pairs, strict=True):
+        _views(row, item)
+    grid = pairs[0].grid
+    size = f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels"
+    legend = (
+        "A line joins the centre of a patch of view 1 (the view that covers less) with the same point of view 2, "
+        "whose patch is outlined. Pale: no partner."
+    )
+    figure.suptitle(_parts.wrapped(title, figure.get_figwidth()) + "\n" + size)
+    figure.supxlabel(_parts.wrapped(legend, figure.get_figwidth(), size=9), fontsize=9)
+    return figure
+
+
+def colour(row: int, column: int) -> str:
+    """Return the colour of a patch's line: another one than that of any of its eight neighbours."""
+    return _LINES[(column + 3 * row) % len(_LINES)]
+
+
+def _views(axes: Axes, item: Correspond) -> None:
+    side = item.pixels[0].shape[0]
+    corners = np.array([(0.0, 0.0), (_ACROSS * side, _DOWN * side)])
+    for number, (left, top) in enumerate(corners):
+        extent = (left, left + side, top + side, top)
+        axes.imshow(item.pixels[number], extent=extent, interpolation="nearest", vmin=0, vmax=1)
+        _patches(axes, item, item.matched[number], corners[number])
+        name = f"view {number + 1}: {item.names[number]}"
+        # Each below its outer corner, where no line passes.
+        edge, align = ((left, "left"), (left + side, "right"))[number]
+        axes.text(edge, top + side * 1.02, name, ha=align, va="top", fontsize=9)
+    _lines(axes, item, corners)
+    found = int((item.partner >= 0).sum())
+    # A path is known by its end.
+    name = item.image_id if len(item.image_id) <= 40 else "…" + item.image_id[-39:]
+    axes.set_title(f"{name}: {found} of {item.grid.num_patches} patches have a partner", fontsize=10)
+    axes.set(xlim=(-0.01 * side, (_ACROSS + 1.01) * side), ylim=((_DOWN + 1.1) * side, -0.01 * side))
+    axes.set_axis_off()
+
+
+def _patches(axes: Axes, item: Correspond, matched: np.ndarray, corner: np.ndarray) -> None:
+    """Draw the grid thin, and make pale what has no partner."""
+    size = item.grid.patch_size
+    for patch in range(item.grid.num_patches):
+        place = _place(item, patch, corner)
+        if not matched[patch]:
+            axes.add_patch(Rectangle(place, size, size, facecolor="white", alpha=0.75, edgecolor="none"))
+        axes.add_patch(Rectangle(place, size, size, fill=False, edgecolor="#9a9a9a", linewidth=0.4))
+
+
+def _place(item: Correspond, patch: int, corner: np.ndarray, inset: float = 0.0) -> tuple[float, float]:
+    """Return where a patch of the view at ``corner`` begins; ``inset`` is a share of its side."""
+    row, column = divmod(patch, item.grid.columns)
+    size = item.grid.patch_size
+    return float(corner[0] + (column + inset) * size), float(corner[1] + (row + inset) * size)
+
+
+def _lines(axes: Axes, item: Correspond, corners: np.ndarray) -> None:
+    valid = [int(patch) for patch in np.flatnonzero(item.partner >= 0)]
+    colours = [colour(*divmod(patch, item.grid.columns)) for patch in valid]
+    ends = item.grid.centres()[valid, :2] + corners[0], item.points[valid] + corners[1]
+    # Thinner the more there are.
+    width = float(np.clip(6.4 / item.grid.rows, 0.6, 1.6))
+    inside = 0.92 * item.grid.patch_size
+    for patch, line in zip(valid, colours, strict=True):
+        for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
+            # Inside its cell, so that neighbours do not draw over each other.
+            place = _place(item, cell, corner, inset=0.04)
+            axes.add_patch(Rectangle(place, inside, inside, fill=False, edgecolor=line, linewidth=width))
+    edge = [patheffects.withStroke(linewidth=width + 1.2, foreground="black", alpha=0.5)]
+    axes.add_collection(
+        LineCollection(
+            list(np.stack(ends, axis=1)),
+            colors=colours,
+            linewidths=width,
+            path_effects=edge if item.grid.rows <= _MOST_EDGED else [],
+        ),
+        autolim=False,
+    )
+    for points in ends:
+        axes.scatter(
+            points[:, 0],
+            points[:, 1],
+            s=8 * width**2,
+            c=colours,
+            edgecolors="black",
+            linewidths=0.3 * width,
+            zorder=3,
+        )

@@ -1,0 +1,143 @@
+"""``moeprobe correspond``: the pairs are those of the probes, and the picture shows them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from moeprobe import api
+from moeprobe.figures import correspond as figure_of
+from tests.commands import Trained, refused, run
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 90, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("view", ["random_crop", "randaugment"])
+def test_the_pairs_are_those_that_a_probe_counts(trained: Trained, view: str) -> None:
+    shown = api.correspond(trained["prc"], view=view, count=25, seed=7)
+    measured = api.match_ratio([trained["prc"]], view=view, limit=25, seed=7, layers=("blocks.3",))
+    images = measured.images.to_pandas()
+    trials = images[images["tokens"] == "patch"].set_index("image_id")["trials"]
+    counted = shown.table.groupby("image_id")["partner_row"].count()
+    assert counted.to_dict() == trials.to_dict()
+    assert 0 < counted.sum() < 25 * 16
+    assert {item.pixels[0].shape for item in shown.pairs} == {(32, 32, 3)}
+
+
+def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
+    arguments = ("correspond", trained["prc"], "--view", "prc_crops", "--count", 3)
+    result = run(*arguments, "--out", tmp_path / "one")
+    assert result.exit_code == 0, result.output
+    files = ("figures/correspond.png", "figures/correspond.svg", "pairs.csv", "table.json")
+    assert all(name in result.output for name in files)
+    pairs = pd.read_csv(tmp_path / "one" / "pairs.csv")
+    assert len(pairs) == 3 * 16 and pairs["image_id"].nunique() == 3
+    there = pairs.dropna(subset="partner_row")
+    # The point lies in the cell of the partner (8 pixels), and nowhere is a partner without its point.
+    assert (np.floor(there["y"] / 8) == there["partner_row"]).all()
+    assert (np.floor(there["x"] / 8) == there["partner_column"]).all()
+    request = json.loads((tmp_path / "one" / "table.json").read_text())["request"]
+    assert request["kind"] == "correspond" and request["view"]["name"] == "prc_crops"
+    assert (request["image_size"], request["patch_size"]) == (32, 8)
+    assert len(request["checkpoints"]["prc"]["sha256"]) == 64
+    assert "--overwrite" in refused(*arguments, "--out", tmp_path / "one")
+    run(*arguments, "--out", tmp_path / "two")
+    for name in files[:3]:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_own_files_without_a_checkpoint(photo: Path) -> None:
+    result = run("correspond", "--file", photo, "--view", "gaussian_noise", "--severity", 0.1, "--json")
+    pairs = pd.DataFrame(json.loads(result.stdout)["pairs"])
+    assert len(pairs) == 49 and set(pairs["image_id"]) == {str(photo)}
+    # Noise moves nothing: every patch is its own partner, at its own centre.
+    assert (pairs["row"] == pairs["partner_row"]).all() and (pairs["column"] == pairs["partner_column"]).all()
+    np.testing.assert_allclose(pairs["x"], (pairs["column"] + 0.5) * 32)
+    np.testing.assert_allclose(pairs["y"], (pairs["row"] + 0.5) * 32)
+    assert set(pairs["view_1"]) == {"clean image"}
+
+
+def test_own_files_may_be_mirrored_and_digits_are_not(photo: Path) -> None:
+    def directions(**what: object) -> set[int]:
+        found = set()
+        for seed in range(8):
+            for item in api.correspond(view="prc_crops", seed=seed, count=1, **what).pairs:  # type: ignore[arg-type]
+                found.add(int(np.sign(item.points[1, 0] - item.points[0, 0])))
+        return found
+
+    assert directions(files=[photo]) == {-1, 1}
+    assert directions(data="digits") == {1}
+
+
+def test_grid_and_named_image() -> None:
+    arguments = (
+        "--images",
+        "digits/0003",
+        "--image-size",
+        48,
+        "--patch-size",
+        8,
+        "--split",
+        "train",
+        "--json",
+    )
+    name = json.loads(run("correspond", "--count", 1, "--split", "train", "--json").stdout)["pairs"][0]
+    arguments = ("--images", name["image_id"], *arguments[2:])
+    pairs = json.loads(run("correspond", *arguments).stdout)["pairs"]
+    assert len(pairs) == 36 and {pair["image_id"] for pair in pairs} == {name["image_id"]}
+
+
+def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
+    assert "leave --severity away" in refused("correspond", "--severity", 0.2, "--json")
+    assert "--severity 0.4" in refused("correspond", "--view", "gaussian_noise", "--json")
+    assert "must fill the image" in refused("correspond", "--image-size", 50, "--json")
+    assert "must fill the image" in refused("correspond", "--patch-size", 0, "--json")
+    assert "The checkpoint says" in refused("correspond", trained["prc"], "--patch-size", 8, "--json")
+    assert "--file" in refused("correspond", photo, "--json")
+    assert "There is no image 'x' in digits" in refused("correspond", "--images", "x", "--json")
+    assert "must be positive" in refused("correspond", "--count", 0, "--json")
+    assert "Did you mean 'random_crop'" in refused("correspond", "--view", "random_crops", "--json")
+    assert run("correspond").exit_code == 2
+
+
+def test_the_picture_shows_every_pair() -> None:
+    shown = api.correspond(view="random_crop", count=3, image_size=96, patch_size=16, seed=1).pairs
+    figure = figure_of.draw(shown, title="t")
+    assert any((item.partner < 0).any() for item in shown)
+    for axes, item in zip(figure.axes, shown, strict=True):
+        matched = np.flatnonzero(item.partner >= 0)
+        (lines,) = [part for part in axes.collections if isinstance(part, LineCollection)]
+        segments = np.array(lines.get_segments())
+        np.testing.assert_allclose(segments[:, 0], item.grid.centres()[matched, :2])
+        second = np.array(axes.get_images()[1].get_extent())[[0, 3]]
+        np.testing.assert_allclose(segments[:, 1] - second, item.points[matched])
+        boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+        pale = [box for box in boxes if box.get_fill()]
+        assert len(pale) == sum(int((~side).sum()) for side in item.matched)
+        assert axes.get_title().startswith(f"{item.image_id}: {len(matched)} of 36")
+        # All of it is inside the frame.
+        (left, right), (low, high) = sorted(axes.get_xlim()), sorted(axes.get_ylim())
+        assert left <= segments[..., 0].min() and segments[..., 0].max() <= right
+        assert low <= segments[..., 1].min() and segments[..., 1].max() <= high
+
+
+def test_neighbours_differ_in_colour() -> None:
+    for row, column in np.ndindex(9, 9):
+        around = {
+            to_hex(figure_of.colour(row + down, column + right))
+            for down in (-1, 0, 1)
+            for right in (-1, 0, 1)
+            if (down, right) != (0, 0)
+        }
+        assert to_hex(figure_of.colour(row, column)) not in around

@@ -1,0 +1,203 @@
+"""``moeprobe overlay --animate``: frames, GIF and strip of one draw that grows."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from moeprobe import api
+from moeprobe.analyses.overlay import Overlay
+from moeprobe.figures import animation, save
+from moeprobe.figures.overlay import patches
+from moeprobe.views.affine import Affine
+from moeprobe.views.gaussian_noise import GaussianNoise
+from tests.commands import Trained, refused, run
+from tests.routings import checkpoint, probe
+
+KEYS = ["checkpoint", "layer", "image_id", "row", "column"]
+
+
+@pytest.fixture(scope="module")
+def animated(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("animated") / "one"
+    result = run("overlay", *trained.values(), *ARGUMENTS, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "figures/overlay-blocks.3.gif" in result.output and "0 of 16" in result.output
+    return out
+
+
+ARGUMENTS = ("--animate", "--severities", "0.3,0,0.1", "--count", 2, "--layers", "blocks.3", "--seed", 4)
+
+
+def test_it_writes_frames_in_growing_order(animated: Path) -> None:
+    frames = json.loads((animated / "table.json").read_text())["frames"]
+    assert frames == {
+        "blocks.3": [
+            {"severity": severity, "file": f"figures/overlay-blocks.3-{number:03d}.png"}
+            for number, severity in enumerate((0.0, 0.1, 0.3))
+        ]
+    }
+    names = {entry["file"] for entry in frames["blocks.3"]}
+    others = {f"figures/overlay-blocks.3{end}" for end in (".gif", "-strip.png", "-strip.svg")}
+    assert {
+        path.relative_to(animated).as_posix() for path in (animated / "figures").iterdir()
+    } == names | others
+
+
+def test_the_gif_is_its_frames(animated: Path) -> None:
+    frames = [
+        np.asarray(
+            Image.open(animated / "figures" / f"overlay-blocks.3-00{number}.png").convert("RGB"), float
+        )
+        for number in range(3)
+    ]
+    with Image.open(animated / "figures" / "overlay-blocks.3.gif") as gif:
+        assert (gif.n_frames, gif.info["loop"]) == (3, 0)  # type: ignore[attr-defined]
+        for number, frame in enumerate(frames):
+            gif.seek(number)
+            shown = np.asarray(gif.convert("RGB"), float)
+            assert shown.shape == frame.shape
+            distances = [np.abs(shown - other).mean() for other in frames]
+            assert int(np.argmin(distances)) == number and distances[number] < 8
+            assert (shown[(frame == 255).all(-1)] == 255).all(), "white is no longer white"
+
+
+def test_all_severities_are_one_draw(animated: Path, trained: Trained, tmp_path: Path) -> None:
+    table = pd.read_csv(animated / "patches.csv")
+    assert sorted(table["severity"].unique()) == [0, 0.1, 0.3]
+    assert len(table) == 2 * 3 * 2 * 16
+    assert not table[table["severity"] == 0]["changed"].any()
+    assert (table["changed"] == (table["clean_expert"] != table["perturbed_expert"])).all()
+    # A picture at one severity shows what the animation shows there.
+    single = ("--severity", 0.3, *ARGUMENTS[3:])
+    assert run("overlay", *trained.values(), *single, "--out", tmp_path / "single").exit_code == 0
+    one = pd.read_csv(tmp_path / "single" / "patches.csv").set_index(KEYS)
+    same = table[table["severity"] == 0.3].set_index(KEYS)
+    pd.testing.assert_frame_equal(one.sort_index(), same.sort_index())
+    assert same["changed"].any()
+
+
+def test_the_same_command_twice_gives_the_same_bytes(
+    animated: Path, trained: Trained, tmp_path: Path
+) -> None:
+    run("overlay", *trained.values(), *ARGUMENTS, "--out", tmp_path / "two")
+    files = [path.relative_to(animated) for path in animated.rglob("*") if path.name != "table.json"]
+    assert len(files) > 6
+    for name in files:
+        if (animated / name).is_file():
+            assert (animated / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+
+
+def test_the_default_steps_are_those_of_the_view(trained: Trained) -> None:
+    found = api.overlay([trained["prc"]], animate=True, count=1, layers=("blocks.1",), view="affine")
+    assert tuple(item.severity for item in found.overlays) == Affine.severities
+
+
+def test_what_does_not_fit_is_refused(trained: Trained) -> None:
+    def sentence(*more: object) -> str:
+        return refused("overlay", trained["prc"], "--json", *more)
+
+    assert "--severities instead of --severity" in sentence("--animate", "--severity", 0.2)
+    assert "add --animate" in sentence("--severities", "0,0.2")
+    assert "named twice" in sentence("--animate", "--severities", "0.2,0.2")
+    assert "has no severity" in sentence("--animate", "--view", "random_crop")
+
+
+def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -> None:
+    from moeprobe import exhibits
+
+    model = checkpoint()
+    seen: list[Tensor] = []
+    trace = model.model.trace
+
+    def counted(images: Tensor, **arguments: Any) -> Any:
+        seen.append(images)
+        return trace(images, **arguments)
+
+    monkeypatch.setattr(model.model, "trace", counted)
+    asked = probe("gaussian_noise", GaussianNoise(), severities=(0.0, 0.1, 0.3), indices=[0, 5])
+    found = exhibits.overlays(asked, [model])
+    assert len(seen) == 3
+    assert len(found) == 3 * 2 * 2
+    assert all((item.perturbed == item.clean).all() for item in found if item.severity == 0)
+    # Noise that grows is the same noise: away from the clipped ends it is three times that of a third.
+    small, large = (
+        next(item for item in found if item.severity == severity).perturbed - found[0].clean
+        for severity in (0.1, 0.3)
+    )
+    inside = (found[0].clean + large > 0.01) & (found[0].clean + large < 0.99)
+    assert inside.sum() > 100
+    np.testing.assert_allclose(large[inside], 3 * small[inside], atol=1e-5)
+
+
+def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, image: str = "i") -> Overlay:
+    flags = np.arange(16).reshape(4, 4)
+    return Overlay(
+        image_id=image,
+        checkpoint=checkpoint,
+        layer="blocks.1",
+        severity=severity,
+        clean=np.zeros((8, 8, 3), np.float32),
+        perturbed=np.full((8, 8, 3), severity, np.float32),
+        clean_expert=flags,
+        perturbed_expert=flags,
+        changed=flags < changed,
+        compared=flags < compared,
+    )
+
+
+def strip_of(names: Sequence[str]) -> Figure:
+    shown = [made(name, 0.1 * step, changed=step + place, compared=8)
+             for place, name in enumerate(names) for step in range(3)]  # fmt: skip
+    return animation.strip(shown, title="t", unit="noise σ", colours={"z": "red", "a": "blue", "b": "green"})
+
+
+def test_the_strip_says_severity_and_share() -> None:
+    figure = strip_of(["a", "b"])
+    panels = np.array(figure.axes).reshape(2, 3)
+    assert [axes.get_title() for axes in panels[0]] == ["0", "0.1", "0.2"]
+    assert [[axes.get_xlabel() for axes in row] for row in panels] == [
+        ["0 % of 8", "12 % of 8", "25 % of 8"],
+        ["12 % of 8", "25 % of 8", "38 % of 8"],
+    ]
+    assert [row[0].get_ylabel() for row in panels] == ["a", "b"]
+    assert [row[0].yaxis.label.get_color() for row in panels] == ["blue", "green"]
+    assert "noise σ" in figure.get_supxlabel()
+    # A patch without a partner bears no number.
+    assert [text.get_text() for text in panels[0, 0].texts] == [*map(str, range(8)), *"·" * 8]
+
+
+def test_nothing_compared_is_no_share() -> None:
+    figure = animation.strip(
+        [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colours={"a": "red"}
+    )
+    assert figure.axes[0].get_xlabel() == "– of 0"
+
+
+def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:
+    files = []
+    for number, severity in enumerate((0.0, 0.05, 0.125)):
+        shown = [made(name, severity, changed=5 * number, image=image) for image in "ij" for name in "ab"]
+        files += save(animation.frame(shown, title="t"), tmp_path / f"{number}", formats=("png",))
+    assert len(files) == 3
+    pictures = [np.asarray(Image.open(file).convert("RGB"), float) for file in files]
+    assert len({picture.shape for picture in pictures}) == 1
+    # Each image covers the same pixels in every frame: that of severity 0 is black, that of 0.125 a dark grey.
+    black = (pictures[0] == 0).all(-1)
+    assert black.mean() > 0.2
+    assert np.median(pictures[2][black]) in (31, 32)
+
+
+def test_where_there_is_no_room_there_are_no_numbers() -> None:
+    for side, inches, expected in ((8, 1.0, 64), (14, 1.0, 0), (24, 2.0, 576)):
+        axes = Figure().subplots()
+        flags = np.zeros((side, side), dtype=bool)
+        patches(axes, np.zeros((side, side, 3)), flags.astype(int), flags, ~flags, inches=inches)
+        assert len(axes.texts) == expected
