@@ -5,7 +5,7 @@ nothing divided, so that shards, batches and interrupted runs add up to the same
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ class Cell:
         """Return a key that is equal for equal cells (a missing severity is no number, and equals nothing)."""
         severity = None if np.isnan(self.severity) else self.severity
         return (self.layer, self.router, self.top_k, self.view, severity, self.draw, self.tokens)
+
+    def place(self) -> tuple[object, ...]:
+        """Return what cells of two checkpoints must share to be compared; their routers may differ."""
+        return replace(self, router="", top_k=0).key()
 
 
 @dataclass

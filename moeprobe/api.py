@@ -20,6 +20,7 @@ import pandas as pd
 from torch import Tensor
 
 from moeprobe import config as configuration
+from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.config import TrainConfig
 from moeprobe.corresponding import CorrespondResult, correspond
 from moeprobe.errors import UserError
@@ -35,6 +36,7 @@ from moeprobe.views.base import PairView
 
 __all__ = [
     "Checkpoint",
+    "Comparison",
     "CorrespondResult",
     "DiscontinuityResult",
     "Model",
@@ -44,6 +46,7 @@ __all__ = [
     "Report",
     "Result",
     "choose_device",
+    "compare",
     "confidence",
     "correspond",
     "discontinuity",
@@ -55,6 +58,7 @@ __all__ = [
     "open_view",
     "overlay",
     "plan",
+    "plan_comparison",
     "plan_discontinuity",
     "probe",
     "s_matrix",

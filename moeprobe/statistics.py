@@ -39,6 +39,13 @@ class Statistic(Protocol):
     def evaluate(self, weights: Array) -> Array:
         """Return the values ``(R,)`` under image weights ``(n, R)``, whole numbers; NaN where there is none."""
 
+    def influence(self) -> Array:
+        """Return each image's influence ``(n,)``: the derivative of the value by the image's weight, all weights one.
+
+        It adds up to 0, since only shares matter; the sum of its squares is the variance of the value over images to
+        first order (the delta method). NaN where there is no value.
+        """
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -50,6 +57,11 @@ class Ratio:
     def evaluate(self, weights: Array) -> Array:
         """Return the ratio under each set of weights."""
         return _divide(self.numerator @ weights, self.denominator @ weights)
+
+    def influence(self) -> Array:
+        """Return (numerator − value · denominator) / sum of the denominators."""
+        total = self.denominator.sum()
+        return _divide(self.numerator - _divide(self.numerator.sum(), total) * self.denominator, total)
 
 
 class Chance:
@@ -125,6 +137,26 @@ class Chance:
         # Rounding may leave a collapsed router a hair above one.
         return np.clip(_divide(agreement, (trials * (share > 0)).sum(0)), 0.0, 1.0)
 
+    def influence(self) -> Array:
+        """Return the derivative of c = Σ_s (N_s / P_s) Q_s / Σ_s N_s; P_s counts the pairs, Q_s those that agree."""
+        once = np.ones(self._trials.shape[1])
+        own = once if self._other_images else 0 * once
+        trials = self._trials @ once
+        pairs = trials**2 - self._trials @ own
+        share = _divide(trials, pairs, empty=0.0)
+        used = trials * (share > 0)
+        counts = self._reference @ once, self._view @ once
+        agree = np.bincount(self._stratum_of_cell, weights=counts[0] * counts[1], minlength=len(trials))
+        agree = agree - self._own_hits @ own
+        value = _divide((share * agree).sum(), used.sum(), empty=0.0)
+        # Transposed matrices times one number per stratum or cell: what each image adds to every count at once.
+        of_cell = share[self._stratum_of_cell]
+        rate = _divide(agree, pairs, empty=0.0)
+        found = self._trials.T @ ((1 - 2 * share * trials) * rate - value * (share > 0))
+        found += self._reference.T @ (of_cell * counts[1]) + self._view.T @ (of_cell * counts[0])
+        found += 2 * own * (self._trials.T @ (share * rate) - self._own_hits.T @ share)
+        return _divide(found, used.sum())
+
 
 def chance_within_image(
     *, image: NDArray[np.int64], reference: NDArray[np.int64], view: NDArray[np.int64], num_images: int
@@ -159,6 +191,13 @@ class Kappa:
         match, chance = self.match.evaluate(weights), self.chance.evaluate(weights)
         return _divide(match - chance, np.where(chance > 1 - 1e-12, 0.0, 1 - chance))
 
+    def influence(self) -> Array:
+        """Return (dm − (1 − κ) dc) / (1 − c)."""
+        match, chance = self.match.influence(), self.chance.influence()
+        once = np.ones((len(match), 1))
+        kappa, level = self.evaluate(once)[0], self.chance.evaluate(once)[0]
+        return (match - (1 - kappa) * chance) / (np.nan if np.isnan(kappa) else 1 - level)
+
 
 @dataclass(frozen=True)
 class Entropy:
@@ -173,6 +212,14 @@ class Entropy:
         terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
         entropy = -terms.sum(0) / np.log(max(len(counts), 2))
         return np.where(counts.sum(0) > 0, entropy + 0.0, np.nan)
+
+    def influence(self) -> Array:
+        """Return −Σ_e (h_ie − p_e h_i) log p_e / (N log E)."""
+        counts = self.histogram.sum(0)
+        share = _divide(counts, counts.sum())
+        own = self.histogram - self.histogram.sum(1, keepdims=True) * share
+        logarithm = np.log(np.where(share > 0, share, 1.0))
+        return _divide(-(own @ logarithm), counts.sum() * np.log(max(len(counts), 2)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from moeprobe.tables import cells, frame
 
 Analyses = Sequence[Analysis]
 # (metric, null, expert, expert_b)
-_Name = tuple[str, str, int | None, int | None]
+Name = tuple[str, str, int | None, int | None]
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,7 @@ class _Measured:
     checkpoint: str
     cell: Cell
     image_ids: list[str]
-    replicates: dict[_Name, Replicates]
-
-    @property
-    def place(self) -> tuple[object, ...]:
-        """What cells of two checkpoints must share to be compared; their routers may differ."""
-        return dataclasses.replace(self.cell, router="", top_k=0).key()
+    replicates: dict[Name, Replicates]
 
 
 def summarise(
@@ -58,21 +52,22 @@ def summarise(
     bootstraps: dict[int, Bootstrap] = {}
     measured = []
     for checkpoint, cell, image_ids, columns in cells(images):
-        metrics = _metrics(columns, analyses, aligned=about.aligned)
+        found_metrics = metrics(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
-        found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in metrics])
+        found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_metrics])
         # The statistics themselves, which hold all choices, are let go.
-        names = [metric.key for metric in metrics]
+        names = [metric.key for metric in found_metrics]
         measured.append(_Measured(checkpoint, cell, image_ids, dict(zip(names, found, strict=True))))
     rows = [
-        _row(about, item, name, replicates)
+        row(about, item.checkpoint, item.cell, name, replicates)
         for item in measured
         for name, replicates in item.replicates.items()
     ]
     return frame(rows), _comparison(measured, about)
 
 
-def _metrics(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Metric]:
+def metrics(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Metric]:
+    """Return all that the analyses say of the columns of one cell."""
     found: list[Metric] = []
     for analysis in analyses:
         if analysis.signature not in columns:
@@ -88,27 +83,31 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
     checkpoints = list(dict.fromkeys(item.checkpoint for item in measured))
     if len(checkpoints) < 2:
         return None
-    references = {item.place: item for item in measured if item.checkpoint == checkpoints[0]}
+    references = {item.cell.place(): item for item in measured if item.checkpoint == checkpoints[0]}
     rows: list[dict[str, Any]] = []
     for item in measured:
-        reference = references.get(item.place)
+        reference = references.get(item.cell.place())
         if item.checkpoint == checkpoints[0] or reference is None:
             continue
         assert item.image_ids == reference.image_ids, "checkpoints were probed on different images"
         for name, replicates in item.replicates.items():
             if name in reference.replicates:
                 difference = replicates.minus(reference.replicates[name])
-                rows.append(_row(about, item, name, difference) | {"reference": reference.checkpoint})
+                rows.append(
+                    row(about, item.checkpoint, item.cell, name, difference)
+                    | {"reference": reference.checkpoint}
+                )
     return frame(rows, comparison=True)
 
 
-def _row(about: About, item: _Measured, name: _Name, replicates: Replicates) -> dict[str, Any]:
-    cell, found = item.cell, replicates.interval()
+def row(about: About, checkpoint: str, cell: Cell, name: Name, replicates: Replicates) -> dict[str, Any]:
+    """Return the line of one value (or difference), by the names of ``tables.COLUMNS``."""
+    found = replicates.interval()
     return {
         "run": about.run,
-        "checkpoint": item.checkpoint,
-        "group": about.groups.get(item.checkpoint, ""),
-        "train_seed": about.train_seeds.get(item.checkpoint),
+        "checkpoint": checkpoint,
+        "group": about.groups.get(checkpoint, ""),
+        "train_seed": about.train_seeds.get(checkpoint),
         "dataset": about.dataset,
         "split": about.split,
         "layer": cell.layer,

@@ -51,6 +51,24 @@ COLUMNS: dict[str, str] = {
 }
 # The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
+# What the comparison.csv of ``moeprobe compare`` adds to them (and to `reference`).
+COMPARISON_COLUMNS: dict[str, str] = {
+    "reference": "checkpoint that the difference is from",
+    "checkpoint_value": "value of the checkpoint",
+    "reference_value": "value of the reference",
+    "se": "standard error of the difference over images (delta method)",
+    "sim_low": "lower end of the simultaneous 95 % interval, which holds for the whole family at once",
+    "sim_high": "upper end",
+    "family_cells": "layers × severities that the simultaneous interval and p_holm are about",
+    "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
+    "p_holm": "the same after Holm's correction for the family",
+    "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
+    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials or unstable",
+    "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
+    "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
+    "margin": "differences inside ± margin count as none",
+}
+CellColumns = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
 _NOTE = b"moeprobe"
 _ROW_GROUP = 2**16
@@ -100,22 +118,37 @@ def in_order(images: pa.Table) -> pa.Table:
     return images.take(pa.array(np.concatenate([rows for _, _, rows in _cells(images)])))
 
 
-def cells(images: pa.Table) -> Iterator[tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]]:
+def cells(images: pa.Table) -> Iterator[CellColumns]:
     """Yield (checkpoint, cell, image names, columns) of each cell, in the order of the table; images by name.
 
     Raises:
         AssertionError: an image occurs twice in a cell: shards must be disjoint and are never padded.
     """
     for checkpoint, cell, rows in _cells(images):
-        part = images.take(pa.array(rows))
-        names = part["image_id"].to_pylist()
-        assert len(set(names)) == len(names), "an image was counted twice"
-        columns = {
-            name: _to_numpy(part[name], cell.top_k)
-            for name in part.column_names
-            if name not in ("checkpoint", "image_id", *CELL_COLUMNS) and part[name].null_count == 0
-        }
-        yield checkpoint, cell, names, columns
+        yield checkpoint, cell, *_load(images, cell, rows)
+
+
+def places(images: pa.Table) -> Iterator[Iterator[CellColumns]]:
+    """Yield, for each place, its cells in all checkpoints as ``cells`` does, each read when it is asked for."""
+    by_place: dict[object, list[tuple[str, Cell, NDArray[np.int64]]]] = {}
+    for found in _cells(images):
+        by_place.setdefault(found[1].place(), []).append(found)
+    for there in by_place.values():
+        yield ((checkpoint, cell, *_load(images, cell, rows)) for checkpoint, cell, rows in there)
+
+
+def _load(
+    images: pa.Table, cell: Cell, rows: NDArray[np.int64]
+) -> tuple[list[str], dict[str, NDArray[np.generic]]]:
+    part = images.take(pa.array(rows))
+    names = part["image_id"].to_pylist()
+    assert len(set(names)) == len(names), "an image was counted twice"
+    columns = {
+        name: _to_numpy(part[name], cell.top_k)
+        for name in part.column_names
+        if name not in ("checkpoint", "image_id", *CELL_COLUMNS) and part[name].null_count == 0
+    }
+    return names, columns
 
 
 def _cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
@@ -169,11 +202,13 @@ def read_note(path: Path) -> dict[str, Any]:
     return json.loads((pq.read_schema(path).metadata or {}).get(_NOTE, b"{}"))
 
 
-def frame(rows: list[dict[str, Any]], *, comparison: bool = False) -> pd.DataFrame:
-    """Return rows as a data frame with all columns in their order."""
+def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool = False) -> pd.DataFrame:
+    """Return rows as a data frame with all columns in their order; ``judged`` is a comparison with its verdicts."""
     names = list(COLUMNS)
-    if comparison:
+    if comparison or judged:
         names.insert(names.index("checkpoint") + 1, "reference")
+    if judged:
+        names += [name for name in COMPARISON_COLUMNS if name not in names]
     # Numbers of experts stay whole where most lines are about none.
     return pd.DataFrame(rows, columns=names).astype({"expert": "Int64", "expert_b": "Int64"})
 

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from moeprobe import catalog, config
 from moeprobe.cli._app import app
-from moeprobe.tables import COLUMNS
+from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_every_configuration_is_named() -> None:
 
 
 def test_every_column_is_described() -> None:
-    for name, meaning in COLUMNS.items():
+    for name, meaning in (COLUMNS | COMPARISON_COLUMNS).items():
         assert f"| `{name}` | {meaning} |" in README, name
 
 

@@ -52,7 +52,7 @@ class SMatrix(LayerAnalysis):
         """Return the means and loss terms, and every entry."""
         pairs = columns["pairs"]
         matrix = _Matrix(columns["gate_products"].astype(np.float64), pairs.astype(np.float64))
-        found = [Metric(name, "", _Reading(matrix, read), pairs) for name, read in _READINGS.items()]
+        found = [Metric(name, "", _Reading(matrix, *reading), pairs) for name, reading in _READINGS.items()]
         for i, j in np.ndindex(matrix.num_experts, matrix.num_experts):
             found.append(Metric("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
         return found
@@ -71,6 +71,7 @@ class _Matrix:
 
     def __init__(self, products: Array, pairs: NDArray[np.float64]) -> None:
         self.num_experts = round(products.shape[1] ** 0.5)
+        self.num_images = len(pairs)
         self._products = products
         self._pairs = pairs
         # All entries ask for the same resamples one after the other; the product is the expensive part.
@@ -85,6 +86,13 @@ class _Matrix:
             self._last = weights, matrix.reshape(self.num_experts, self.num_experts, -1)
         return self._last[1]
 
+    def influence(self) -> Array:
+        """Return each image's influence on each entry ``(n, E, E)``."""
+        shape = (-1, self.num_experts, self.num_experts)
+        matrix = self.under(np.ones((len(self._pairs), 1)))[..., 0]
+        own = self.num_experts * self._products.reshape(shape) - matrix * self._pairs[:, None, None]
+        return own / self._pairs.sum()
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -98,6 +106,10 @@ class _Entry:
         """Return the entry under each set of weights."""
         return self.matrix.under(weights)[self.row, self.column]
 
+    def influence(self) -> Array:
+        """Return each image's influence on the entry."""
+        return self.matrix.influence()[:, self.row, self.column]
+
 
 @dataclass(frozen=True)
 class _Reading:
@@ -105,10 +117,16 @@ class _Reading:
 
     matrix: _Matrix
     read: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
 
     def evaluate(self, weights: Array) -> Array:
         """Return the number under each set of weights."""
         return self.read(self.matrix.under(weights))
+
+    def influence(self) -> Array:
+        """Return each image's influence on the number: by its derivative ``(E, E)`` with respect to S."""
+        point = self.matrix.under(np.ones((self.matrix.num_images, 1)))[..., 0]
+        return np.einsum("nij,ij->n", self.matrix.influence(), self.slope(point))
 
 
 def _diagonal(matrix: Array) -> Array:
@@ -121,9 +139,24 @@ def _offdiagonal(matrix: Array) -> Array:
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
-_READINGS: dict[str, Callable[[Array], Array]] = {
-    "s_diagonal": lambda matrix: _diagonal(matrix).mean(0),
-    "s_offdiagonal": lambda matrix: _offdiagonal(matrix).mean(0),
-    "prc_diagonal": lambda matrix: ((1 - _diagonal(matrix)) ** 2).mean(0),
-    "prc_offdiagonal": lambda matrix: (_offdiagonal(matrix) ** 2).mean(0),
+def _on_diagonal(values: Array) -> Array:
+    """Return a slope ``(E, E)`` that is the mean's of ``values`` ``(E,)`` on the diagonal, and 0 elsewhere."""
+    return np.diag(values) / len(values)
+
+
+def _off_diagonal(values: Array) -> Array:
+    """Return a slope ``(E, E)`` that is the mean's of ``values`` ``(E, E)`` off the diagonal, and 0 on it."""
+    num_experts = len(values)
+    return np.where(np.eye(num_experts, dtype=bool), 0.0, values) / (num_experts * (num_experts - 1))
+
+
+# Name -> the number read off S ``(E, E, R)``, and its derivative at S ``(E, E)``.
+_READINGS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "s_diagonal": (lambda s: _diagonal(s).mean(0), lambda s: _on_diagonal(np.ones(len(s)))),
+    "s_offdiagonal": (lambda s: _offdiagonal(s).mean(0), lambda s: _off_diagonal(np.ones_like(s))),
+    "prc_diagonal": (
+        lambda s: ((1 - _diagonal(s)) ** 2).mean(0),
+        lambda s: _on_diagonal(-2 * (1 - np.diag(s))),
+    ),
+    "prc_offdiagonal": (lambda s: (_offdiagonal(s) ** 2).mean(0), lambda s: _off_diagonal(2 * s)),
 }

@@ -13,5 +13,8 @@ from moeprobe.cli._app import app
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 a bug, 2 the user's input is wrong, 130 interrupted."""
+    """Run the command line and exit.
+
+    0 done, 1 a bug, 2 the user's input is wrong, 3 what --fail-if-worse names is worse, 130 interrupted.
+    """
     app()

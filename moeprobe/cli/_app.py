@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from moeprobe import __version__
 from moeprobe.cli import (
+    compare,
     confidence,
     correspond,
     demo,
@@ -72,6 +73,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("match-ratio")(match_ratio.match_ratio)
 app.command("s-matrix")(s_matrix.s_matrix)
+app.command("compare")(compare.compare)
 app.command("confidence")(confidence.confidence)
 app.command("sweep")(sweep.sweep)
 app.command("noise-sweep")(noise_sweep.noise_sweep)

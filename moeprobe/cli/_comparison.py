@@ -1,0 +1,157 @@
+"""A comparison on the screen: a table per metric that is read first, then what it comes to."""
+
+import math
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from rich.table import Table
+
+from moeprobe.cli._screen import number
+from moeprobe.cli._tables import label
+from moeprobe.figures.forest import HEADLINES
+
+if TYPE_CHECKING:
+    from moeprobe.comparing import Comparison
+
+
+def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
+    """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
+    order = {(metric, null): place for place, (metric, null, _) in enumerate(HEADLINES)}
+    keys = list(zip(table["metric"], table["null"], strict=True))
+    first = pd.Series([key in order for key in keys], index=table.index) & (table["tokens"] != "prefix")
+    shown = table[first | (table["metric"] == extra)]
+    place = [order.get(key, len(order)) for key in zip(shown["metric"], shown["null"], strict=True)]
+    return shown.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
+
+
+# Along severities there are many lines: of the other metrics the sentences are enough.
+_ALONG_SEVERITIES = ("top1_match_kappa", "accuracy", "prediction_agreement")
+
+
+def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
+    """Return a table per metric: a line per layer, severity and pair."""
+    shown = _headlines(table, extra)
+    if shown["severity"].notna().any():
+        shown = shown[shown["metric"].isin([*_ALONG_SEVERITIES, extra])]
+    return [
+        _table(rows, _title(*key)) for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
+    ]
+
+
+def _title(metric: str, null: str, tokens: str) -> str:
+    name = label(metric, null).strip()
+    if metric.endswith("_kappa"):
+        name = f"{label(metric.removesuffix('_kappa'), '')}, {name}"
+    return name + (
+        f" ({metric})" if not tokens else f" ({metric}, {'patches' if tokens == 'patch' else 'CLS'})"
+    )
+
+
+def _table(rows: pd.DataFrame, title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    cells = [name for name in ("layer", "severity") if rows[name].notna().any() and (rows[name] != "").any()]
+    for name in cells:
+        table.add_column(name, justify="right" if name == "severity" else "left", no_wrap=True)
+    pairs = list(dict.fromkeys(zip(rows["checkpoint"], rows["reference"], strict=True)))
+    if len(pairs) > 1:
+        table.add_column("checkpoint")
+        table.add_column("reference")
+    # A pair that is the only one stands over its values.
+    sides = ("value", "reference's") if len(pairs) > 1 else pairs[0]
+    for name in (*sides, "difference [simultaneous 95 %]", "p (Holm)"):
+        table.add_column(name, justify="right", no_wrap=name not in sides)
+    table.add_column("verdict")
+    pair = None
+    for _, row in rows.iterrows():
+        here = (row["checkpoint"], row["reference"])
+        if pair not in (None, here) and len(rows) > len(pairs):
+            table.add_section()
+        pair = here
+        place = [f"{row[name]:g}" if name == "severity" else row[name] for name in cells]
+        values = [number(row["checkpoint_value"]), number(row["reference_value"])]
+        table.add_row(
+            *place,
+            *(here if len(pairs) > 1 else ()),
+            *values,
+            _difference(row),
+            _p(row["p_holm"]),
+            _verdict(row),
+        )
+    return table
+
+
+def _difference(row: pd.Series) -> str:
+    text = number(row["value"], signed=True)
+    if math.isnan(row["sim_low"]):
+        return text
+    return f"{text} [{number(row['sim_low'], signed=True)}, {number(row['sim_high'], signed=True)}]"
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _verdict(row: pd.Series) -> str:
+    if row["verdict"] == "collapsed" and row["collapsed"]:
+        return f"{'both' if row['collapsed'] == 'both' else row[row['collapsed']]} collapsed"
+    if row["verdict"] == "cannot tell" and not math.isnan(row["detectable"]):
+        return f"cannot tell (detectable: {row['detectable']:.3f})"
+    return f"{row['judgement']} ({row['verdict']})" if row["judgement"] else row["verdict"]
+
+
+def sentences(found: "Comparison", *, extra: str | None = None) -> list[str]:
+    """Return the sentence of each family that is shown."""
+    keys = ["checkpoint", "reference", "tokens", "metric", "null"]
+    shown = _headlines(found.table, extra).drop_duplicates(keys)[keys]
+    rows = shown.merge(found.verdicts, on=keys, how="left")
+    return [f"{_title(*key)}: {text}" for *key, text in rows[["metric", "null", "tokens", "sentence"]].values]
+
+
+def footing(found: "Comparison") -> str:
+    """Return what the numbers rest on."""
+    request, table = found.sidecar["request"], found.table
+    probed = request["probe"]
+    low, high = min(table["images"]), max(table["images"])
+    images = f"{high:,}" if low == high else f"{low:,}–{high:,}"
+    parts = [f"{images} images of {probed['data']} {probed['split']}", f"view {probed['view']['name']}"]
+    if table["sim_low"].notna().any():
+        parts += [
+            "[low, high]: differences of the same images, 95 % for all layers and severities of one metric at once "
+            "(max-|t| over 2,000 bootstrap resamples of images)",
+            "p: t over images, Holm within the same",
+            f"no difference: inside ±{request['margin']:g}",
+            "detectable: the smallest difference that these images find four times in five",
+        ]
+    else:
+        parts.append("no intervals: they need at least 20 images")
+    parts.append(f"seed {probed['seed']}")
+    parts.append(f"{len(table):,} differences of {table['metric'].nunique()} metrics in all")
+    alone = [
+        name
+        for name in found.sidecar["checkpoints"]
+        if name not in {*table["checkpoint"], *table["reference"]}
+    ]
+    if alone:
+        parts.append(
+            f"compared with none, for want of a partner with its training seed or layers: {', '.join(alone)}"
+        )
+    return "; ".join(parts) + "."
+
+
+def failures(found: "Comparison", metric: str) -> str:
+    """Return what --fail-if-worse comes to."""
+    rows = found.failures
+    if rows.empty:
+        return f"--fail-if-worse {metric}: passed; nothing of it is worse."
+    said = []
+    for _, row in rows.iterrows():
+        place = " ".join(
+            str(part)
+            for part in (row["layer"], row["null"], row["tokens"], row["severity"])
+            if part and part == part
+        )
+        what = "collapsed" if row["verdict"] == "collapsed" else f"worse by {abs(row['value']):.3f}"
+        said.append(f"{row['checkpoint']} {what}" + (f" ({place})" if place else ""))
+    return f"--fail-if-worse {metric}: failed; {'; '.join(said)}."

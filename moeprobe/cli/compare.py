@@ -1,0 +1,109 @@
+"""``moeprobe compare``."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moeprobe.cli._options import Common, numbers, probe
+
+if TYPE_CHECKING:
+    from moeprobe.comparing import Comparison
+
+FAILED = 3
+
+
+@probe
+def compare(
+    given: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B...",
+            help="Folders of finished runs, or checkpoints; the first checkpoint is the reference.",
+        ),
+    ],
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            help="Of checkpoints: match-ratio (the default), noise-sweep, sweep, confidence or eval."
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Of checkpoints: data set; default digits.")] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(help="Of checkpoints: the view of match-ratio or sweep; default random_crop."),
+    ] = None,
+    severities: Annotated[
+        str | None, typer.Option(help="Of checkpoints: comma-separated severities of a sweep.")
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(help="Differences inside ± margin, in the metric's own unit, count as none.")
+    ] = 0.02,
+    fail_if_worse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="Exit with 3 if this metric is worse anywhere, or has collapsed against the reference.",
+        ),
+    ] = None,
+    *,
+    common: Common,
+) -> None:
+    """Is B really better than A? Paired differences, with intervals that hold for all layers and severities at once.
+
+    Says identical, better, worse, no difference (inside the margin), cannot tell (and what these images could have
+    shown), or collapsed. Exit code 3 if --fail-if-worse fails.
+
+    Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
+    """
+    from moeprobe import api
+    from moeprobe.cli._run import print_plan
+    from moeprobe.cli._screen import Bar
+
+    asked: dict[str, Any] = {
+        "probe": probe,
+        "data": data,
+        "view": view,
+        "severities": numbers(severities, "--severities"),
+    }
+    options = common.options()
+    if common.dry_run:
+        print_plan(api.plan_comparison(given, **asked, options=options), as_json=common.json)
+        return
+    with Bar() as bar:
+        found = api.compare(
+            given, **asked, margin=margin, fail_if_worse=fail_if_worse, options=options, watcher=bar
+        )
+    _show(found, common, options.out, fail_if_worse)
+    if len(found.failures):
+        raise typer.Exit(FAILED)
+
+
+def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str | None) -> None:
+    import json
+    from pathlib import Path
+
+    from moeprobe.cli._comparison import failures, footing, sentences, tables
+    from moeprobe.cli._screen import console, print_files, records
+
+    if common.json:
+        content = {
+            "comparison": records(found.table),
+            "verdicts": records(found.verdicts),
+            "failures": records(found.failures),
+            "sidecar": found.sidecar,
+            "out": None if out is None else str(out),
+        }
+        print(json.dumps(content, ensure_ascii=False))
+        return
+    screen = console()
+    for table in tables(found.table, extra=fail_if_worse):
+        screen.print(table)
+    for text in sentences(found, extra=fail_if_worse):
+        screen.print(text, soft_wrap=True)
+    screen.print(footing(found), style="dim", soft_wrap=True)
+    if fail_if_worse is not None:
+        screen.print(failures(found, fail_if_worse), style="bold", soft_wrap=True)
+    if out is None:
+        screen.print("Nothing was written; add --out FOLDER to keep all differences and the forest plot.")
+    else:
+        print_files(screen, Path(str(out)))

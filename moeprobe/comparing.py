@@ -1,0 +1,208 @@
+"""Compare checkpoints, from finished runs or from the checkpoints themselves: differences with verdicts, and files."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moeprobe import comparisons, probing, verdicts
+from moeprobe.catalog import VIEWS, unknown
+from moeprobe.errors import UserError
+from moeprobe.files import write_json
+from moeprobe.gathering import are_runs, gather, probe_arguments
+from moeprobe.loading import Model, Options
+from moeprobe.probes import CLEAN
+from moeprobe.probing import Plan, make_analyses
+from moeprobe.runs import OutputFolder, provenance
+from moeprobe.sources import Measured
+from moeprobe.summaries import About, Analyses, metrics
+from moeprobe.tables import cells, write_csv
+from moeprobe.watching import Watcher
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Paired differences with their verdicts.
+
+    Attributes:
+        table: one difference per row; the columns are those of ``tables.COLUMNS`` and ``COMPARISON_COLUMNS``.
+        verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``.
+        failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
+        sidecar: what was asked, and provenance.
+    """
+
+    table: pd.DataFrame
+    verdicts: pd.DataFrame
+    failures: pd.DataFrame
+    sidecar: dict[str, Any]
+
+
+def compare(
+    given: Sequence[Model],
+    *,
+    probe: str | None = None,
+    data: str | None = None,
+    view: str | None = None,
+    severities: Sequence[float] | None = None,
+    margin: float = verdicts.MARGIN,
+    fail_if_worse: str | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> Comparison:
+    """Compare checkpoints, the first of them being the reference.
+
+    Args:
+        given: folders of finished runs, or checkpoints (loaded or by path).
+        probe: what to measure of checkpoints, one of ``gathering.PROBES``; None = match-ratio. Of finished runs it is
+            settled, as are the next three.
+        data: data set; None = digits.
+        view: view of a match-ratio or a sweep; None = the probe's own.
+        severities: of a sweep; None = the view's own steps.
+        margin: differences inside ± margin, in the metric's own unit, count as none.
+        fail_if_worse: a metric, e.g. "accuracy", whose worsening is to be reported in ``failures``: cells judged
+            worse, and cells where the checkpoint has collapsed and the reference has not.
+        options: common options; of finished runs only ``layers``, ``out`` and ``overwrite``.
+        watcher: told how the work advances.
+        changes: options by name.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    options = dataclasses.replace(options or Options(), **changes)
+    asked: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
+    watcher, started = watcher or Watcher(), time.perf_counter()
+    if not (math.isfinite(margin) and margin >= 0):
+        raise UserError(f"--margin takes a number from 0 up; got {margin}.")
+    gathered = gather(given, asked, options)
+    if fail_if_worse is not None:
+        _check_metric(fail_if_worse, gathered.sample())
+    if len(gathered.asked().checkpoints) < 2:
+        raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
+    request = _request(gathered.asked(), margin)
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    measured = gathered.measure(watcher)
+    table = _differences(measured, margin=margin, options=options, watcher=watcher)
+    said = comparisons.sentences(table)
+    failures = _failures(table, fail_if_worse)
+    sidecar = {
+        "request": request,
+        "command": options.command,
+        "checkpoints": measured.checkpoints,
+        "runs": dict(measured.runs),
+        "verdicts": said.to_dict("records"),
+        "fail_if_worse": fail_if_worse,
+        "failures": len(failures),
+        "wall_seconds": time.perf_counter() - started,
+    } | provenance()
+    if folder is not None:
+        from moeprobe.figures import save
+        from moeprobe.figures.forest import draw
+
+        write_csv(folder.path / "comparison.csv", table)
+        save(draw(table), folder.path / "figures" / "forest")
+        write_json(folder.path / "table.json", sidecar)
+    return Comparison(table, said, failures, sidecar)
+
+
+def plan_comparison(
+    given: Sequence[Model],
+    *,
+    probe: str | None = None,
+    data: str | None = None,
+    view: str | None = None,
+    severities: Sequence[float] | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """Say what the probing of a comparison would take; arguments as for ``compare``.
+
+    Raises:
+        UserError: the runs are finished, so that there is nothing to plan.
+    """
+    if are_runs(given):
+        raise UserError("Finished runs need no forward passes; leave --dry-run out.")
+    arguments = probe_arguments(probe=probe, data=data, view=view, severities=severities)
+    return probing.plan(models=given, options=options, **arguments)
+
+
+def _request(measured: Measured, margin: float) -> dict[str, Any]:
+    """Return what determines the numbers of a comparison."""
+    keys = ("sha256", "capacity", "group_images")
+    return {
+        "kind": "compare",
+        "margin": margin,
+        "probe": measured.request,
+        "checkpoints": {
+            name: {key: about.get(key) for key in keys} for name, about in measured.checkpoints.items()
+        },
+        "runs": sorted(measured.runs.values()),
+    }
+
+
+def _analyses(measured: Measured) -> Analyses:
+    return make_analyses(measured.request["analyses"], class_null=measured.request["class_null"])
+
+
+def _aligned(measured: Measured) -> bool:
+    name = measured.request["view"]["name"]
+    return name != CLEAN and VIEWS.get(name).aligned
+
+
+def _differences(measured: Measured, *, margin: float, options: Options, watcher: Watcher) -> pd.DataFrame:
+    request = measured.request
+    groups, seeds = measured.training("group"), measured.training("seed")
+    about = About(
+        run="compare" if options.out is None else options.out.name,
+        dataset=request["data"],
+        split=request["split"],
+        seed=request["seed"],
+        aligned=_aligned(measured),
+        train_seeds=seeds,
+        groups=groups,
+    )
+    watcher.start("differences", measured.images.num_rows)
+    table = comparisons.compare(
+        measured.images,
+        analyses=_analyses(measured),
+        about=about,
+        wanted=comparisons.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
+        margin=margin,
+        progress=watcher.advance,
+    )
+    if table.empty:
+        raise UserError(
+            f"{', '.join(measured.checkpoints)} have no MoE layer in common, so there is nothing to compare."
+        )
+    return table
+
+
+def _check_metric(metric: str, measured: Measured) -> None:
+    """Raise ``UserError`` unless the metric can be measured, and can become worse."""
+    names = {
+        found.name
+        for _, _, _, columns in cells(measured.images)
+        for found in metrics(columns, _analyses(measured), aligned=_aligned(measured))
+    }
+    known = sorted(name for name in names if verdicts.direction(name))
+    if metric in names and metric not in known:
+        raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
+    if metric not in known:
+        raise UserError(unknown("metric", metric, known))
+
+
+def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
+    """Return the rows of the metric that are worse, or where the checkpoint alone has collapsed.
+
+    Raises:
+        UserError: the metric was compared nowhere, so that nothing can be vouched for.
+    """
+    rows = table[table["metric"] == metric]
+    if metric is not None and rows.empty:
+        raise UserError(
+            f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse."
+        )
+    return rows[(rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")]

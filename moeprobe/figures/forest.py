@@ -1,0 +1,134 @@
+"""Forest plot: paired differences with their simultaneous intervals, a panel per metric.
+
+A cell without a value or an interval is named as what it is (collapsed, few images), not left out.
+"""
+
+import math
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from moeprobe.figures import STYLE, _parts
+
+# What is drawn, in this order, as far as it was measured.
+HEADLINES = (
+    ("top1_match_kappa", "pooled", "κ of top-1 match (pooled)"),
+    ("top1_match", "", "top-1 match"),
+    ("accuracy", "", "accuracy"),
+    ("prediction_agreement", "", "same prediction as clean"),
+    ("loss", "", "cross-entropy"),
+    ("gate_highest", "", "highest gate"),
+    ("load_entropy", "", "load entropy"),
+)
+_GREY = "#606060"
+
+
+def draw(table: pd.DataFrame) -> Figure:
+    """Return the figure of a comparison: patches and output, cells from top to bottom, one colour per checkpoint."""
+    shown = table[table["tokens"] != "prefix"]
+    there = [
+        (title, rows)
+        for metric, null, title in HEADLINES
+        if len(rows := _parts.select(shown, metric=metric, null=null))
+    ]
+    drawn = pd.concat([rows for _, rows in there])
+    pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
+    colours = _parts.colours([*dict.fromkeys(drawn["reference"]), *_parts.checkpoints(drawn)])
+    columns = min(2 if len(there) <= 4 else 3, len(there))
+    grid = [there[start : start + columns] for start in range(0, len(there), columns)]
+    heights = [0.8 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(4.9 * columns, sum(heights) + 1.3), layout="constrained")
+        axes = figure.subplots(len(grid), columns, squeeze=False, height_ratios=heights)
+    for row, line in enumerate(grid):
+        for column in range(columns):
+            if column < len(line):
+                title, rows = line[column]
+                _panel(axes[row, column], rows, pairs, colours, title)
+            else:
+                axes[row, column].set_axis_off()
+    names = list(dict.fromkeys(drawn["reference"]))
+    margin = drawn["margin"].iloc[0]
+    against = names[0] if len(names) == 1 else "the checkpoint of the same seed"
+    title = f"{drawn['view'].iloc[0]}: difference from {against}; grey: inside ±{margin:g}"
+    return _parts.finish(figure, drawn, title=title, mark="bars, all of a colour in a panel at once")
+
+
+def _lines(rows: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> float:
+    return len(rows.drop_duplicates(["layer", "severity"])) * max(1.4, len(pairs))
+
+
+def _panel(
+    axes: Axes,
+    rows: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    colours: dict[str, str],
+    title: str,
+) -> None:
+    cells = list(rows.groupby(["layer", "severity"], sort=False, dropna=False))
+    margin = rows["margin"].iloc[0]
+    axes.axvspan(-margin, margin, color="#e6e6e6", linewidth=0)
+    axes.axvline(0, color=_GREY, linewidth=1)
+    step = 0.7 / max(len(pairs), 1)
+    words = []
+    for place, (_, here) in enumerate(cells):
+        for number, (checkpoint, reference) in enumerate(pairs):
+            found = _parts.select(here, checkpoint=checkpoint, reference=reference)
+            if found.empty:
+                continue  # this checkpoint has no such layer
+            y = place + step * (number - (len(pairs) - 1) / 2)
+            label = checkpoint if len({side for _, side in pairs}) == 1 else f"{checkpoint} − {reference}"
+            if _point(axes, found.iloc[0], y, colour=colours[checkpoint], label=label):
+                words.append((y, found.iloc[0], colours[checkpoint]))
+    axes.set_title(title)
+    axes.set_yticks(range(len(cells)), [_cell(*key) for key, _ in cells])
+    axes.set_ylim(len(cells) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    for y, row, colour in words:
+        _word(axes, row, y, colour=colour)
+
+
+def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> bool:
+    """Draw a difference; returns whether a word must say why it is not drawn, or not drawn whole."""
+    there = row["verdict"] != "collapsed" and not math.isnan(row["value"])
+    whole = there and not math.isnan(row["sim_low"])
+    low, high = (row["sim_low"], row["sim_high"]) if whole else (row["value"], row["value"])
+    axes.errorbar(
+        [row["value"]] if there else [],
+        [y] if there else [],
+        xerr=np.array([[row["value"] - low], [high - row["value"]]]) if there else None,
+        fmt="o",
+        color=colour,
+        markersize=5,
+        capsize=3,
+        linewidth=1.5,
+        label=label,
+    )
+    return not whole or row["verdict"] == "identical"
+
+
+def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
+    """Write the verdict beside the point, or beside 0 where there is none, on the side that has room."""
+    others = {"reference": "reference collapsed", "both": "both collapsed"}
+    word = others.get(row["collapsed"], row["verdict"])
+    at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]
+    rightwards = at < sum(axes.get_xlim()) / 2
+    axes.annotate(
+        word,
+        (at, y),
+        xytext=(6 if rightwards else -6, 0),
+        textcoords="offset points",
+        ha="left" if rightwards else "right",
+        va="center",
+        color=colour,
+        fontsize=9,
+        fontstyle="italic",
+    )
+
+
+def _cell(layer: str, severity: float) -> str:
+    return " ".join(part for part in (layer, "" if math.isnan(severity) else f"at {severity:g}") if part)

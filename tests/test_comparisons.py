@@ -1,0 +1,296 @@
+"""Verdicts on made-up sums whose truth is known."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.container import ErrorbarContainer
+from numpy.typing import NDArray
+
+from moeprobe import comparisons, verdicts
+from moeprobe.accumulators import Accumulator, Cell
+from moeprobe.analyses.load import Load
+from moeprobe.analyses.match import Match
+from moeprobe.analyses.output import Output
+from moeprobe.comparisons import pairs
+from moeprobe.errors import UserError
+from moeprobe.families import Difference, Judged
+from moeprobe.figures.forest import draw
+from moeprobe.statistics import Replicates
+from moeprobe.summaries import About, summarise
+from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
+
+ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
+ANALYSES = (Match(), Load(), Output())
+Columns = dict[str, NDArray[Any]]
+
+
+def cell(layer: str = "blocks.1", severity: float = 0.1) -> Cell:
+    return Cell(layer, "r", 1, "noise", severity, 0, "patch")
+
+
+def routed(
+    seed: int, *, num_images: int = 100, keep: float = 0.6, experts: int = 4, reference_seed: int = 0
+) -> Columns:
+    """Six patches of an image keep their expert with probability ``keep``; the others move to another."""
+    reference = np.random.default_rng(reference_seed).integers(0, experts, (num_images, 6))
+    rng = np.random.default_rng(seed)
+    moved = (reference + rng.integers(1, max(experts, 2), reference.shape)) % experts
+    view = np.where(rng.random(reference.shape) < keep, reference, moved)
+    return {
+        "trials": np.full(num_images, 6),
+        "top1_match": (reference == view).sum(1),
+        "reference_selected": reference[..., None].astype(np.int16),
+        "view_selected": view[..., None].astype(np.int16),
+        "load": np.stack([(view == expert).sum(1) for expert in range(4)], 1),
+    }
+
+
+def answered(seed: int, share: float, num_images: int = 100) -> Columns:
+    right = np.random.default_rng(seed).random(num_images) < share
+    ones = np.ones(num_images, dtype=np.int64)
+    return {"labelled": ones, "predicted": ones, "accuracy": right.astype(np.int64), "loss": 1.0 - right}
+
+
+def compare(
+    found: dict[str, dict[Cell, Columns]], *, names: list[str] | None = None, margin: float = 0.02
+) -> pd.DataFrame:
+    parts = []
+    for checkpoint, placed in found.items():
+        accumulator = Accumulator()
+        for place, columns in placed.items():
+            count = len(next(iter(columns.values())))
+            ids = [f"{image:03d}" for image in range(count)]
+            accumulator.add(place, (names or ids) if checkpoint == "b" else ids, columns)
+        parts.append(image_table(accumulator, checkpoint=checkpoint))
+    first, *others = found
+    return comparisons.compare(
+        concatenate(parts),
+        analyses=ANALYSES,
+        about=ABOUT,
+        wanted=[(other, first) for other in others],
+        margin=margin,
+    )
+
+
+def only(table: pd.DataFrame, **where: object) -> pd.Series:
+    for column, value in where.items():
+        table = table[table[column] == value]
+    assert len(table) == 1, table
+    return table.iloc[0]
+
+
+def sentence(table: pd.DataFrame, **where: object) -> str:
+    return str(only(comparisons.sentences(table), **where)["sentence"])
+
+
+def test_values_and_own_intervals_are_those_of_the_probe() -> None:
+    found = {"a": {cell(): routed(1)}, "b": {cell(): routed(2, keep=0.8)}}
+    table = compare(found)
+    parts = []
+    for name, placed in found.items():
+        accumulator = Accumulator()
+        accumulator.add(cell(), [f"{image:03d}" for image in range(100)], placed[cell()])
+        parts.append(image_table(accumulator, checkpoint=name))
+    values, comparison = summarise(concatenate(parts), analyses=ANALYSES, about=ABOUT)
+    assert comparison is not None
+    shared = [name for name in comparison.columns if name != "severity"]
+    pd.testing.assert_frame_equal(table[shared], comparison[shared], check_exact=True)
+    sides = values.pivot(index=["metric", "null"], columns="checkpoint", values="value")
+    for _, row in table.iterrows():
+        here = sides.loc[(row["metric"], row["null"])]
+        assert (row["reference_value"], row["checkpoint_value"]) == (here["a"], here["b"])
+    assert set(table.columns) == set(COLUMNS) | set(COMPARISON_COLUMNS)
+
+
+def test_a_planted_difference_of_known_size_is_found() -> None:
+    """Kept 80 instead of 60 in a hundred: a difference of 0.2 in the match, 0.2 / 0.75 in κ of four experts."""
+    layers = ("blocks.1", "blocks.3", "blocks.5")
+    a = {cell(layer): routed(number, num_images=400) for number, layer in enumerate(layers)}
+    b = {
+        cell(layer): routed(10 + n, num_images=400, keep=0.8 if n else 0.6) for n, layer in enumerate(layers)
+    }
+    table = compare({"a": a, "b": b}, margin=0.1)
+    for metric, null, size in (("top1_match", "", 0.2), ("top1_match_kappa", "pooled", 0.2 / 0.75)):
+        rows = table[(table["metric"] == metric) & (table["null"] == null)]
+        assert rows["verdict"].tolist() == ["no difference", "higher", "higher"]
+        assert rows["judgement"].tolist() == ["", "better", "better"]
+        truth = np.array([0, size, size])
+        assert ((rows["sim_low"] < truth) & (truth < rows["sim_high"])).all()
+        assert (rows["p_holm"] >= rows["p"]).all() and (rows["p_holm"].iloc[1:] < 1e-6).all()
+        assert set(rows["family_cells"]) == {3}
+    assert "better in 2 of 3 cells (+0.1" in sentence(table, metric="top1_match")
+    assert "no difference in 1 of 3 cells (all inside ±0.1)" in sentence(table, metric="top1_match")
+
+
+def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> None:
+    output = Cell("", "", 0, "noise", 0.1, 0, "")
+    one, other = answered(0, 0.7), answered(0, 0.7)
+    other = {name: values[::-1].copy() for name, values in other.items()}
+    table = compare({"a": {cell(): routed(1), output: one}, "b": {cell(): routed(1), output: other}})
+    of_layer, of_output = table[table["layer"] != ""], table[table["layer"] == ""]
+    assert set(of_layer["verdict"]) == {"identical"}
+    assert (of_layer[["value", "se", "sim_low", "sim_high"]] == 0).all(axis=None) and (
+        of_layer["p"] == 1
+    ).all()
+    assert sentence(table, metric="top1_match") == "b against a: identical."
+    # The same accuracy on other images: the difference is 0, and nothing more is known than its interval.
+    assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {"cannot tell"}
+    row = only(table, metric="accuracy")
+    assert row["detectable"] > row["sim_high"] > 0
+    assert f"cannot tell (100 images would have shown {row['detectable']:.3f})" in sentence(
+        table, metric="accuracy"
+    )
+
+
+def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
+    placed = {cell(): routed(1), cell("blocks.3"): routed(2)}
+    dead = {cell(): routed(1, experts=1), cell("blocks.3"): routed(3, keep=0.8)}
+    for found, who, name in (
+        ({"a": placed, "b": dead}, "checkpoint", "b"),
+        ({"a": dead, "b": placed}, "reference", "a"),
+    ):
+        table = compare(found)
+        rows = table[table["layer"] == "blocks.1"]
+        assert set(rows["verdict"]) == {"collapsed"} and set(rows["collapsed"]) == {who}
+        assert set(rows["judgement"]) == {""}
+        assert rows[["sim_low", "sim_high", "p", "p_holm"]].isna().all(axis=None)
+        assert only(rows, metric="top1_match")[f"{who}_value"] == 1, "what must not be praised"
+        alive = table[table["layer"] == "blocks.3"]
+        assert set(alive["collapsed"]) == {""} and "collapsed" not in set(alive["verdict"])
+        # The collapsed cell is no part of the family.
+        assert set(alive["family_cells"]) == {1}
+        for metric in ("top1_match", "load_entropy"):
+            assert f"collapsed in 1 of 2 cells ({name}: everything goes to one choice)" in sentence(
+                table, metric=metric
+            )
+        texts = [text.get_text() for axes in draw(table).axes for text in axes.texts]
+        word = "collapsed" if who == "checkpoint" else "reference collapsed"
+        assert texts.count(word) == 3, "κ, match, load entropy"
+    both = compare({"a": dead, "b": dead})
+    assert set(both[both["layer"] == "blocks.1"]["collapsed"]) == {"both"}
+    assert "(b and a: everything" in sentence(both, metric="top1_match")
+
+
+def test_a_router_that_all_but_collapsed_is_not_praised() -> None:
+    nearly = routed(1, experts=1)
+    for side in ("reference_selected", "view_selected"):
+        nearly[side][0, :3] = 1  # without this image, absent from a third of the resamples, chance is 1
+    table = compare({"a": {cell(): routed(1)}, "b": {cell(): nearly}})
+    assert only(table, metric="top1_match_kappa", null="pooled")["verdict"] == "unstable"
+    match = only(table, metric="top1_match")
+    assert match["verdict"] == "higher" and match["judgement"] == ""
+
+
+def test_few_images_and_no_trials() -> None:
+    table = compare({"a": {cell(): routed(1, num_images=19)}, "b": {cell(): routed(2, num_images=19)}})
+    assert set(table["verdict"]) == {"few images"} and table["sim_low"].isna().all()
+    assert draw(table).axes[0].texts[0].get_text() == "few images"
+    nowhere = routed(2) | {
+        "trials": np.zeros(100, dtype=np.int64),
+        "top1_match": np.zeros(100, dtype=np.int64),
+    }
+    nowhere |= {
+        side: np.full((100, 6, 1), -1, dtype=np.int16) for side in ("reference_selected", "view_selected")
+    }
+    table = compare({"a": {cell(): routed(1)}, "b": {cell(): nowhere}})
+    assert only(table, metric="top1_match")["verdict"] == "no trials"
+
+
+def test_less_loss_is_better_and_less_accuracy_worse() -> None:
+    output = Cell("", "", 0, "noise", 0.1, 0, "")
+    table = compare({"a": {output: answered(0, 0.9)}, "b": {output: answered(1, 0.5)}})
+    assert tuple(only(table, metric="accuracy")[["verdict", "judgement"]]) == ("lower", "worse")
+    assert tuple(only(table, metric="loss")[["verdict", "judgement"]]) == ("higher", "worse")
+    assert [verdicts.direction(name) for name in ("gate_highest", "load_entropy", "top1_match_chance")] == [
+        0,
+        0,
+        0,
+    ]
+    assert [verdicts.direction(name) for name in ("top3_set_match", "top1_match_kappa", "top5_accuracy")] == [
+        1,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.001, 0.3, "higher"), (-0.3, -0.001, "lower"), (-0.019, 0.019, "no difference"),
+        (-0.021, 0.019, "cannot tell"), (-0.019, 0.02, "cannot tell"), (np.nan, np.nan, "cannot tell"),
+    ],
+)  # fmt: skip
+def test_the_word_follows_the_simultaneous_interval(low: float, high: float, word: str) -> None:
+    """Whatever the cell's own interval and p say."""
+    replicates = Replicates(0.1, np.full(100, 0.1), images=50, trials=50)
+    judged = Judged(sim_low=low, sim_high=high, family_cells=1, p=0.0, p_holm=0.0, detectable=0.1)
+    assert verdicts.verdict(Difference(replicates, 0.01), judged, margin=0.02) == word
+
+
+def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
+    line = verdicts.Line("higher", "better", 0.01, 0.005, 0.015, 0.01, 50, "")
+    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=0.02)
+    assert said == "b against a: better (+0.010, all by less than 0.02)."
+
+
+def test_different_images_are_not_compared() -> None:
+    found = {"a": {cell(): routed(1)}, "b": {cell(): routed(2)}}
+    with pytest.raises(UserError, match=r"different images \(100 and 100, 99 in common\)"):
+        compare(found, names=[f"{image:03d}" for image in range(1, 101)])
+
+
+GROUPS = {"a0": "A", "a1": "A", "b0": "B", "b1": "B", "b2": "B", "best": "A"}
+SEEDS = {"a0": 0, "a1": 1, "b0": 0, "b1": 1, "b2": 2, "best": 0}
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [
+        ("a0 b0 x", "b0-a0 x-a0"),
+        ("a0 a1", "a1-a0"),
+        ("a0 a1 b0 b1", "b0-a0 b1-a1"),
+        ("a1 b1 b0 a0", "b1-a1 b0-a0"),
+        ("a0 a1 b0 b1 b2 x", "b0-a0 b1-a1 x-a0"),
+        ("a0 a1 b0", "a1-a0 b0-a0"),
+        ("a0 best b0 b1", "best-a0 b0-a0 b1-a0"),
+        ("x a0 a1 b0 b1", "a0-x a1-x b0-x b1-x"),
+    ],
+)
+def test_seeds_are_paired_with_their_like(checkpoints: str, expected: str) -> None:
+    found = pairs(checkpoints.split(), groups=GROUPS, seeds=SEEDS)
+    assert " ".join(f"{one}-{other}" for one, other in found) == expected
+
+
+def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> None:
+    layers = ("blocks.1", "blocks.3")
+    found: dict[str, dict[Cell, Columns]] = {"a": {}, "b": {}, "c": {}}
+    for number, placed in enumerate(found.values()):
+        for layer in layers:
+            for severity in (0.1, 0.2):
+                seed = 10 * number + len(placed)
+                placed[cell(layer, severity)] = routed(seed, keep=0.4 + 0.2 * number)
+    table = compare(found)
+    figure = draw(table)
+    panel = figure.axes[0]
+    low, high = panel.get_xlim()
+    assert low < 0 < high and low < -0.02 and high > 0.02
+    drawn = set()
+    for container in panel.containers:
+        assert isinstance(container, ErrorbarContainer)
+        points, _, (bars,) = container.lines
+        assert points is not None and isinstance(bars, LineCollection)
+        values = np.asarray(points.get_xdata(), dtype=float)
+        for value, ends in zip(values, bars.get_segments(), strict=True):
+            drawn.add(tuple(round(float(number), 9) for number in (value, ends[0][0], ends[1][0])))
+    rows = table[(table["metric"] == "top1_match_kappa") & (table["null"] == "pooled")]
+    assert drawn == {
+        tuple(round(row[name], 9) for name in ("value", "sim_low", "sim_high")) for _, row in rows.iterrows()
+    }
+    assert len(drawn) == 8
+    assert all(low <= number <= high for numbers in drawn for number in numbers)
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    assert labels == ["blocks.1 at 0.1", "blocks.1 at 0.2", "blocks.3 at 0.1", "blocks.3 at 0.2"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "c"]
