@@ -142,7 +142,7 @@ class Chance:
         once = np.ones(self._trials.shape[1])
         own = once if self._other_images else 0 * once
         trials = self._trials @ once
-        pairs = trials**2 - self._trials @ own
+        pairs = trials**2 - self._own_pairs @ own
         share = _divide(trials, pairs, empty=0.0)
         used = trials * (share > 0)
         counts = self._reference @ once, self._view @ once
@@ -154,7 +154,7 @@ class Chance:
         rate = _divide(agree, pairs, empty=0.0)
         found = self._trials.T @ ((1 - 2 * share * trials) * rate - value * (share > 0))
         found += self._reference.T @ (of_cell * counts[1]) + self._view.T @ (of_cell * counts[0])
-        found += 2 * own * (self._trials.T @ (share * rate) - self._own_hits.T @ share)
+        found += 2 * own * (self._own_pairs.T @ (share * rate) - self._own_hits.T @ share)
         return _divide(found, used.sum())
 
 

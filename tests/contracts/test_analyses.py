@@ -15,11 +15,13 @@ from moeprobe.analyses.base import (
     Corners,
     LayerAnalysis,
     LayerPair,
+    Metric,
     OutputAnalysis,
     OutputPair,
     PathAnalysis,
 )
 from moeprobe.analyses.discontinuity import Path
+from moeprobe.analyses.match import Match
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from tests.routings import aligned, checkpoint, images_of, probe, routing
@@ -141,6 +143,34 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
                 value = one.statistic.evaluate(np.full((SIZE, 1), 2.0))[0]
                 # Drawing every image twice, and having every image twice, are the same thing.
                 assert two.statistic.evaluate(np.ones((2 * SIZE, 1)))[0] == pytest.approx(value, nan_ok=True)
+
+
+@EVERY
+def test_influence_is_the_derivative_by_the_weights_of_the_images(name: str) -> None:
+    """What comparisons take their standard errors from, for every number of every analysis."""
+    # Whole weights, which every statistic takes exactly: 4096 ± 1 times each image is 1 ± 1/4096 of it.
+    many, even = 4096, np.ones((SIZE, 1))
+    for pair in examples(name):
+        for columns in sums(name, pair).values():
+            arrays = {key: column.numpy() for key, column in columns.items()} | {"label": np.arange(SIZE) % 2}
+            for metric in metrics_of(AGGREGATES[name], arrays):
+                up, down = (metric.statistic.evaluate(many * even + sign * np.eye(SIZE)) for sign in (1, -1))
+                influence = metric.statistic.influence()
+                assert influence.shape == (SIZE,)
+                if not np.isnan(metric.statistic.evaluate(even)[0]):
+                    np.testing.assert_allclose(
+                        influence, (up - down) * many / 2, atol=1e-5, err_msg=metric.name
+                    )
+
+
+def metrics_of(analysis: object, arrays: dict[str, np.ndarray]) -> list[Metric]:
+    """All that an analysis can say, matches with every null."""
+    if isinstance(analysis, Match):
+        analysis = Match(class_null=True)
+        return [*analysis.metrics(arrays, aligned=True), *analysis.metrics(arrays, aligned=False)]
+    if isinstance(analysis, LayerAnalysis):
+        return analysis.metrics(arrays, aligned=True)
+    return analysis.metrics(arrays)  # type: ignore[attr-defined]
 
 
 def test_signatures_tell_the_analyses_apart() -> None:
