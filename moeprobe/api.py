@@ -29,6 +29,7 @@ from moeprobe.loading import Model, Options, choose_device, load_model, open_dat
 from moeprobe.overlaying import OverlayResult, overlay
 from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
+from moeprobe.report import Document, report
 from moeprobe.routing import RoutingTrace
 from moeprobe.runs import Result
 from moeprobe.training.loop import Report, Trainer
@@ -39,6 +40,7 @@ __all__ = [
     "Comparison",
     "CorrespondResult",
     "DiscontinuityResult",
+    "Document",
     "Model",
     "Options",
     "OverlayResult",
@@ -61,6 +63,7 @@ __all__ = [
     "plan_comparison",
     "plan_discontinuity",
     "probe",
+    "report",
     "s_matrix",
     "sweep",
     "trace",

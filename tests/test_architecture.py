@@ -9,12 +9,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
-    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching"},
+    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching", "wording"},
     1: {"accumulators", "data", "families", "nn", "regions", "routing", "statistics", "tables", "verdicts", "views"},
     2: {"adapters", "analyses", "batches"},
     3: {
-        "comparisons", "corners", "exhibits", "figures", "floors", "paths", "probes", "runs", "sources", "summaries",
-        "sweeps", "training",
+        "comparisons", "corners", "exhibits", "figures", "floors", "paths", "probes", "report", "runs", "sources",
+        "summaries", "sweeps", "training",
     },
     4: {
         "api", "comparing", "corresponding", "demo", "doctor", "following", "gathering", "inspection", "loading",

@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from moeprobe import api
-from moeprobe.cli._screen import interval
 from moeprobe.figures import s_matrix
 from moeprobe.tables import frame
+from moeprobe.wording import interval
 from tests.commands import Trained, refused, run
 
 

@@ -20,6 +20,7 @@ from moeprobe.cli import (
     match_ratio,
     noise_sweep,
     overlay,
+    report,
     s_matrix,
     sweep,
     train,
@@ -81,6 +82,7 @@ app.command("overlay")(overlay.overlay)
 app.command("discontinuity")(discontinuity.discontinuity)
 app.command("correspond")(correspond.correspond)
 app.command("eval")(evaluate.evaluate)
+app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)
 app.command("doctor")(doctor.doctor)

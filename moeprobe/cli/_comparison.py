@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
-from moeprobe.cli._screen import number
 from moeprobe.cli._tables import label
 from moeprobe.figures.forest import HEADLINES
+from moeprobe.wording import number
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.watching import Watcher
+from moeprobe.wording import number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,33 +65,6 @@ class Bar(Watcher):
     def advance(self, count: int) -> None:
         """Report ``count`` more images."""
         self._progress.advance(self._task, count)
-
-
-def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
-    """Return a value with three decimals; a dash where there is none."""
-    if value != value:
-        return "–"
-    value = round(value, decimals) + 0.0  # no minus before a zero
-    return f"{value:{'+' if signed else ''}.{decimals}f}"
-
-
-def interval(row: Any, *, signed: bool = False, stacked: bool = False) -> str:
-    """Return ``value [low, high]`` of a table's row, with its flag where there is no interval.
-
-    ``stacked`` puts the interval on a line of its own, for narrow windows.
-    """
-    # Where all of it is small, two decimals more.
-    largest = max(
-        (abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]), default=0
-    )
-    decimals = 5 if 0 < largest < 0.01 else 3
-    text, low, high = (
-        number(row[name], signed=signed, decimals=decimals) for name in ("value", "ci_low", "ci_high")
-    )
-    if row["ci_low"] == row["ci_low"]:
-        between = "\n" if stacked else " "
-        return f"{text}{between}[{low}, {high}]"
-    return f"{text} ({row['flag'].replace('_', ' ')})" if row["flag"] else text
 
 
 def print_result(

@@ -6,39 +6,13 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
-from moeprobe.cli._screen import console, interval, number
+from moeprobe.cli._screen import console
 from moeprobe.regions import REGIONS
 from moeprobe.tables import FLOORS
+from moeprobe.wording import ATTRIBUTION, SWEEP_OUTPUT, SWEEP_ROUTING, interval, label, number
 
 if TYPE_CHECKING:
     from moeprobe.runs import Result
-
-_NAMES = {
-    "top1_match": "top-1 match",
-    "top2_match": "top-2 match",
-    "top2_set_match": "top-2 match, any order",
-    "s_diagonal": "mean S_ii",
-    "s_offdiagonal": "mean S_ij, i ≠ j",
-    "prc_diagonal": "PRC loss: mean (1 − S_ii)²",
-    "prc_offdiagonal": "PRC loss: mean S_ij², i ≠ j",
-    "gate_highest": "highest gate",
-    "gate_second": "second gate",
-    "gate_rest": "sum of the rest",
-    "gate_margin": "first − second",
-    "load_entropy": "load entropy (1 = even)",
-    "accuracy": "accuracy",
-    "top5_accuracy": "top-5 accuracy",
-    "loss": "cross-entropy",
-    "prediction_agreement": "same prediction as clean",
-    "switches": "switches",
-    "switched_tokens": "tokens switched",
-    "jump_sum": "sum of the jumps",
-    "jump_largest": "largest jump",
-    "jump_mean": "jump of a switch",
-}
-
-
-_KAPPA = {"pooled": "κ", "position": "κ, position", "image": "κ, within image", "class": "κ, within class"}
 
 
 def side_by_side(result: "Result", *, title: str) -> list[Table]:
@@ -88,36 +62,6 @@ def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked:
     return [by_name.get(name, "") for name in checkpoints]
 
 
-def label(metric: str, null: str) -> str:
-    """Return how a metric is called on the screen."""
-    if metric.endswith("_chance"):
-        return "  by chance"
-    if metric.endswith("_kappa"):
-        return f"  {_KAPPA[null]}"
-    for depth in range(3, 100):
-        if metric == f"top{depth}_match":
-            return f"top-{depth} match"
-        if metric == f"top{depth}_set_match":
-            return f"top-{depth} match, any order"
-    if metric.startswith("switches_above_"):
-        return f"  with jumps > {metric.removeprefix('switches_above_')}"
-    return _NAMES.get(metric, metric.replace("_", " "))
-
-
-_SWEEP_COLUMNS = (
-    ("top1_match", "", "top-1"),
-    *(("top1_match_kappa", null, name) for null, name in _KAPPA.items()),
-    ("gate_highest", "", "highest gate"),
-    ("load_entropy", "", "load entropy"),
-)
-
-_ATTRIBUTION_COLUMNS = tuple(
-    (f"{value}_{share}", "", f"{name},\n{share}")
-    for value, name in (("class_probability", "class probability"), ("accuracy", "accuracy"))
-    for share in ("features", "switching", "interaction")
-)
-
-
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
     floor = _floor_table(result)
@@ -125,18 +69,17 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     patches = result.table[result.table["tokens"] == "patch"]
     tables = [
         _severity_table(
-            result, patches[patches["layer"] == layer], _SWEEP_COLUMNS, f"{title}: {layer}, patches"
+            result, patches[patches["layer"] == layer], SWEEP_ROUTING, f"{title}: {layer}, patches"
         )
         for layer in dict.fromkeys(patches["layer"])
     ]
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
-        columns = tuple((name, "", _NAMES[name]) for name in ("accuracy", "prediction_agreement", "loss"))
-        tables.append(_severity_table(result, output, columns, f"{title}: output"))
+        tables.append(_severity_table(result, output, SWEEP_OUTPUT, f"{title}: output"))
     if (output["metric"] == "class_probability_switching").any():
         heading = f"{title}: what changes the output, features (pixels) or switching (experts)?"
-        tables.append(_severity_table(result, output, _ATTRIBUTION_COLUMNS, heading))
+        tables.append(_severity_table(result, output, ATTRIBUTION, heading))
     return [*tables, *floor]
 
 

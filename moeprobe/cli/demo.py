@@ -72,8 +72,8 @@ def closing_table(found: "DemoResult") -> "Table":
     """Return the one table that says what came out: last MoE layer, patches."""
     from rich.table import Table
 
-    from moeprobe.cli._screen import interval
     from moeprobe.demo import BASELINE, NOISE, PRC
+    from moeprobe.wording import interval
 
     table = Table(title="How steady is the routing? Last MoE layer, test images", title_justify="left")
     table.add_column("")

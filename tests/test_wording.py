@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from moeprobe.cli._screen import interval, number
+from moeprobe.wording import interval, number
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""The report: finished runs → one page that can be sent, and the same as Markdown.
+
+``report.html`` needs nothing but itself. ``report.md`` shows the pictures and links the tables in ``report-files/``
+beside it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.files import whole, write_text
+from moeprobe.report import render, summary
+from moeprobe.report.reading import Run, read_runs
+
+__all__ = ["Document", "report"]
+
+_HTML, _MARKDOWN = "report.html", "report.md"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    Attributes:
+        html: the page.
+        markdown: the same as Markdown.
+        runs: what it reports, in order.
+        headlines: the headline numbers, a row per value and per difference (those with a ``reference``); empty where
+            no run has one. Columns as in ``table.csv``.
+        files: what was written; empty where no folder was named.
+    """
+
+    html: str
+    markdown: str
+    runs: list[Run]
+    headlines: pd.DataFrame
+    files: list[Path]
+
+
+def report(runs: Sequence[str | Path], *, out: str | Path | None = None, overwrite: bool = False) -> Document:
+    """Put finished runs together in one report.
+
+    Args:
+        runs: output folders, in the order in which they are told.
+        out: folder for ``report.html``, ``report.md`` and ``report-files/``; None = nothing is written.
+        overwrite: replace a report that is there; other files of the folder are left alone.
+
+    Raises:
+        UserError: a folder is no finished run or is given twice; ``out`` lies in a run or holds a report already.
+    """
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        _check(folder, [Path(run) for run in runs], overwrite=overwrite)
+    read = read_runs(runs)
+    parts = render.sections(read)
+    html, markdown = render.html(parts), render.markdown_text(parts)
+    files = [] if folder is None else _write(folder, html, markdown, parts)
+    return Document(html, markdown, read, summary.headline_rows(read), files)
+
+
+def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder for --out.")
+    for run in runs:
+        if folder.resolve().is_relative_to(run.resolve()):
+            raise UserError(
+                f"{folder} lies in the run {run}, which would no longer be what it was; choose another --out."
+            )
+    held = [name for name in (_HTML, _MARKDOWN, render.FILES) if (folder / name).exists()]
+    if held and not overwrite:
+        raise UserError(
+            f"{folder / held[0]} is there already; add --overwrite to replace it, or choose another --out."
+        )
+
+
+def _write(folder: Path, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
+    """Write what report.md refers to, then report.md, then the page."""
+    beside = folder / render.FILES
+    if beside.exists():
+        try:
+            shutil.rmtree(beside)
+        except OSError as error:
+            raise UserError(f"Cannot replace {beside}: {error.strerror or error}.") from error
+    for part in parts:
+        for name, content in part.files().items():
+            with whole(folder / name) as temporary:
+                temporary.write_bytes(content)
+    write_text(folder / _MARKDOWN, markdown)
+    write_text(folder / _HTML, html)
+    # The page first: it is what is opened and sent.
+    return [folder / _HTML, folder / _MARKDOWN, *sorted(beside.rglob("*.*"))]

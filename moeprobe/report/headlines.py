@@ -1,0 +1,108 @@
+"""Which numbers of a run are read first, and where they stand in its tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.report.reading import Run
+
+Row = dict[str, Any]
+Which = tuple[str, str]  # metric, null
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number of the last MoE layer, or of the output.
+
+    Attributes:
+        noun: what it is called in the middle of a sentence.
+        which: metric and null.
+        at: which severity is meant where a run has several.
+        beside: numbers without which it is not understood: noun -> metric and null.
+    """
+
+    noun: str
+    which: Which
+    at: str = "only"
+    beside: tuple[tuple[str, Which], ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A headline of a run in one layer.
+
+    Attributes:
+        layer: empty for the output.
+        severity: None where the run has none.
+        rows: for each metric and null a row per checkpoint whose last layer this is.
+        differences: for each metric and null a row per pair of them.
+    """
+
+    headline: Headline
+    layer: str
+    severity: float | None
+    rows: dict[Which, list[Row]]
+    differences: dict[Which, list[Row]]
+
+
+_MATCH = (("raw", ("top1_match", "")), ("by chance", ("top1_match_chance", "pooled")))
+_KAPPA: Which = ("top1_match_kappa", "pooled")
+_OF_KIND: dict[str, tuple[Headline, ...]] = {
+    "match-ratio": (Headline("κ", _KAPPA, beside=_MATCH),),
+    "confidence": (
+        Headline("highest gate", ("gate_highest", "")),
+        Headline("load entropy", ("load_entropy", "")),
+    ),
+    "sweep": (
+        Headline("κ", _KAPPA, at="strongest", beside=_MATCH),
+        Headline("accuracy", ("accuracy", ""), at="weakest"),
+        Headline("accuracy", ("accuracy", ""), at="strongest"),
+    ),
+    "eval": (Headline("accuracy", ("accuracy", "")),),
+}
+
+
+def find(run: Run) -> list[Found]:
+    """Return the headlines of a run, in their order; one per layer where the last layers of checkpoints differ."""
+    if run.table is None:
+        return []
+    found = []
+    for headline in _OF_KIND.get(run.kind, ()):
+        here = _select(run.table, headline.which)
+        severity = _severity(here, headline.at)
+        last = here.groupby("checkpoint", sort=False)["layer"].last()
+        for layer in dict.fromkeys(last):
+            names = set(last.index[last == layer])
+            every = [headline.which, *(which for _, which in headline.beside)]
+            rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
+            differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
+            found.append(Found(headline, layer, severity, rows, differences))
+    return found
+
+
+def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
+    return table[(table["metric"] == which[0]) & (table["null"] == which[1]) & (table["tokens"] != "prefix")]
+
+
+def _severity(table: pd.DataFrame, at: str) -> float | None:
+    """Return the severity that is meant; None where the run has none."""
+    steps = table["severity"].dropna()
+    if steps.empty:
+        return None
+    return float(steps.min() if at == "weakest" else steps.max())
+
+
+def _rows(
+    table: pd.DataFrame | None, which: Which, layer: str, severity: float | None, names: set[str]
+) -> list[Row]:
+    """Return the rows of these checkpoints; of a comparison those between them."""
+    if table is None:
+        return []
+    here = _select(table, which)
+    here = here[here["layer"] == layer]
+    if severity is not None:
+        here = here[here["severity"] == severity]
+    rows: Sequence[Row] = here.to_dict("records")
+    return [row for row in rows if {row["checkpoint"], row.get("reference", row["checkpoint"])} <= names]

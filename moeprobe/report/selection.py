@@ -1,0 +1,218 @@
+"""The short tables of a run: what is read first, as on the screen. Every line stands in the run's CSVs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.report.cells import Cell, Table, counts, severity, value
+from moeprobe.report.reading import Run
+from moeprobe.wording import SWEEP_OUTPUT, SWEEP_ROUTING, full_label, number
+
+_KEYS = ("layer", "tokens", "metric", "null", "severity")
+_DETAILS = ("expert", "expert_b", "class")
+Row = dict[str, Any]
+
+
+def short_tables(run: Run) -> list[Table]:
+    """Return the short tables of a run; none where it has no values."""
+    table, comparison = overall(run.table), overall(run.comparison)
+    tables: list[Table] = []
+    if table is not None:
+        tables += (
+            _along_severity(table, comparison) if run.kind == "sweep" else _side_by_side(table, comparison)
+        )
+    if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
+        tables.append(_differences(comparison, total=len(run.comparison)))
+    if "patches.csv" in run.csvs:
+        tables += _changed_patches(run.csvs["patches.csv"])
+    return tables
+
+
+def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
+    """Return the rows about no single expert or class, without the chance levels but the pooled; None for no rows."""
+    if table is None:
+        return None
+    keep = ~(table["metric"].str.endswith("_chance") & (table["null"] != "pooled"))
+    for column in _DETAILS:
+        if column in table:
+            keep &= table[column] == ""
+    return table[keep] if keep.any() else None
+
+
+def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
+    """Return the pairs (checkpoint, reference) that were compared."""
+    if comparison is None:
+        return []
+    return list(dict.fromkeys(zip(comparison["checkpoint"], comparison["reference"], strict=True)))
+
+
+def _side_by_side(table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return the table of the patches and the output, and apart from it that of the prefix tokens."""
+    prefix = table["tokens"] == "prefix"
+    tables = []
+    if not prefix.all():
+        tables.append(_lines(table[~prefix], comparison, caption="What was measured"))
+    if prefix.any():
+        tables.append(
+            _lines(table[prefix], comparison, caption="The same for the prefix (CLS) token", folded=True)
+        )
+    return tables
+
+
+def _lines(
+    table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption: str, folded: bool = False
+) -> Table:
+    """Return a line per layer and metric, a column per checkpoint, and the differences."""
+    checkpoints, pairs = list(dict.fromkeys(table["checkpoint"])), by_pair(comparison)
+    with_layers, with_severity = bool((table["layer"] != "").any()), bool(table["severity"].notna().any())
+    lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in table.to_dict("records"):
+        lines.setdefault(_key(row), {})[row["checkpoint"]] = row
+    for row in [] if comparison is None else comparison.to_dict("records"):
+        lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row
+    rows = []
+    for (layer, tokens, metric, null, at), found in lines.items():
+        cells = [Cell(layer), Cell(tokens)] if with_layers else []
+        cells += [severity(at)] if with_severity else []
+        cells += [Cell(full_label(metric, null))]
+        cells += [value(found.get(name)) for name in checkpoints]
+        cells += [value(found.get(pair), signed=True) for pair in pairs]
+        there = [found[name] for name in checkpoints if name in found]
+        rows.append([*cells, *(counts(row[what] for row in there) for what in ("images", "trials"))])
+    columns = (["layer", "tokens"] if with_layers else []) + (["severity"] if with_severity else [])
+    columns += ["metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
+    return Table(caption, [*columns, "images", "trials"], rows, folded=folded)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    """Return what lines of two checkpoints share; a severity that there is not is None, since NaN is not itself."""
+    return tuple(None if row[name] != row[name] else row[name] for name in _KEYS)
+
+
+def _along_severity(table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return a table per layer and one of the output: a line per checkpoint and severity."""
+    parts = [
+        (f"{layer}, patches", (layer, "patch"), SWEEP_ROUTING)
+        for layer in dict.fromkeys(table["layer"])
+        if layer
+    ]
+    parts.append(("Output of the model", ("", ""), SWEEP_OUTPUT))
+    return [
+        found
+        for caption, place, columns in parts
+        if (found := _severity_table(table, comparison, caption, place, columns)) is not None
+    ]
+
+
+def _severity_table(
+    table: pd.DataFrame,
+    comparison: pd.DataFrame | None,
+    caption: str,
+    place: tuple[str, str],
+    columns: Sequence[tuple[str, str, str]],
+) -> Table | None:
+    wanted = [column[:2] for column in columns]
+    lines: dict[tuple[str, float], dict[tuple[str, str], Row]] = {}
+    rows_of: dict[tuple[str, str], list[Row]] = {}
+    for part in (table, comparison):
+        for row in [] if part is None else part.to_dict("records"):
+            which = (row["metric"], row["null"])
+            if (row["layer"], row["tokens"]) != place or which not in wanted:
+                continue
+            name = row["checkpoint"]
+            if part is comparison:
+                name = f"{name} − {row['reference']}"
+            else:
+                rows_of.setdefault(which, []).append(row)
+            lines.setdefault((name, row["severity"]), {})[which] = row | {"signed": part is comparison}
+    columns = [column for column in columns if column[:2] in rows_of]
+    if not columns:
+        return None
+    rows = [
+        [Cell(name), severity(at)]
+        + [
+            value(found.get(column[:2]), signed=any(row["signed"] for row in found.values()))
+            for column in columns
+        ]
+        for (name, at), found in lines.items()
+    ]
+    resting: dict[str, list[str]] = {}
+    for metric, null, heading in columns:
+        images, trials = (
+            counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
+        )
+        resting.setdefault(f"{images} images, {trials} trials", []).append(heading)
+    rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
+    note = f"What the values rest on: {rests}."
+    return Table(caption, ["checkpoint", "severity", *(heading for _, _, heading in columns)], rows, note)
+
+
+# What of a comparison is read first; where there are severities, of each layer only what is marked.
+_FIRST = {
+    ("top1_match_kappa", "pooled"): True,
+    ("top1_match", ""): False,
+    ("gate_highest", ""): False,
+    ("load_entropy", ""): False,
+    ("accuracy", ""): True,
+    ("prediction_agreement", ""): True,
+    ("loss", ""): False,
+}
+
+
+def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
+    """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
+    rows = [row for row in comparison.to_dict("records") if row["tokens"] != "prefix"]
+    few = not comparison["severity"].notna().any()
+    first = [which for which, always in _FIRST.items() if few or always]
+    chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows
+    columns = ["metric", "compared", "layer", "severity", "difference"]
+    judged = "verdict" in comparison
+    lines = []
+    for row in chosen:
+        cells = [
+            Cell(full_label(row["metric"], row["null"])),
+            Cell(f"{row['checkpoint']} − {row['reference']}"),
+            Cell(row["layer"] or "output"),
+            severity(row["severity"]),
+            value(row, signed=True),
+        ]
+        cells += [_simultaneous(row), Cell(row["verdict"])] if judged else []
+        lines.append([*cells, counts([row["images"]]), counts([row["trials"]])])
+    if judged:
+        columns += ["simultaneous interval", "verdict"]
+    note = f"{len(lines):,} of {total:,} differences; all of them are in comparison.csv."
+    if judged:
+        note += " A verdict goes by the simultaneous interval, which holds for all layers and severities of a metric."
+    return Table("Differences", [*columns, "images", "trials"], lines, note)
+
+
+def _simultaneous(row: Row) -> Cell:
+    low, high = row.get("sim_low", math.nan), row.get("sim_high", math.nan)
+    if low != low or high != high:
+        return Cell("–")
+    return Cell(f"[{number(low, signed=True)}, {number(high, signed=True)}]", key=float(low))
+
+
+def _changed_patches(patches: pd.DataFrame) -> list[Table]:
+    """Return how many patches of each image changed their first expert."""
+    keys = [name for name in ("layer", "checkpoint", "image_id", "severity") if name in patches]
+    if not {"layer", "checkpoint", "image_id", "changed", "compared"} <= set(patches.columns):
+        return []
+    rows = []
+    for key, part in patches.groupby(keys, sort=False):
+        cells = [Cell(text) for text in key[:3]]
+        cells += [severity(float(key[3]))] if len(key) > 3 else []
+        rows.append(
+            [
+                *cells,
+                counts([(part["changed"] == "True").sum()]),
+                counts([(part["compared"] == "True").sum()]),
+            ]
+        )
+    columns = ["image" if name == "image_id" else name for name in keys]
+    note = (
+        "Single images, to be looked at: no interval belongs to them, and no conclusion about a checkpoint."
+    )
+    return [Table("Patches that changed their first expert", [*columns, "changed", "of"], rows, note)]

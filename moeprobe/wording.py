@@ -1,0 +1,106 @@
+"""What metrics and values are called wherever people read them, on the screen and in reports; what is read first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+METRICS: dict[str, str] = {
+    "top1_match": "top-1 match",
+    "top2_match": "top-2 match",
+    "top2_set_match": "top-2 match, any order",
+    "s_diagonal": "mean S_ii",
+    "s_offdiagonal": "mean S_ij, i ≠ j",
+    "prc_diagonal": "PRC loss: mean (1 − S_ii)²",
+    "prc_offdiagonal": "PRC loss: mean S_ij², i ≠ j",
+    "gate_highest": "highest gate",
+    "gate_second": "second gate",
+    "gate_rest": "sum of the rest",
+    "gate_margin": "first − second",
+    "load_entropy": "load entropy (1 = even)",
+    "accuracy": "accuracy",
+    "top5_accuracy": "top-5 accuracy",
+    "loss": "cross-entropy",
+    "prediction_agreement": "same prediction as clean",
+    "switches": "switches",
+    "switched_tokens": "tokens switched",
+    "jump_sum": "sum of the jumps",
+    "jump_largest": "largest jump",
+    "jump_mean": "jump of a switch",
+}
+KAPPA: dict[str, str] = {
+    "pooled": "κ",
+    "position": "κ, position",
+    "image": "κ, within image",
+    "class": "κ, within class",
+}
+# The columns of tables along a severity: (metric, null, heading).
+SWEEP_ROUTING = (
+    ("top1_match", "", "top-1"),
+    *(("top1_match_kappa", null, name) for null, name in KAPPA.items()),
+    ("gate_highest", "", "highest gate"),
+    ("load_entropy", "", "load entropy"),
+)
+SWEEP_OUTPUT = tuple((name, "", METRICS[name]) for name in ("accuracy", "prediction_agreement", "loss"))
+ATTRIBUTION = tuple(
+    (f"{value}_{share}", "", f"{name},\n{share}")
+    for value, name in (("class_probability", "class probability"), ("accuracy", "accuracy"))
+    for share in ("features", "switching", "interaction")
+)
+
+
+def label(metric: str, null: str) -> str:
+    """Return how a metric is called where it stands below the match that it belongs to."""
+    if metric.endswith("_chance"):
+        return "  by chance"
+    if metric.endswith("_kappa"):
+        return f"  {KAPPA.get(null, f'κ, {null}')}"
+    for depth in range(3, 100):
+        if metric == f"top{depth}_match":
+            return f"top-{depth} match"
+        if metric == f"top{depth}_set_match":
+            return f"top-{depth} match, any order"
+    if metric.startswith("switches_above_"):
+        return f"  with jumps > {metric.removeprefix('switches_above_')}"
+    return METRICS.get(metric, metric.replace("_", " "))
+
+
+def full_label(metric: str, null: str) -> str:
+    """Return how a metric is called where it stands alone, e.g. ``κ of top-1 match, within image``."""
+    if metric.endswith("_chance"):
+        of = "" if null == "pooled" else f", {null}"
+        return f"chance of {label(metric.removesuffix('_chance'), '')}{of}"
+    if metric.endswith("_kappa"):
+        of = KAPPA.get(null, f"κ, {null}").removeprefix("κ")
+        return f"κ of {label(metric.removesuffix('_kappa'), '')}{of}"
+    return label(metric, null)
+
+
+def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
+    """Return a value with three decimals; a dash where there is none."""
+    if value != value:
+        return "–"
+    value = round(value, decimals) + 0.0  # no minus before a zero
+    return f"{value:{'+' if signed else ''}.{decimals}f}"
+
+
+def decimals_of(row: Mapping[str, Any]) -> int:
+    """Return how many decimals a table's row is shown with: two more where all of it is small."""
+    ends = [abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]]
+    return 5 if 0 < max(ends, default=0) < 0.01 else 3
+
+
+def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
+    """Return ``[low, high]`` of a table's row; its flag in brackets where there is no interval."""
+    if row["ci_low"] == row["ci_low"]:
+        ends = [number(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
+        return f"[{', '.join(ends)}]"
+    return f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
+
+
+def interval(row: Mapping[str, Any], *, signed: bool = False, stacked: bool = False) -> str:
+    """Return ``value [low, high]`` of a table's row, with its flag where there is no interval.
+
+    ``stacked`` puts the interval on a line of its own, for narrow windows.
+    """
+    text = number(row["value"], signed=signed, decimals=decimals_of(row))
+    ends = between(row, signed=signed)
+    return f"{text}{chr(10) if stacked and ends.startswith('[') else ' '}{ends}".rstrip()
