@@ -32,7 +32,7 @@ fix: setup ## Mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-reports: setup ## Regenerate the committed reports (three training seeds; about half an hour on two cores)
+reports: setup ## Regenerate the committed reports from the committed checkpoints (some minutes on two cores)
 	$(BIN)/python reports/regenerate.py
 
 clean: ## Remove the environment, caches and the demo's outputs
