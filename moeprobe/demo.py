@@ -40,7 +40,7 @@ def run(
     report: Callable[[str], Callable[[Report], None]] = lambda _: lambda _: None,
     watcher: Watcher | None = None,
 ) -> DemoResult:
-    """Train both models (same views, steps and budget; only the objective differs) and run the four analyses.
+    """Train both models (same views, steps and budget; only the objective differs), run the four analyses, report.
 
     Earlier results of the demonstration are replaced.
 
@@ -75,4 +75,6 @@ def run(
     noise = api.noise_sweep(models, options=options("noise-sweep"), watcher=watcher)
     api.overlay(models, severity=NOISE, options=options("overlay"))
     evaluation = api.evaluate(models, options=options("eval"), watcher=watcher)
+    runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
+    api.report([reports / run for run in runs], out=reports / "report")
     return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

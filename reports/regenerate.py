@@ -96,12 +96,9 @@ def regenerate(data: str) -> None:
     paper = pd.read_csv(REPORTS / "paper.csv", dtype={"table": str})
     (staging / "tables.md").write_text(paper_tables(table, paper, data=data), encoding="utf-8")
     # Large, and made again by anyone in minutes: what is kept is what is read.
-    for path in [
-        *staging.rglob("images.parquet"),
-        *staging.rglob("*.svg"),
-        *staging.glob("animation/figures/*-0*.png"),
-    ]:
-        path.unlink()
+    for pattern in ("images.parquet", "*.svg", "overlay-*-0??.png"):
+        for path in staging.rglob(pattern):
+            path.unlink()
     shutil.rmtree(REPORTS / data, ignore_errors=True)
     staging.rename(REPORTS / data)
     print("\n".join([*demo_lines(table), "", *seed_lines(table)]))
@@ -113,7 +110,7 @@ def load(data: str, model: str, top_k: int, seed: int) -> api.Checkpoint:
 
 
 def probe_first(pair: list[api.Checkpoint], folder: Path) -> None:
-    """Make every table and figure for the first training seed, and one page of them all."""
+    """Make every table and figure for the first training seed."""
     data = pair[0].provenance["training"]["data"]
 
     def into(name: str, **more: object) -> api.Options:
@@ -130,18 +127,6 @@ def probe_first(pair: list[api.Checkpoint], folder: Path) -> None:
     api.correspond(pair[1].provenance["path"], data=data, count=2, options=into("correspond"))
     api.evaluate(pair, data=data, options=into("eval"))
     api.compare([folder / "noise-sweep"], options=into("compare"))
-    names = (
-        "compare",
-        "match-ratio",
-        "match-ratio-prc-crops",
-        "s-matrix",
-        "confidence",
-        "noise-sweep",
-        "discontinuity",
-    )
-    api.report([folder / name for name in (*names, "animation", "correspond", "eval")], out=folder / "report")
-    shutil.rmtree(folder / "report" / "report-files")
-    (folder / "report" / "report.md").unlink()
 
 
 def seed_rows(pair: list[api.Checkpoint], top_k: int, seed: int) -> list[dict[str, object]]:

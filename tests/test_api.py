@@ -98,8 +98,10 @@ def test_demo_writes_everything(tmp_path: Path) -> None:
         device="cpu",
     )
     folders = {path.name for path in found.reports.iterdir()}
-    assert folders == {"match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval"}
-    assert all((found.reports / folder / "table.json").exists() for folder in folders)
+    runs = {"match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval"}
+    assert folders == {*runs, "report"}
+    assert all((found.reports / folder / "table.json").exists() for folder in runs)
+    assert (found.reports / "report" / "report.html").exists()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"demo-baseline", "demo-prc"}
     from moeprobe.cli.demo import closing_table
 

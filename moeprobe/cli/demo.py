@@ -62,6 +62,7 @@ def demo(
     screen.print(
         "360 test images, unseen in training; [low, high]: 95 % bootstrap over images, differences paired.\n"
         f"Reports: {found.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
+        f"All on one page: {found.reports}/report/report.html\n"
         f"Checkpoints: {checkpoints}/demo-baseline/, {checkpoints}/demo-prc/",
         soft_wrap=True,
         markup=False,
