@@ -19,8 +19,9 @@ from moeprobe.tables import write_csv
 
 SEEDS, TOP_KS = (0, 1, 2), (2, 1)
 MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
-REPORTS = Path(__file__).parent
-# Relative, since the sidecars remember where the checkpoints lay: run this in the root of the checkout.
+
+# Relative, since the sidecars remember where things lay: run this in the root of the checkout.
+REPORTS = Path("reports")
 CHECKPOINTS = Path("checkpoints/reference")
 JUMP_IMAGES = 100
 

@@ -71,7 +71,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
         if column == 0:
-            name = _parts.wrapped(item.checkpoint, inches, size=9)
+            name = _parts.wrapped(item.checkpoint, 1.3 * inches, size=9)
             panel.set_ylabel(name, fontsize=9, color=colours[item.checkpoint])
     figure.suptitle(_parts.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     numbers = _NUMBERS if axes[0, 0].texts else ""
