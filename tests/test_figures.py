@@ -32,7 +32,7 @@ def table(severities: list[float | None]) -> pd.DataFrame:
                         {
                             "checkpoint": checkpoint, "dataset": "digits", "split": "test", "layer": layer,
                             "view": "noise", "severity": severity, "tokens": "patch", "metric": metric, "null": null,
-                            "value": value, "ci_low": value - 0.02, "ci_high": value + 0.02, "images": 30,
+                            "value": value, "ci_low": value - 0.02, "ci_high": value + 0.02, "images": 30, "flag": "",
                         }
                     )  # fmt: skip
     return frame(rows)
@@ -66,3 +66,18 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
         assert len({axes.get_ylim() for axes in figure.axes[row * columns : (row + 1) * columns]}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize(("kind", "severities"), [("sweep", [0.0, 0.1]), ("match", [None])])
+def test_a_collapsed_router_is_called_collapsed(kind: str, severities: list[float | None]) -> None:
+    found = table(severities)
+    gone = (found["checkpoint"] == "low") & found["metric"].str.endswith("_kappa")
+    found.loc[gone, ["value", "ci_low", "ci_high"]] = np.nan
+    found.loc[gone, "flag"] = "collapsed"
+    drawn = {
+        "sweep": lambda: sweep.draw(found, unit="σ")["routing"],
+        "match": lambda: match_ratio.draw(found)["match-ratio"],
+    }[kind]()
+    words = [text.get_text() for axes in drawn.axes for text in axes.texts]
+    # Two layers, and each severity of a sweep.
+    assert words.count("collapsed") == 2 * len(severities)

@@ -38,6 +38,16 @@ def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label:
     axes.errorbar(
         x, value, yerr=errors, fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.5, label=label
     )
+    name_collapsed(axes, x, rows, colour=colour)
+
+
+def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str) -> None:
+    """Write "collapsed" where a kappa does not exist for that: nothing there would look like nothing measured."""
+    for place in x[(rows["flag"] == "collapsed").to_numpy(bool)]:
+        axes.text(
+            place, 0.03, "collapsed", color=colour, rotation=90, fontsize=8, ha="center", va="bottom",
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
 
 
 def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None = "bars") -> Figure:

@@ -29,7 +29,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
             _parts.points(kappa, x, _parts.by_metric(pooled, [f"{name}_kappa" for name in names]), **style)
         # One entry for the kind of mark: its colour says whose it is.
         raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
-        raw.set(title=layer, ylim=(0, 1), ylabel="share of patches" if column == 0 else "")
+        raw.set(title=layer, ylim=(0, 1.03), ylabel="share of patches" if column == 0 else "")
         kappa.set(ylabel="κ (beyond chance, pooled)" if column == 0 else "")
         kappa.axhline(0, color="#808080", linewidth=0.8)
         for row in (raw, kappa):

@@ -90,6 +90,7 @@ def _curve(axes: Axes, rows: pd.DataFrame, colour: str, style: str, *, label: st
     axes.plot(x, value, style, color=colour, markersize=4, linewidth=1.5, label=label)
     low, high = (rows[end].to_numpy(float) for end in ("ci_low", "ci_high"))
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    _parts.name_collapsed(axes, x, rows, colour=colour)
 
 
 def _shares(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
