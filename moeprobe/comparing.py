@@ -144,7 +144,7 @@ def _request(measured: Measured, margin: float) -> dict[str, Any]:
 
 
 def _analyses(measured: Measured) -> Analyses:
-    return make_analyses(measured.request["analyses"], class_null=measured.request["class_null"])
+    return make_analyses(measured.request["analyses"], class_null=measured.request.get("class_null", False))
 
 
 def _aligned(measured: Measured) -> bool:

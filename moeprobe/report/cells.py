@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.wording import between, number
+from moeprobe.wording import between, decimals_of, number
 
 # A browser can show more, a reader cannot; the file that is embedded beside holds all.
 MAX_ROWS = 2000
@@ -52,7 +52,9 @@ def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
     if row is None:
         return Cell("")
     key = None if row["value"] != row["value"] else float(row["value"])
-    return Cell(number(row["value"], signed=signed), between(row, signed=signed), key)
+    return Cell(
+        number(row["value"], signed=signed, decimals=decimals_of(row)), between(row, signed=signed), key
+    )
 
 
 def severity(at: float | None) -> Cell:
