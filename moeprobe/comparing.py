@@ -195,7 +195,9 @@ def _check_metric(metric: str, measured: Measured) -> None:
 
 
 def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
-    """Return the rows of the metric that are worse, or where the checkpoint alone has collapsed.
+    """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
+
+    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may.
 
     Raises:
         UserError: the metric was compared nowhere, so that nothing can be vouched for.
@@ -205,4 +207,7 @@ def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
         raise UserError(
             f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse."
         )
-    return rows[(rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")]
+    unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
+    unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
+    failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
+    return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

@@ -108,7 +108,7 @@ def compare(
         analyses: what the sums are of.
         about: what all rows share.
         wanted: (checkpoint, reference).
-        margin: differences inside ± margin count as none.
+        margin: differences inside ± margin count as none, of shares (``verdicts.has_margin``).
         progress: called with the number of rows of sums done since the last call.
 
     Raises:
@@ -190,6 +190,7 @@ def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
 
 def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
+    margin = margin if verdicts.has_margin(item.name[0]) else np.nan
     word = verdicts.verdict(item.difference, judged, margin=margin)
     nothing = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
     return row(about, checkpoint, item.cell, item.name, item.difference.replicates) | {

@@ -15,7 +15,7 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.files import write_json
 from moeprobe.geometry import PatchGrid
-from moeprobe.loading import Options, find_image, open_data, open_view
+from moeprobe.loading import Options, find_image, open_data, open_view, refuse_repeats
 from moeprobe.probes import Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -85,6 +85,7 @@ def correspond(
     watcher = watcher or Watcher()
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
+    refuse_repeats([*images, *files])
     taken = _input(model, image_size, patch_size)
     dataset: ImageDataset = Files(files) if files else open_data(data, split=options.split)
     question = _question(dataset, view, severity, seed=options.seed)

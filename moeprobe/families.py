@@ -35,6 +35,7 @@ class Difference:
     def identical(self) -> bool:
         """Whether the two are the same in every image: no difference, with no error, under no resample."""
         values = self.replicates.values
+        values = values[~np.isnan(values)]
         return (
             self.replicates.point == 0 and self.standard_error == 0 and len(values) > 0 and not values.any()
         )
@@ -104,7 +105,7 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
             factor = critical * tails / stats.norm.isf((1 - CONFIDENCE) / 2)
             reach = factor * member.standard_error
             detectable = (factor + stats.norm.ppf(POWER)) * member.standard_error
-        elif not member.replicates.interval().flag and np.ptp(values) < _ROUNDING:
+        elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
             reach = 0.0
         p, p_holm = (1.0, 1.0) if member.identical else tested
         found.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))

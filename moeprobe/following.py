@@ -13,9 +13,9 @@ import pyarrow as pa
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.data._files import Files
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Example, ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, find_image, load_models, open_data, open_view
+from moeprobe.loading import Model, Options, find_image, load_models, open_data, open_view, refuse_repeats
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
 from moeprobe.routing import Replayable
@@ -73,7 +73,6 @@ def discontinuity(
     loaded, question, data = _ask(
         models, data=data, view=view, steps=steps, until=until, images=images, files=files, options=options
     )
-    shown = dataclasses.replace(question, indices=question.indices[:count])
     request = make_request(KIND, data, question, options, loaded)
     request |= {
         "images": [str(name) for name in (files or images)],
@@ -92,9 +91,11 @@ def discontinuity(
         watcher=watcher,
         run=_run,
     )
-    followed = [paths.follow(shown, model, index) for model in loaded for index in shown.indices]
     if folder is not None:
         folder.write(result)
+    examples = _readable(question, count)
+    followed = [paths.follow(question, model, example) for model in loaded for example in examples]
+    if folder is not None:
         write_csv(folder.path / "paths.csv", path_table(followed))
         write_csv(folder.path / "switches.csv", switch_table(followed, loaded, layers=options.layers))
         _draw(result, followed, loaded, folder.path / "figures")
@@ -137,6 +138,7 @@ def _ask(
     options: Options,
 ) -> tuple[list[Checkpoint], Probe, str]:
     """Return the checkpoints, what is asked of them, and what the tables call the data."""
+    refuse_repeats([*images, *files])
     if steps < MIN_STEPS:
         raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
     loaded = load_models(models, options)
@@ -148,6 +150,20 @@ def _ask(
     dataset: ImageDataset = Files(files) if files else question.dataset
     chosen = range(len(files)) if files else [find_image(dataset, name, data=data) for name in images]
     return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen), "files" if files else data
+
+
+def _readable(question: Probe, count: int) -> list[Example]:
+    """Return the first ``count`` images, but for those that cannot be read and are to be skipped."""
+    found: list[Example] = []
+    for index in question.indices:
+        if len(found) == count:
+            break
+        try:
+            found.append(question.dataset.example(index))
+        except UserError:
+            if not question.skip_bad_images:
+                raise
+    return found
 
 
 def _check(models: Sequence[Checkpoint]) -> None:

@@ -13,7 +13,7 @@ from moeprobe import probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models
-from moeprobe.probes import CLEAN
+from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
 from moeprobe.watching import Watcher
 
@@ -34,6 +34,8 @@ _OF_THE_PROBE = {
     "trained_capacity": "--capacity",
     "group_images": "--group-images",
     "skip_bad_images": "--skip-bad-images",
+    "masks": "--masks",
+    "class_null": "--class-null",
 }
 # The run of a comparison of checkpoints, inside its output folder.
 _PROBE = "probe"
@@ -79,8 +81,8 @@ class ToProbe:
     data: str
     view: str
     severities: Sequence[float] | None
-    loaded: Sequence[sweeps.Checkpoint]
-    question: sweeps.Probe
+    loaded: Sequence[Checkpoint]
+    question: Probe
     options: Options
 
     def asked(self) -> Measured:
@@ -163,10 +165,10 @@ def are_runs(given: Sequence[Model]) -> bool:
     Raises:
         UserError: some are and some are not.
     """
-    runs = [not isinstance(item, sweeps.Checkpoint) and sources.is_run(Path(item)) for item in given]
+    runs = [not isinstance(item, Checkpoint) and sources.is_run(Path(item)) for item in given]
     if any(runs) and not all(runs):
         run, other = given[runs.index(True)], given[runs.index(False)]
-        name = other.name if isinstance(other, sweeps.Checkpoint) else other
+        name = other.name if isinstance(other, Checkpoint) else other
         raise UserError(
             f"{run} is a finished run and {name} is not; give runs only, or checkpoints only "
             "(those of the run are named in its table.json)."

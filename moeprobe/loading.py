@@ -141,6 +141,13 @@ def open_data(name: str, *, split: str = "test") -> ImageDataset:
     return DATA.get(kind)(split=split, location=location or None)
 
 
+def refuse_repeats(images: Sequence[str | Path]) -> None:
+    """Raise ``UserError`` where an image is named twice."""
+    for name in images:
+        if list(images).count(name) > 1:
+            raise UserError(f"The image {str(name)!r} is named twice.")
+
+
 def find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
     """Return the number of the image called ``name`` in the data set called ``data``.
 

@@ -14,7 +14,7 @@ from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.files import write_json
-from moeprobe.loading import Model, Options, find_image, load_models
+from moeprobe.loading import Model, Options, find_image, load_models, refuse_repeats
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import make_probe, make_request
 from moeprobe.runs import OutputFolder, provenance
@@ -69,6 +69,7 @@ def overlay(
     """
     options = dataclasses.replace(options or Options(), **changes)
     watcher = watcher or Watcher()
+    refuse_repeats([*images, *files])
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
     if animate and severity is not None:
@@ -90,7 +91,7 @@ def overlay(
         chosen = question.indices[:count]  # type: ignore[assignment]
     growing = tuple(sorted(question.severities))
     question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
-    request = make_request("overlay", data, question, options, loaded)
+    request = make_request("overlay", "files" if files else data, question, options, loaded)
     request |= {"images": [dataset.image_ids[index] for index in chosen], "animate": animate}
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
     watcher.start("overlay", len(loaded) * len(chosen))

@@ -16,6 +16,7 @@ from torch import Tensor
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import PathAnalysis
 from moeprobe.analyses.discontinuity import Path
+from moeprobe.data.base import Example
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint, Probe, Progress
 from moeprobe.routing import LayerRouting, Replayable, RoutingTrace
@@ -53,12 +54,13 @@ def run_block(
     skipped: list[str] = []
     for index in block:
         try:
-            path = follow(probe, checkpoint, index)
+            example = probe.dataset.example(index)
         except UserError:
             if not probe.skip_bad_images:
                 raise
             skipped.append(probe.dataset.image_ids[index])
         else:
+            path = follow(probe, checkpoint, example)
             for analysis in probe.analyses:
                 assert isinstance(analysis, PathAnalysis)
                 columns = {name: column.numpy() for name, column in analysis.sums([path]).items()}
@@ -68,13 +70,8 @@ def run_block(
     return accumulator, skipped
 
 
-def follow(probe: Probe, checkpoint: Checkpoint, index: int) -> Path:
-    """Return the path of one image through the probe's severities.
-
-    Raises:
-        UserError: the image cannot be read.
-    """
-    example = probe.dataset.example(index)
+def follow(probe: Probe, checkpoint: Checkpoint, example: Example) -> Path:
+    """Return the path of one image through the probe's severities."""
     model = checkpoint.model
     assert isinstance(model, Replayable)
     subject = _Subject(

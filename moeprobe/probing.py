@@ -104,6 +104,9 @@ def measure(
     tables, skipped, rates = [], [], {}
     for model in models:
         watcher.start(f"{kind}: {model.name}", len(question.indices))
+        if kind == "eval":
+            # Its images per second are read: without what the first pass of all alone must do.
+            run(dataclasses.replace(question, indices=question.indices[:1], skip_bad_images=True), model)
         begun = time.perf_counter()
         parts = None if folder is None else folder.parts
         table, bad = run(question, model, parts=parts, progress=watcher.advance)
@@ -234,8 +237,9 @@ def make_probe(
     if attribute is not None:
         _check_attribution(kind, view, models, attribute)
         analyses += ("attribution",)
-    if options.class_null and "match" not in analyses:
-        raise UserError("--class-null is about matches: use it with match-ratio, sweep or noise-sweep.")
+    for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+        if given and "match" not in analyses:
+            raise UserError(f"{option} is about matches: use it with match-ratio, sweep or noise-sweep.")
     labelled = all(_same_classes(model, dataset) for model in models)
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
@@ -348,7 +352,11 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
         "match-ratio": match_figure.draw,
         "s-matrix": matrix_figure.draw,
         "confidence": confidence_figure.draw,
-        "sweep": partial(sweep_figure.draw, unit=result.sidecar["severity_unit"]),
+        "sweep": partial(
+            sweep_figure.draw,
+            unit=result.sidecar["severity_unit"],
+            gates=result.sidecar["request"]["replayed_gates"],
+        ),
     }
     if kind not in drawing:
         return []

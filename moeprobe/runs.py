@@ -66,9 +66,11 @@ class OutputFolder:
             if earlier is None:
                 raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
             finished = (path / _FINISHED).exists()
+            # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
+            begun = any(item.name != _REQUEST for item in path.iterdir())
             if overwrite:
                 _remove(path)
-            elif finished or earlier != request:
+            elif finished or (begun and earlier != request):
                 state = "holds a finished run" if finished else "holds an unfinished run of something else"
                 raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
         write_json(path / _REQUEST, request)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from moeprobe.accumulators import Cell
 from moeprobe.analyses.base import Analysis, Columns, LayerAnalysis, Metric
 from moeprobe.statistics import Bootstrap, Replicates
-from moeprobe.tables import cells, frame
+from moeprobe.tables import FLOORS, cells, frame
 
 Analyses = Sequence[Analysis]
 # (metric, null, expert, expert_b)
@@ -86,6 +86,8 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
     references = {item.cell.place(): item for item in measured if item.checkpoint == checkpoints[0]}
     rows: list[dict[str, Any]] = []
     for item in measured:
+        if item.cell.view in FLOORS:
+            continue  # arithmetic, not routing
         reference = references.get(item.cell.place())
         if item.checkpoint == checkpoints[0] or reference is None:
             continue

@@ -66,7 +66,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials or unstable",
     "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
-    "margin": "differences inside ± margin count as none",
+    "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
 CellColumns = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")

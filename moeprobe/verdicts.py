@@ -8,6 +8,7 @@ from moeprobe.families import Difference, Judged
 
 MARGIN = 0.02
 
+UNJUDGED = ("few images", "no trials", "unstable")
 _FLAGS = {
     "collapsed": "collapsed",
     "no_trials": "no trials",
@@ -31,6 +32,11 @@ def direction(metric: str) -> int:
     return int(more)
 
 
+def has_margin(metric: str) -> bool:
+    """Whether a margin in shares means anything for the metric: it is one, or a gate, or follows from such."""
+    return direction(metric) > 0 or metric.startswith(("gate_", "load_entropy")) or metric.endswith("_chance")
+
+
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
     """Return one word or two, from the simultaneous interval alone (``judged`` None: a side has collapsed).
 
@@ -38,7 +44,7 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
     * no trials, few images, unstable: there is no interval (as in the column ``flag``);
     * identical: the same in every image;
     * higher, lower: the interval excludes 0;
-    * no difference: it includes 0 and lies inside ± margin;
+    * no difference: it includes 0 and lies inside ± margin (NaN = the metric has none);
     * cannot tell: anything else.
     """
     flag = difference.replicates.interval().flag

@@ -105,7 +105,7 @@ def follow(model: Any, *, steps: int = 200, **changes: Any) -> OutputPath:
     asked = probe(
         "grey", Grey(), severities=tuple(np.linspace(0, 1, steps + 1)), analyses=(Discontinuity(),), **changes
     )
-    return paths.follow(asked, Checkpoint("a", model, Framing(4)), 0)
+    return paths.follow(asked, Checkpoint("a", model, Framing(4)), asked.dataset.example(0))
 
 
 def sigmoid(score: float) -> float:
@@ -160,7 +160,7 @@ def test_against_a_walk_in_small_steps() -> None:
         "noise", GaussianNoise(), severities=tuple(np.linspace(0, 0.4, 201)), analyses=(Discontinuity(),)
     )
     one = checkpoint()
-    path = paths.follow(asked, one, 3)
+    path = paths.follow(asked, one, asked.dataset.example(3))
     assert len(path.switch) > 5 and (np.diff(path.switch) > 0).all()
     fine = np.linspace(0, 0.4, 8001)
     image = asked.dataset.example(3)
@@ -212,7 +212,7 @@ def test_sums_and_metrics_by_hand() -> None:
         "switches": pytest.approx(4 / 3), "switched_tokens": pytest.approx((15 + 0 + 1) / 3),
         "jump_sum": pytest.approx(0.2205 / 3), "jump_largest": pytest.approx(0.2 / 3),
         "jump_mean": pytest.approx(0.2205 / 4),
-        "switches_above_0.0001": 1.0, "switches_above_0.001": pytest.approx(2 / 3),
+        "switches_above_0": 1.0, "switches_above_0.0001": 1.0, "switches_above_0.001": pytest.approx(2 / 3),
         "switches_above_0.003": pytest.approx(2 / 3), "switches_above_0.01": pytest.approx(2 / 3),
         "switches_above_0.03": pytest.approx(1 / 3), "switches_above_0.1": pytest.approx(1 / 3),
     }  # fmt: skip
@@ -302,6 +302,28 @@ def test_an_interrupted_walk_goes_on(
     assert run(*arguments, "--out", out).exit_code == 0
     assert len(calls) == 4, "three blocks, one of them begun twice"
     assert (out / "table.csv").read_bytes() == (tmp_path / "whole" / "run" / "table.csv").read_bytes()
+
+
+def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, tmp_path: Path) -> None:
+    for number in range(3):
+        Image.fromarray(np.full((32, 32, 3), 80 * number, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    out = tmp_path / "out"
+    arguments = (
+        "discontinuity",
+        trained["prc"],
+        "--data",
+        f"folder:{tmp_path}",
+        "--until",
+        0.1,
+        "--count",
+        4,
+    )
+    assert "bad.png" in refused(*arguments)
+    result = run(*arguments, "--skip-bad-images", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "1 unreadable image skipped: bad.png" in result.output
+    assert pd.read_csv(out / "paths.csv")["image_id"].nunique() == 3
 
 
 def test_bad_images_are_named_or_skipped() -> None:

@@ -68,6 +68,7 @@ def test_an_unfinished_run_of_the_same_is_gone_on_with(tmp_path: Path) -> None:
 def test_other_runs_need_overwrite(tmp_path: Path) -> None:
     OutputFolder(tmp_path, REQUEST)
     other = REQUEST | {"limit": 5}
+    (tmp_path / "parts").mkdir()
     with pytest.raises(UserError, match=r"unfinished run of something else.*--overwrite"):
         OutputFolder(tmp_path, other)
     OutputFolder(tmp_path, REQUEST).finish(result(comparison=True))

@@ -15,8 +15,8 @@ from torch import Tensor
 from moeprobe.analyses.base import Columns, Metric, PathAnalysis
 from moeprobe.statistics import Ratio
 
-# Jumps in probability above which switches are counted.
-THRESHOLDS = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)
+# Jumps in probability above which switches are counted; those at 0 could not reach the output at all.
+THRESHOLDS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.regions import REGIONS
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Chance, Kappa, Ratio, chance_within_image
+from moeprobe.statistics import Chance, Kappa, Ratio, Statistic, chance_within_image
 
 
 class Match(LayerAnalysis):
@@ -66,8 +66,7 @@ class Match(LayerAnalysis):
         if self._class_null:
             nulls["class"] = columns["label"].astype(np.int64)[image] * (reference.shape[1] if aligned else 1)
             nulls["class"] += slot if aligned else 0
-        several = trials > 1
-        metrics = []
+        metrics: list[Metric] = []
         for name, depth, ordered in kinds(reference.shape[-1]):
             if name not in columns:
                 continue
@@ -77,25 +76,50 @@ class Match(LayerAnalysis):
                 np.stack([reference[image, slot], view[image, slot]]), depth=depth, ordered=ordered
             )
             for null, stratum in nulls.items():
+                # A trial without another image of its stratum has no chance level: neither has its match.
+                used = slice(None) if null == "pooled" else _shared(stratum, image)
                 chance = Chance(
-                    image=image,
-                    reference=codes[0],
-                    view=codes[1],
-                    stratum=stratum,
+                    image=image[used],
+                    reference=codes[0][used],
+                    view=codes[1][used],
+                    stratum=stratum[used],
                     num_images=len(trials),
                     other_images=null != "pooled",
                 )
-                metrics.append(Metric(f"{name}_chance", null, chance, columns["trials"]))
-                metrics.append(Metric(f"{name}_kappa", null, Kappa(match, chance), columns["trials"]))
+                metrics += _beyond(name, null, chance, image[used], codes[:, used], len(trials))
             if reference.shape[1] > 1:  # a prefix token has no other in its image
+                several = (trials > 1)[image]
                 inside = chance_within_image(
                     image=image, reference=codes[0], view=codes[1], num_images=len(trials)
                 )
-                here = Ratio(np.where(several, match.numerator, 0.0), inside.denominator)
-                counted = np.where(several, columns["trials"], 0)
-                metrics.append(Metric(f"{name}_chance", "image", inside, counted))
-                metrics.append(Metric(f"{name}_kappa", "image", Kappa(here, inside), counted))
+                metrics += _beyond(name, "image", inside, image[several], codes[:, several], len(trials))
         return metrics
+
+
+def _shared(stratum: NDArray[np.int64], image: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which trials ``(M,)`` lie in a stratum that holds more than one image."""
+    different, number = np.unique(stratum, return_inverse=True)
+    one = np.full(len(different), -1)
+    one[number] = image
+    several = np.zeros(len(different), dtype=bool)
+    several[number[image != one[number]]] = True
+    return several[number]
+
+
+def _beyond(
+    name: str,
+    null: str,
+    chance: Statistic,
+    image: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    num_images: int,
+) -> list[Metric]:
+    """Return a chance level and kappa, from the trials ``(M,)`` that the chance level is about."""
+    count = np.bincount(image, minlength=num_images)
+    hits = np.bincount(image[codes[0] == codes[1]], minlength=num_images)
+    match = Ratio(hits.astype(np.float64), count.astype(np.float64))
+    kappa = Kappa(match, chance)
+    return [Metric(f"{name}_chance", null, chance, count), Metric(f"{name}_kappa", null, kappa, count)]
 
 
 def kinds(top_k: int) -> list[tuple[str, int, bool]]:

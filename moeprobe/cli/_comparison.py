@@ -18,8 +18,9 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
     order = {(metric, null): place for place, (metric, null, _) in enumerate(HEADLINES)}
     keys = list(zip(table["metric"], table["null"], strict=True))
-    first = pd.Series([key in order for key in keys], index=table.index) & (table["tokens"] != "prefix")
-    shown = table[first | (table["metric"] == extra)]
+    first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(["patch", ""])
+    # Of a run without any of them (jumps, say) everything is read.
+    shown = table[first | (table["metric"] == extra)] if first.any() else table
     place = [order.get(key, len(order)) for key in zip(shown["metric"], shown["null"], strict=True)]
     return shown.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
 
@@ -42,9 +43,8 @@ def _title(metric: str, null: str, tokens: str) -> str:
     name = label(metric, null).strip()
     if metric.endswith("_kappa"):
         name = f"{label(metric.removesuffix('_kappa'), '')}, {name}"
-    return name + (
-        f" ({metric})" if not tokens else f" ({metric}, {'patches' if tokens == 'patch' else 'CLS'})"
-    )
+    of = {"": "", "patch": ", patches", "prefix": ", CLS"}.get(tokens, f", {tokens} patches")
+    return f"{name} ({metric}{of})"
 
 
 def _table(rows: pd.DataFrame, title: str) -> Table:
@@ -140,6 +140,10 @@ def footing(found: "Comparison") -> str:
     return "; ".join(parts) + "."
 
 
+def _why(row: pd.Series) -> str:
+    return "chance is all but 1" if row["verdict"] in ("higher", "lower") else row["verdict"]
+
+
 def failures(found: "Comparison", metric: str) -> str:
     """Return what --fail-if-worse comes to."""
     rows = found.failures
@@ -152,6 +156,8 @@ def failures(found: "Comparison", metric: str) -> str:
             for part in (row["layer"], row["null"], row["tokens"], row["severity"])
             if part and part == part
         )
-        what = "collapsed" if row["verdict"] == "collapsed" else f"worse by {abs(row['value']):.3f}"
+        what = f"worse by {abs(row['value']):.3f}"
+        if row["judgement"] != "worse":
+            what = "collapsed" if row["collapsed"] == "checkpoint" else f"cannot be judged ({_why(row)})"
         said.append(f"{row['checkpoint']} {what}" + (f" ({place})" if place else ""))
     return f"--fail-if-worse {metric}: failed; {'; '.join(said)}."

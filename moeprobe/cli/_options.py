@@ -161,6 +161,17 @@ def probe(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
+def attribution(attribute: bool, gates: str) -> str | None:
+    """Return how gates are replayed, None where nothing is to be attributed.
+
+    Raises:
+        UserError: gates were chosen for nothing.
+    """
+    if not attribute and gates != "recomputed":
+        raise UserError("--gates says how --attribute replays a routing; add --attribute.")
+    return gates if attribute else None
+
+
 def names(text: str | None) -> list[str]:
     """Return comma-separated names, none for None."""
     return [part.strip() for part in text.split(",")] if text else []

@@ -78,7 +78,8 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     if len(output):
         tables.append(_severity_table(result, output, SWEEP_OUTPUT, f"{title}: output"))
     if (output["metric"] == "class_probability_switching").any():
-        heading = f"{title}: what changes the output, features (pixels) or switching (experts)?"
+        gates = result.sidecar["request"]["replayed_gates"]
+        heading = f"{title}: what changes the output, features (pixels) or switching (experts)? Gates {gates}"
         tables.append(_severity_table(result, output, ATTRIBUTION, heading))
     return [*tables, *floor]
 

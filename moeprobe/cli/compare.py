@@ -36,7 +36,10 @@ def compare(
         str | None, typer.Option(help="Of checkpoints: comma-separated severities of a sweep.")
     ] = None,
     margin: Annotated[
-        float, typer.Option(help="Differences inside ± margin, in the metric's own unit, count as none.")
+        float,
+        typer.Option(
+            help="Of shares, κ and gates: intervals that hold 0 and lie inside ± margin are no difference."
+        ),
     ] = 0.02,
     fail_if_worse: Annotated[
         str | None,

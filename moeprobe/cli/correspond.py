@@ -94,7 +94,11 @@ def correspond(
         first, second = (int(matched.sum()) for matched in item.matched)
         table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
     screen = console()
-    screen.print(table)
-    screen.print("View 1 is the view that covers less of the image; its patches are the trials.", style="dim")
+    which = "View 1 covers less of the image (where both cover the same it is the clean or first one)"
+    screen.print(f"{which}; its patches are the trials.", style="dim")
+    screen.print(
+        "View 1 covers less of the image (the clean one does, where both cover the same); its patches are the trials.",
+        style="dim",
+    )
     assert out is not None
     print_files(screen, out)

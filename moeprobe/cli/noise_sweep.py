@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Attribute, Checkpoints, Common, Data, Gates, numbers, probe
+from moeprobe.cli._options import (
+    Attribute,
+    Checkpoints,
+    Common,
+    Data,
+    Gates,
+    attribution,
+    numbers,
+    probe,
+)
 
 
 @probe
@@ -33,7 +42,7 @@ def noise_sweep(
         common,
         show=lambda result: along_severity(result, title="gaussian_noise"),
         data=data,
-        attribute=gates if attribute else None,
+        attribute=attribution(attribute, gates),
         view="gaussian_noise",
         severities=numbers(sigmas, "--sigmas"),
     )

@@ -28,7 +28,7 @@ def colours(checkpoints: Sequence[str]) -> dict[str, str]:
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(checkpoints)}
 
 
-def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str) -> None:
+def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str, fmt: str = "o") -> None:
     """Draw values with their intervals at ``x``; without an interval none is drawn, without a value nothing."""
     value = rows["value"].to_numpy(float)
     low = value - rows["ci_low"].fillna(rows["value"]).to_numpy(float)
@@ -36,9 +36,8 @@ def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label:
     # Rounding may leave an end a hair on the wrong side of a value at the edge of its range.
     errors = np.clip(np.stack([low, high]), 0, None)
     axes.errorbar(
-        x, value, yerr=errors, fmt="o", color=colour, markersize=5, capsize=3, linewidth=1.5, label=label
+        x, value, yerr=errors, fmt=fmt, color=colour, markersize=5, capsize=3, linewidth=1.5, label=label
     )
-    name_collapsed(axes, x, rows, colour=colour)
 
 
 def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str) -> None:

@@ -31,8 +31,8 @@ def draw(pairs: Sequence[Correspond], *, title: str) -> Figure:
     grid = pairs[0].grid
     size = f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels"
     legend = (
-        "A line joins the centre of a patch of view 1 (the view that covers less) with the same point of view 2, "
-        "whose patch is outlined. Pale: no partner."
+        "A line joins the centre of a patch of view 1 (the view that covers less, or the clean one) with the same "
+        "point of view 2, whose patch is outlined. Pale: no partner."
     )
     figure.suptitle(_parts.wrapped(title, figure.get_figwidth()) + "\n" + size)
     figure.supxlabel(_parts.wrapped(legend, figure.get_figwidth(), size=9), fontsize=9)

@@ -74,12 +74,13 @@ def _predictions(paths: Sequence[Path], class_names: Mapping[str, Sequence[str]]
 def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     figure, axes = _parts.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
+    thresholds = [x for x in THRESHOLDS if x > 0]  # the axis is logarithmic
     for checkpoint, colour in colours.items():
         rows = _parts.by_metric(
-            _parts.select(table, checkpoint=checkpoint), [f"switches_above_{x:g}" for x in THRESHOLDS]
+            _parts.select(table, checkpoint=checkpoint), [f"switches_above_{x:g}" for x in thresholds]
         )
-        _parts.points(panel, np.asarray(THRESHOLDS), rows, colour=colour, label=checkpoint)
-        panel.plot(THRESHOLDS, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
+        _parts.points(panel, np.asarray(thresholds), rows, colour=colour, label=checkpoint)
+        panel.plot(thresholds, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
     panel.set_xscale("log")
     panel.set(xlabel="jump of the probability, at one input", ylabel="switches per image with a larger jump")
     panel.set_ylim(bottom=0)

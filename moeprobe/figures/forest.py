@@ -29,10 +29,14 @@ _GREY = "#606060"
 
 def draw(table: pd.DataFrame) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom, one colour per checkpoint."""
-    shown = table[table["tokens"] != "prefix"]
+    shown = table[table["tokens"].isin(["patch", ""])]
+    headlines: Sequence[tuple[str, str, str]] = HEADLINES
+    if not shown["metric"].isin([metric for metric, _, _ in HEADLINES]).any():
+        # A run of other things, jumps say.
+        headlines = [(metric, "", metric.replace("_", " ")) for metric in dict.fromkeys(shown["metric"])]
     there = [
         (title, rows)
-        for metric, null, title in HEADLINES
+        for metric, null, title in headlines
         if len(rows := _parts.select(shown, metric=metric, null=null))
     ]
     drawn = pd.concat([rows for _, rows in there])
@@ -52,9 +56,10 @@ def draw(table: pd.DataFrame) -> Figure:
             else:
                 axes[row, column].set_axis_off()
     names = list(dict.fromkeys(drawn["reference"]))
-    margin = drawn["margin"].iloc[0]
+    margin = drawn["margin"].max()
     against = names[0] if len(names) == 1 else "the checkpoint of the same seed"
-    title = f"{drawn['view'].iloc[0]}: difference from {against}; grey: inside ±{margin:g}"
+    grey = "" if math.isnan(margin) else f"; grey: inside ±{margin:g}"
+    title = f"{drawn['view'].iloc[0]}: difference from {against}{grey}"
     return _parts.finish(figure, drawn, title=title, mark="bars, all of a colour in a panel at once")
 
 
@@ -71,7 +76,8 @@ def _panel(
 ) -> None:
     cells = list(rows.groupby(["layer", "severity"], sort=False, dropna=False))
     margin = rows["margin"].iloc[0]
-    axes.axvspan(-margin, margin, color="#e6e6e6", linewidth=0)
+    if not math.isnan(margin):
+        axes.axvspan(-margin, margin, color="#e6e6e6", linewidth=0)
     axes.axvline(0, color=_GREY, linewidth=1)
     step = 0.7 / max(len(pairs), 1)
     words = []

@@ -26,11 +26,16 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
             pooled = here[here["null"] == "pooled"]
             chance = _parts.by_metric(pooled, [f"{name}_chance" for name in names])["value"].to_numpy(float)
             raw.plot(x, chance, "_", color=colours[checkpoint], markersize=14)
-            _parts.points(kappa, x, _parts.by_metric(pooled, [f"{name}_kappa" for name in names]), **style)
+            for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
+                beyond = _parts.by_metric(here[here["null"] == null], [f"{name}_kappa" for name in names])
+                _parts.points(kappa, x + shift, beyond, fmt=mark, **style)
+                if null == "pooled":
+                    _parts.name_collapsed(kappa, x, beyond, colour=colours[checkpoint])
         # One entry for the kind of mark: its colour says whose it is.
         raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
+        kappa.plot([], [], "D", color="#606060", markersize=5, label="κ within the image")
         raw.set(title=layer, ylim=(0, 1.03), ylabel="share of patches" if column == 0 else "")
-        kappa.set(ylabel="κ (beyond chance, pooled)" if column == 0 else "")
+        kappa.set(ylabel="κ (beyond chance)" if column == 0 else "")
         kappa.axhline(0, color="#808080", linewidth=0.8)
         for row in (raw, kappa):
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])

@@ -24,8 +24,11 @@ _CHANGES = (
 _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
-def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
-    """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity."""
+def draw(table: pd.DataFrame, *, unit: str, gates: str | None = None) -> dict[str, Figure]:
+    """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
+
+    ``gates`` says how those of replayed routings were weighted, where that was asked.
+    """
     floors = table[table["view"].isin(FLOORS)]
     table = table[~table["view"].isin(FLOORS)]
     view = table["view"].iloc[0]
@@ -67,7 +70,7 @@ def draw(table: pd.DataFrame, *, unit: str) -> dict[str, Figure]:
         for column, (metric, label) in enumerate(changes):
             _shares(axes[0, column], table, metric, colours)
             axes[0, column].set(ylabel=label, xlabel=unit)
-        title = f"What changes the output, features or switching experts? {view}"
+        title = f"What changes the output, features or switching experts? {view}, gates {gates}"
         figures["attribution"] = _parts.finish(figure, table, title=title, mark="bands")
     return figures
 

@@ -63,8 +63,8 @@ def severity(at: float | None) -> Cell:
 
 
 def counts(values: Iterable[float]) -> Cell:
-    """Return the different counts, e.g. of images: mostly one."""
-    different = sorted({int(count) for count in values})
+    """Return the different counts, e.g. of images, in the order of what they are of: mostly one."""
+    different = list(dict.fromkeys(int(count) for count in values))
     return Cell(
         " / ".join(f"{count:,}" for count in different), key=float(different[0]) if different else None
     )

@@ -79,11 +79,14 @@ def find(run: Run) -> list[Found]:
             rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
             differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
             found.append(Found(headline, layer, severity, rows, differences))
-    return found
+    # The weakest severity is the strongest where there is but one.
+    return list({(item.headline.which, item.layer, item.severity): item for item in found}.values())
 
 
 def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
-    return table[(table["metric"] == which[0]) & (table["null"] == which[1]) & (table["tokens"] != "prefix")]
+    return table[
+        (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin(["patch", ""])
+    ]
 
 
 def _severity(table: pd.DataFrame, at: str) -> float | None:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.reading import Run
+from moeprobe.tables import FLOORS
 from moeprobe.wording import SWEEP_OUTPUT, SWEEP_ROUTING, full_label, number
 
 _KEYS = ("layer", "tokens", "metric", "null", "severity")
@@ -31,10 +32,15 @@ def short_tables(run: Run) -> list[Table]:
 
 
 def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the rows about no single expert or class, without the chance levels but the pooled; None for no rows."""
+    """Return the rows about no single expert or class, without the noise floor and all chance levels but the pooled.
+
+    None for no rows.
+    """
     if table is None:
         return None
     keep = ~(table["metric"].str.endswith("_chance") & (table["null"] != "pooled"))
+    if "view" in table:
+        keep &= ~table["view"].isin(FLOORS)
     for column in _DETAILS:
         if column in table:
             keep &= table[column] == ""
@@ -163,7 +169,7 @@ _FIRST = {
 
 def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
-    rows = [row for row in comparison.to_dict("records") if row["tokens"] != "prefix"]
+    rows = [row for row in comparison.to_dict("records") if row["tokens"] in ("patch", "")]
     few = not comparison["severity"].notna().any()
     first = [which for which, always in _FIRST.items() if few or always]
     chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows

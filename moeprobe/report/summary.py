@@ -242,6 +242,6 @@ def _verdicts(run: Run) -> list[str]:
         f"{_sentence_case(full_label(*which))}, {by}: {family['sentence']}"
         for which in _JUDGED
         for family in families
-        if (family.get("metric"), family.get("null")) == which and family.get("tokens") != "prefix"
+        if (family.get("metric"), family.get("null")) == which and family.get("tokens") in ("patch", "")
         if "sentence" in family
     ]

@@ -104,18 +104,22 @@ def test_metrics_by_a_loop(case: str) -> None:
         assert sorted(metrics) == sorted(expected)
         for name, null, column in itertools.product(names, nulls, range(2)):
             weight = weights[:, column]
-            own = collections.Counter(image for image, *_ in trials)
-            # Where patches of one image are compared, it must have two.
-            used = [t for t in trials if null != "image" or own[t[0]] > 1]
-            total = sum(weight[image] for image, *_ in used)
-            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
-            agree, counted = 0.0, 0.0
             strata = {
                 "pooled": lambda trial: 0,
                 "position": lambda trial: trial[1],
                 "image": lambda trial: trial[0],
                 "class": lambda trial: (trial[0] % 2, trial[1] if pair.aligned else 0),
             }
+
+            other = 1 if null == "image" else 0
+            members = collections.defaultdict(set)
+            for trial in trials:
+                members[strata[null](trial)].add(trial[other])
+            # Without another image, or another patch, in its stratum a trial has no chance level.
+            used = [t for t in trials if null == "pooled" or len(members[strata[null](t)]) > 1]
+            total = sum(weight[image] for image, *_ in used)
+            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
+            agree, counted = 0.0, 0.0
             # At a position and in a class an image is paired with other images alone, in an image a patch with others.
             apart = {"pooled": None, "position": 0, "class": 0, "image": 1}[null]
             for stratum in {strata[null](trial) for trial in used}:
@@ -129,7 +133,7 @@ def test_metrics_by_a_loop(case: str) -> None:
                     counted += size
             chance = agree / counted if counted else np.nan
             for metric, value in (
-                *([] if null == "image" else [((name, ""), match)]),
+                *([((name, ""), match)] if null == "pooled" else []),
                 ((f"{name}_chance", null), chance),
                 (
                     (f"{name}_kappa", null),
@@ -138,8 +142,8 @@ def test_metrics_by_a_loop(case: str) -> None:
             ):
                 found = metrics[metric].statistic.evaluate(weights)[column]
                 assert found == pytest.approx(value, rel=1e-9, nan_ok=True), metric
-                kept = [number if metric[1] != "image" or number > 1 else 0 for number in arrays["trials"]]
-                assert metrics[metric].trials.tolist() == kept
+                here = trials if metric[1] == "" else used
+                assert metrics[metric].trials.tolist() == [sum(t[0] == i for t in here) for i in range(4)]
 
 
 def test_routing_by_image_alone_is_no_match_within_an_image() -> None:
