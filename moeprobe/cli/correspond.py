@@ -96,9 +96,5 @@ def correspond(
     screen = console()
     which = "View 1 covers less of the image (where both cover the same it is the clean or first one)"
     screen.print(f"{which}; its patches are the trials.", style="dim")
-    screen.print(
-        "View 1 covers less of the image (the clean one does, where both cover the same); its patches are the trials.",
-        style="dim",
-    )
     assert out is not None
     print_files(screen, out)
