@@ -23,6 +23,8 @@ from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher
 
 SEVERITY = 0.2
+# What a figure can hold and an eye can take in.
+MAX_IMAGES = 24
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,10 @@ def overlay(
     else:
         chosen = question.indices[:count]  # type: ignore[assignment]
     growing = tuple(sorted(question.severities))
+    if len(chosen) > MAX_IMAGES:
+        raise UserError(
+            f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
+        )
     question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
     request = make_request("overlay", "files" if files else data, question, options, loaded)
     request |= {"images": [dataset.image_ids[index] for index in chosen], "animate": animate}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from PIL import Image
 
@@ -228,3 +229,29 @@ def test_an_undefined_resample_does_not_make_two_of_a_kind_differ() -> None:
     assert same.identical
     (judged,) = judge([same])
     assert (judged.sim_low, judged.sim_high) == (0, 0)
+
+
+def test_a_narrow_window_cuts_no_interval(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from moeprobe.cli import _tables
+
+    result = api.noise_sweep(list(trained.values()), sigmas=[0, 0.1], attribute="recomputed", limit=22)
+    narrow = Console(width=80, force_terminal=False, highlight=False)
+    monkeypatch.setattr(_tables, "console", lambda: narrow)
+    with narrow.capture() as captured:
+        for table in _tables.along_severity(result, title="gaussian_noise"):
+            narrow.print(table)
+    text = captured.get()
+    assert "…" not in text and max(map(len, text.splitlines())) <= 80
+    row = result.table.query("metric == 'class_probability_switching' and severity == 0.1").iloc[0]
+    assert (
+        f"{row['ci_low']:.3f}, {row['ci_high']:.3f}]" in text
+        or f"{row['ci_low']:.5f}, {row['ci_high']:.5f}]" in text
+    )
+
+
+def test_an_overlay_of_hundreds_is_refused(trained: Trained, tmp_path: Path) -> None:
+    assert "at most 24 images; got 200" in refused(
+        "overlay", trained["prc"], "--count", 200, "--out", tmp_path / "x"
+    )

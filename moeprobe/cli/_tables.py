@@ -67,20 +67,17 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     floor = _floor_table(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"] == "patch"]
-    tables = [
-        _severity_table(
-            result, patches[patches["layer"] == layer], SWEEP_ROUTING, f"{title}: {layer}, patches"
-        )
-        for layer in dict.fromkeys(patches["layer"])
-    ]
+    tables: list[Table] = []
+    for layer, rows in patches.groupby("layer", sort=False):
+        tables += _severity_tables(result, rows, SWEEP_ROUTING, f"{title}: {layer}, patches")
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
-        tables.append(_severity_table(result, output, SWEEP_OUTPUT, f"{title}: output"))
+        tables += _severity_tables(result, output, SWEEP_OUTPUT, f"{title}: output")
     if (output["metric"] == "class_probability_switching").any():
         gates = result.sidecar["request"]["replayed_gates"]
         heading = f"{title}: what changes the output, features (pixels) or switching (experts)? Gates {gates}"
-        tables.append(_severity_table(result, output, ATTRIBUTION, heading))
+        tables += _severity_tables(result, output, ATTRIBUTION, heading)
     return [*tables, *floor]
 
 
@@ -122,17 +119,31 @@ def _by_region(result: "Result", *, title: str) -> list[Table]:
     comparison = None if result.comparison is None else regional(result.comparison)
     shown = dataclasses.replace(result, table=regional(result.table), comparison=comparison)
     return [
-        _severity_table(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
+        table
         for layer, rows in shown.table.groupby("layer", sort=False)
+        for table in _severity_tables(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
     ]
+
+
+# Columns of characters that a checkpoint and a severity take, and a stacked interval.
+_PLACE, _INTERVAL = 34, 21
+
+
+def _severity_tables(
+    result: "Result", rows: pd.DataFrame, columns: tuple[tuple[str, str, str], ...], title: str
+) -> list[Table]:
+    """Return the columns that were measured, in as many tables as a narrow window takes."""
+    measured = set(zip(rows["metric"], rows["null"], strict=True))
+    columns = tuple(column for column in columns if column[:2] in measured)
+    fit = max(1, (console().width - _PLACE) // _INTERVAL)
+    parts = [columns[start : start + fit] for start in range(0, len(columns), fit)]
+    return [_severity_table(result, rows, part, title) for part in parts]
 
 
 def _severity_table(
     result: "Result", rows: pd.DataFrame, columns: tuple[tuple[str, str, str], ...], title: str
 ) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
-    measured = set(zip(rows["metric"], rows["null"], strict=True))
-    columns = tuple(column for column in columns if column[:2] in measured)
     stacked = console().width < 40 + 25 * len(columns)
     table.add_column("checkpoint")
     table.add_column("severity", justify="right", no_wrap=True)

@@ -39,7 +39,9 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
             patches(perturbed, item.perturbed, item.perturbed_expert, item.changed, item.compared)
             perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
             if number == 0:
-                clean.set_ylabel(image, fontsize=8)
+                # The end of a long path is what tells it from others.
+                name = image if len(image) <= 60 else f"…{image[-59:]}"
+                clean.set_ylabel(textwrap.fill(name, 30), fontsize=8)
             if row == 0:
                 clean.set_title(f"{checkpoint}\nclean")
                 perturbed.set_title(f"{checkpoint}\nperturbed")
