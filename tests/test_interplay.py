@@ -40,6 +40,36 @@ def test_the_noise_floor_is_no_result(trained: Trained, tmp_path: Path) -> None:
     assert lines and all(line.split("|")[2].strip() for line in lines), "a line without a severity"
 
 
+def test_a_report_tells_of_jumps_switching_and_s(trained: Trained, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("noise", "s", "jumps")]
+    for out, command in zip(
+        runs,
+        (
+            ("noise-sweep", "--sigmas", "0,0.2", "--attribute"),
+            ("s-matrix",),
+            ("discontinuity", "--until", "0.05"),
+        ),
+        strict=True,
+    ):
+        result = run(command[0], *trained.values(), *command[1:], "--limit", 20, "--out", out)
+        assert result.exit_code == 0, result.output
+    document = report(runs)
+    said = document.markdown.split("**Headline numbers**", maxsplit=1)[0]
+    for words in (
+        "due to switching experts",
+        "due to features",
+        "mean diagonal of S",
+        "sum of the jumps per image",
+    ):
+        assert words in said, words
+    assert "the only of the run" not in said
+    row = document.headlines.query("metric == 'class_probability_switching'").iloc[0]
+    table = pd.read_csv(runs[0] / "table.csv").query(
+        "metric == 'class_probability_switching' and severity == 0.2"
+    )
+    assert row["value"] in set(table["value"])
+
+
 def test_a_single_severity_is_told_once(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "noise"
     run("noise-sweep", trained["prc"], "--sigmas", "0.3", "--limit", 20, "--out", out)

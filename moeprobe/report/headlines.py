@@ -59,6 +59,19 @@ _OF_KIND: dict[str, tuple[Headline, ...]] = {
         Headline("κ", _KAPPA, at="strongest", beside=_MATCH),
         Headline("accuracy", ("accuracy", ""), at="weakest"),
         Headline("accuracy", ("accuracy", ""), at="strongest"),
+        *(
+            Headline(
+                f"change of class probability due to {cause}",
+                (f"class_probability_{share}", ""),
+                at="strongest",
+            )
+            for share, cause in (("features", "features"), ("switching", "switching experts"))
+        ),
+    ),
+    "s-matrix": (Headline("mean diagonal of S", ("s_diagonal", "")),),
+    "discontinuity": (
+        Headline("sum of the jumps per image", ("jump_sum", "")),
+        Headline("number of switches per image", ("switches", "")),
     ),
     "eval": (Headline("accuracy", ("accuracy", "")),),
 }

@@ -186,7 +186,7 @@ def markdown(text: str) -> str:
     """Return text that Markdown shows as it is: on one line, without tags, links, emphasis, code or table cells."""
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"([\\`*|~$])", r"\\\1", text)
-    text = re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)  # inside a word an underscore is one
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # one between letters is no emphasis
     text = re.sub(r"\](?=[(\[:])|!(?=\[)", lambda found: "\\" + found[0], text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

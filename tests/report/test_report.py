@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -236,6 +236,7 @@ def flat(tokens: list[Any]) -> Iterator[Any]:
         yield from flat(token.children or [])
 
 
+@example("__0__")
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=30))
 def test_whatever_is_put_into_markdown_is_shown_as_it_is(text: str) -> None:
     words = " ".join(text.split())
