@@ -12,7 +12,6 @@ import pandas as pd
 from moeprobe import comparisons, probing, verdicts
 from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
-from moeprobe.files import write_json
 from moeprobe.gathering import are_runs, gather, probe_arguments
 from moeprobe.loading import Model, Options
 from moeprobe.probes import CLEAN
@@ -105,7 +104,7 @@ def compare(
 
         write_csv(folder.path / "comparison.csv", table)
         save(draw(table), folder.path / "figures" / "forest")
-        write_json(folder.path / "table.json", sidecar)
+        folder.finish(sidecar)
     return Comparison(table, said, failures, sidecar)
 
 

@@ -10,12 +10,10 @@ import pandas as pd
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.analyses.correspond import correspond as pair_up
-from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.files import write_json
 from moeprobe.geometry import PatchGrid
-from moeprobe.loading import Options, find_image, open_data, open_view, refuse_repeats
+from moeprobe.loading import Options, open_data, open_view, pick_images
 from moeprobe.probes import Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -85,19 +83,14 @@ def correspond(
     watcher = watcher or Watcher()
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
-    refuse_repeats([*images, *files])
     taken = _input(model, image_size, patch_size)
-    dataset: ImageDataset = Files(files) if files else open_data(data, split=options.split)
+    opened = None if files else open_data(data, split=options.split)
+    dataset, named, data = pick_images(opened, images=images, files=files, data=data)
     question = _question(dataset, view, severity, seed=options.seed)
-    if files:
-        chosen = list(range(len(files)))
-    elif images:
-        chosen = [find_image(dataset, name, data=data) for name in images]
-    else:
-        chosen = choose_images(dataset, limit=count, seed=options.seed)
+    chosen = choose_images(dataset, limit=count, seed=options.seed) if named is None else named
     request = {
         "kind": "correspond",
-        "data": "files" if files else data,
+        "data": data,
         "split": options.split,
         "view": {"name": view} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
         "severities": list(question.severities),
@@ -121,9 +114,7 @@ def correspond(
         written += save(figure, folder.path / "figures" / "correspond")
         write_csv(folder.path / "pairs.csv", table)
         written.append(folder.path / "pairs.csv")
-        write_json(
-            folder.path / "table.json", {"request": request, "command": options.command} | provenance()
-        )
+        folder.finish({"request": request, "command": options.command} | provenance())
     return CorrespondResult(found, table, written)
 
 

@@ -41,8 +41,7 @@ def overlays(
 def _of_batch(probe: Probe, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
     """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
     assert isinstance(probe.view, SeverityView)
-    has = checkpoint.model.layer_names
-    layers = None if probe.layers is None else [name for name in probe.layers if name in has]
+    layers = probe.layers_of(checkpoint.model)
     _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
     for number, severity in enumerate(probe.severities, start=1):
         perturbed = clean

@@ -12,16 +12,14 @@ import pyarrow as pa
 
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
-from moeprobe.data._files import Files
-from moeprobe.data.base import Example, ImageDataset
+from moeprobe.data.base import Example
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, find_image, load_models, open_data, open_view, refuse_repeats
+from moeprobe.loading import Model, Options, load_models, pick_images
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result
 from moeprobe.tables import write_csv
-from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher
 
 KIND = "discontinuity"
@@ -97,9 +95,9 @@ def discontinuity(
     followed = [paths.follow(question, model, example) for model in loaded for example in examples]
     if folder is not None:
         write_csv(folder.path / "paths.csv", path_table(followed))
-        write_csv(folder.path / "switches.csv", switch_table(followed, loaded, layers=options.layers))
+        write_csv(folder.path / "switches.csv", switch_table(followed, loaded, question))
         _draw(result, followed, loaded, folder.path / "figures")
-        folder.finish(result)
+        folder.finish(result.sidecar)
     return DiscontinuityResult(result, followed)
 
 
@@ -138,18 +136,19 @@ def _ask(
     options: Options,
 ) -> tuple[list[Checkpoint], Probe, str]:
     """Return the checkpoints, what is asked of them, and what the tables call the data."""
-    refuse_repeats([*images, *files])
     if steps < MIN_STEPS:
         raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
     loaded = load_models(models, options)
     _check(loaded)
-    severities = _severities(view, data=data, until=until, steps=steps, options=options)
-    question = make_probe(KIND, loaded, data=data, view_name=view, severities=severities, options=options)
-    if not files and not images:
-        return loaded, question, data
-    dataset: ImageDataset = Files(files) if files else question.dataset
-    chosen = range(len(files)) if files else [find_image(dataset, name, data=data) for name in images]
-    return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen), "files" if files else data
+    question = make_probe(KIND, loaded, data=data, view_name=view, severities=None, options=options)
+    dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
+    question = dataclasses.replace(
+        question,
+        dataset=dataset,
+        indices=question.indices if named is None else named,
+        severities=_severities(question, until=until, steps=steps),
+    )
+    return loaded, question, data
 
 
 def _readable(question: Probe, count: int) -> list[Example]:
@@ -174,15 +173,13 @@ def _check(models: Sequence[Checkpoint]) -> None:
             raise UserError("A path is followed image by image: use --group-images 1.")
 
 
-def _severities(view: str, *, data: str, until: float | None, steps: int, options: Options) -> list[float]:
-    opened = open_view(view, dataset=open_data(data, split=options.split))
-    if not isinstance(opened, SeverityView):
-        raise UserError(f"The view {view!r} has no severity to follow.")
-    first = opened.severities[0]
-    last = opened.severities[-1] if until is None else until
+def _severities(question: Probe, *, until: float | None, steps: int) -> tuple[float, ...]:
+    """Return equal steps from the view's first severity; ``question`` holds the view's own."""
+    first = question.severities[0]
+    last = question.severities[-1] if until is None else until
     if not last > first:
         raise UserError(f"The largest severity must be above {first:g}; got {last}.")
-    return [float(severity) for severity in np.linspace(first, last, steps + 1)]
+    return tuple(float(severity) for severity in np.linspace(first, last, steps + 1))
 
 
 def path_table(followed: Sequence[OutputPath]) -> pd.DataFrame:
@@ -202,14 +199,9 @@ def path_table(followed: Sequence[OutputPath]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def switch_table(
-    followed: Sequence[OutputPath], models: Sequence[Checkpoint], *, layers: Sequence[str] | None = None
-) -> pd.DataFrame:
+def switch_table(followed: Sequence[OutputPath], models: Sequence[Checkpoint], probe: Probe) -> pd.DataFrame:
     """Return the switches of the drawn paths: a row per moment and MoE layer in which tokens switch."""
-    names = {
-        model.name: [name for name in model.model.layer_names if layers is None or name in layers]
-        for model in models
-    }
+    names = {model.name: probe.layers_of(model.model) or model.model.layer_names for model in models}
     rows = [
         {
             "checkpoint": path.checkpoint,

@@ -4,6 +4,7 @@ Everything named wrongly is a ``UserError`` with one sentence.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.catalog import DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
+from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
@@ -141,19 +143,30 @@ def open_data(name: str, *, split: str = "test") -> ImageDataset:
     return DATA.get(kind)(split=split, location=location or None)
 
 
-def refuse_repeats(images: Sequence[str | Path]) -> None:
-    """Raise ``UserError`` where an image is named twice."""
-    for name in images:
-        if list(images).count(name) > 1:
-            raise UserError(f"The image {str(name)!r} is named twice.")
+def pick_images(
+    dataset: ImageDataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
+) -> tuple[ImageDataset, list[int] | None, str]:
+    """Return the data set of what a user named, the images' numbers in it (None: none was named), and its name.
 
-
-def find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
-    """Return the number of the image called ``name`` in the data set called ``data``.
+    Args:
+        dataset: that of ``images``; not needed for files.
+        images: names of images of the data set.
+        files: image files of the user's own, which go first.
+        data: what the data set is called.
 
     Raises:
-        UserError: there is none.
+        UserError: an image is named twice, or does not exist.
     """
+    for name, number in Counter([*images, *files]).items():
+        if number > 1:
+            raise UserError(f"The image {str(name)!r} is named twice.")
+    if files:
+        return Files(files), list(range(len(files))), "files"
+    assert dataset is not None
+    return dataset, [_find_image(dataset, name, data=data) for name in images] or None, data
+
+
+def _find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
     names = list(dataset.image_ids)
     if name not in names:
         example = f" {names[0]}" if names else " nothing: it is empty"

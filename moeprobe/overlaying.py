@@ -10,11 +10,8 @@ import pandas as pd
 
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
-from moeprobe.data._files import Files
-from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.files import write_json
-from moeprobe.loading import Model, Options, find_image, load_models, refuse_repeats
+from moeprobe.loading import Model, Options, load_models, pick_images
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import make_probe, make_request
 from moeprobe.runs import OutputFolder, provenance
@@ -71,7 +68,6 @@ def overlay(
     """
     options = dataclasses.replace(options or Options(), **changes)
     watcher = watcher or Watcher()
-    refuse_repeats([*images, *files])
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
     if animate and severity is not None:
@@ -84,20 +80,15 @@ def overlay(
         severities = (SEVERITY if severity is None else severity,)
     loaded = load_models(models, options)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
-    dataset: ImageDataset = Files(files) if files else question.dataset
-    if files:
-        chosen = list(range(len(files)))
-    elif images:
-        chosen = [find_image(dataset, name, data=data) for name in images]
-    else:
-        chosen = question.indices[:count]  # type: ignore[assignment]
+    dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
+    chosen = question.indices[:count] if named is None else named
     growing = tuple(sorted(question.severities))
     if len(chosen) > MAX_IMAGES:
         raise UserError(
             f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
         )
     question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
-    request = make_request("overlay", "files" if files else data, question, options, loaded)
+    request = make_request("overlay", data, question, options, loaded)
     request |= {"images": [dataset.image_ids[index] for index in chosen], "animate": animate}
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
     watcher.start("overlay", len(loaded) * len(chosen))
@@ -121,7 +112,7 @@ def _finish(
     write_csv(folder.path / "patches.csv", result.table)
     result.files.append(folder.path / "patches.csv")
     sidecar |= {"checkpoints": {model.name: dict(model.provenance) for model in models}}
-    write_json(folder.path / "table.json", sidecar | provenance())
+    folder.finish(sidecar | provenance())
 
 
 def _by_layer(shown: Sequence[Overlay]) -> dict[str, list[Overlay]]:

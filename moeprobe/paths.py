@@ -76,7 +76,7 @@ def follow(probe: Probe, checkpoint: Checkpoint, example: Example) -> Path:
     assert isinstance(model, Replayable)
     subject = _Subject(
         model=model,
-        layers=None if probe.layers is None else [name for name in probe.layers if name in model.layer_names],
+        layers=probe.layers_of(model),
         perturb=partial(_perturb, example.image, example.image_id, probe=probe, checkpoint=checkpoint),
         batch_size=probe.batch_size,
     )

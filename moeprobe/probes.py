@@ -57,6 +57,10 @@ class Probe:
             severity != self.view.severities[0] for severity in self.severities
         )
 
+    def layers_of(self, model: Traceable) -> list[str] | None:
+        """Return those of the layers asked for that the model has, in its order; None = all it has."""
+        return None if self.layers is None else [name for name in model.layer_names if name in self.layers]
+
     @property
     def corners(self) -> bool:
         """Whether pixels and routing are exchanged, which takes two passes more."""

@@ -82,7 +82,7 @@ def probe(
         # The tables first: what a figure may stumble over is not lost.
         folder.write(result)
         draw_figures(kind, result, folder.path / "figures")
-        folder.finish(result)
+        folder.finish(result.sidecar)
     return result
 
 

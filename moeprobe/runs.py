@@ -9,6 +9,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -87,9 +88,9 @@ class OutputFolder:
             write_csv(self.path / "comparison.csv", result.comparison)
         write_images(self.path / "images.parquet", result.images)
 
-    def finish(self, result: Result) -> None:
+    def finish(self, sidecar: Mapping[str, Any]) -> None:
         """Write the sidecar, which marks the run as finished, and remove the part files."""
-        write_json(self.path / _FINISHED, result.sidecar)
+        write_json(self.path / _FINISHED, sidecar)
         shutil.rmtree(self.parts, ignore_errors=True)
 
 

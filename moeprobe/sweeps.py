@@ -130,8 +130,7 @@ def _run_block(
 
 
 def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
-    # Checkpoints may have different layers; each is asked for those that it has.
-    layers = None if probe.layers is None else [name for name in probe.layers if name in model.layer_names]
+    layers = probe.layers_of(model)
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
 
     def trace(view: int) -> _Pass:

@@ -16,13 +16,13 @@ from torch import Tensor
 from moeprobe import paths
 from moeprobe.analyses.discontinuity import Discontinuity
 from moeprobe.analyses.discontinuity import Path as OutputPath
-from moeprobe.geometry import PatchGrid, identity
+from moeprobe.geometry import identity
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.routing import LayerRouting, RoutingTrace
+from moeprobe.routing import RoutingTrace
 from moeprobe.views.base import Framing, Sample, SeverityView
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained, refused, run
-from tests.routings import checkpoint, probe
+from tests.routings import checkpoint, probe, routing
 
 SLOPE = 1.0
 
@@ -75,17 +75,9 @@ class Stairs:
             pair = torch.stack([expert, other], dim=1)
             swapped = pair.flip(1).where((brightness > self.swap)[:, None], pair)
             selected = swapped[:, None].to(torch.int16)
-            found[name] = LayerRouting(
-                gates=torch.full((len(images), 1, 10), 0.1),
-                scores=None,
-                selected=selected,
-                processed=selected >= 0,
-                valid=torch.ones(len(images), 1, dtype=torch.bool),
-                grid=PatchGrid(1, 1, 4),
-                num_prefix_tokens=0,
-                gates_sum_to_one=True,
-                token_local=True,
-                router="stairs",
+            gates = torch.full((len(images), 1, 10), 0.1)
+            found[name] = routing(
+                len(images), grid=(1, 1), prefix=0, gates=gates, selected=selected, processed=selected >= 0
             )
         trace = RoutingTrace(found)
         return self.replay(images, trace), trace

@@ -36,7 +36,7 @@ def test_a_finished_run_is_whole_and_without_part_files(tmp_path: Path, comparis
     folder.parts.mkdir()
     (folder.parts / "a-00000.parquet").write_bytes(b"part")
     folder.write(result(comparison=comparison))
-    folder.finish(result(comparison=comparison))
+    folder.finish(result(comparison=comparison).sidecar)
     names = {"run.json", "table.csv", "images.parquet", "table.json"} | (
         {"comparison.csv"} if comparison else set()
     )
@@ -71,7 +71,7 @@ def test_other_runs_need_overwrite(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     with pytest.raises(UserError, match=r"unfinished run of something else.*--overwrite"):
         OutputFolder(tmp_path, other)
-    OutputFolder(tmp_path, REQUEST).finish(result(comparison=True))
+    OutputFolder(tmp_path, REQUEST).finish(result(comparison=True).sidecar)
     with pytest.raises(UserError, match=r"finished run.*--overwrite"):
         OutputFolder(tmp_path, REQUEST)
     OutputFolder(tmp_path, other, overwrite=True)

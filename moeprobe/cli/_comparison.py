@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
-from moeprobe.cli._tables import label
 from moeprobe.figures.forest import HEADLINES
-from moeprobe.wording import number
+from moeprobe.wording import label, number
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison

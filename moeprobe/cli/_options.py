@@ -34,6 +34,8 @@ Gates = Annotated[
         help="With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well."
     ),
 ]
+Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
+File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
 
 # name -> (type, default); what `moeprobe.api.Options` takes, and the three that concern the output.
 _COMMON: dict[str, tuple[Any, Any]] = {
@@ -175,6 +177,14 @@ def attribution(attribute: bool, gates: str) -> str | None:
 def names(text: str | None) -> list[str]:
     """Return comma-separated names, none for None."""
     return [part.strip() for part in text.split(",")] if text else []
+
+
+def require_folder(out: Path | None, *, json: bool, command: str) -> None:
+    """Refuse a command that draws and has no folder to draw into."""
+    if out is None and not json:
+        raise typer.BadParameter(
+            f"name a folder for the figures, e.g. --out reports/{command}", param_hint="--out"
+        )
 
 
 def refuse_images(checkpoints: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Data, command_line, names, refuse_images
+from moeprobe.cli._options import Data, File, Images, command_line, names, refuse_images, require_folder
 
 
 def correspond(
@@ -18,12 +18,8 @@ def correspond(
     ] = None,
     data: Data = "digits",
     split: Annotated[str, typer.Option(help="Split of the data set: train, val or test.")] = "test",
-    images: Annotated[
-        str | None, typer.Option(help="Names of images of the data set, comma-separated.")
-    ] = None,
-    file: Annotated[
-        list[str] | None, typer.Option(help="An image file of your own; may be repeated.")
-    ] = None,
+    images: Images = None,
+    file: File = None,
     count: Annotated[int, typer.Option(help="How many images, if none is named.")] = 4,
     view: Annotated[
         str, typer.Option(help="A view that makes pairs, or one with a severity; see: moeprobe list views.")
@@ -59,10 +55,7 @@ def correspond(
     from moeprobe import api
     from moeprobe.cli._screen import Bar, console, print_files, records
 
-    if out is None and not json:
-        raise typer.BadParameter(
-            "name a folder for the figure, e.g. --out reports/correspond", param_hint="--out"
-        )
+    require_folder(out, json=json, command="correspond")
     refuse_images([] if checkpoint is None else [checkpoint])
     with Bar() as bar:
         result = api.correspond(

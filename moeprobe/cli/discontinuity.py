@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, names, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, File, names, probe
 
 
 @probe
@@ -21,9 +21,7 @@ def discontinuity(
     images: Annotated[
         str | None, typer.Option(help="Names of images of the data set, comma-separated; default: all.")
     ] = None,
-    file: Annotated[
-        list[str] | None, typer.Option(help="An image file of your own; may be repeated.")
-    ] = None,
+    file: File = None,
     count: Annotated[int, typer.Option(help="How many of the images are drawn.")] = 3,
     *,
     common: Common,

@@ -1,9 +1,11 @@
 """``moeprobe inspect``."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def inspect(
@@ -15,6 +17,8 @@ def inspect(
     Example: `moeprobe inspect checkpoints/demo-prc`
     """
     import json as json_module
+
+    from rich.table import Table
 
     from moeprobe.cli._screen import console
     from moeprobe.inspection import inspect_checkpoint
@@ -34,8 +38,10 @@ def inspect(
     screen.print(_layers(found["layers"]))
 
 
-def _layers(layers: list[dict[str, Any]]) -> Table:
+def _layers(layers: list[dict[str, Any]]) -> "Table":
     """Return a table with a column for each kind of layer: layers that differ in nothing share one."""
+    from rich.table import Table
+
     kinds: dict[tuple[str, ...], list[str]] = {}
     for layer in layers:
         kinds.setdefault(tuple(_text(value) for key, value in layer.items() if key != "layer"), []).append(

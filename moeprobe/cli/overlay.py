@@ -3,11 +3,23 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from moeprobe.cli._options import Checkpoints, Common, Data, names, numbers, probe, refuse_images
+from moeprobe.cli._options import (
+    Checkpoints,
+    Common,
+    Data,
+    File,
+    Images,
+    names,
+    numbers,
+    probe,
+    refuse_images,
+    require_folder,
+)
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from moeprobe.overlaying import OverlayResult
 
 
@@ -15,12 +27,8 @@ if TYPE_CHECKING:
 def overlay(
     checkpoints: Checkpoints,
     data: Data = "digits",
-    images: Annotated[
-        str | None, typer.Option(help="Names of images of the data set, comma-separated.")
-    ] = None,
-    file: Annotated[
-        list[str] | None, typer.Option(help="An image file of your own; may be repeated.")
-    ] = None,
+    images: Images = None,
+    file: File = None,
     count: Annotated[int, typer.Option(help="How many images, if none is named.")] = 4,
     view: Annotated[str, typer.Option(help="A view with a severity.")] = "gaussian_noise",
     severity: Annotated[float | None, typer.Option(help="Its severity; 0.2 if not given.")] = None,
@@ -48,10 +56,7 @@ def overlay(
     from moeprobe.cli._screen import Bar, console, print_files, records
 
     options = common.options()
-    if options.out is None and not common.json:
-        raise typer.BadParameter(
-            "name a folder for the figures, e.g. --out reports/overlay", param_hint="--out"
-        )
+    require_folder(options.out, json=common.json, command="overlay")
     refuse_images(checkpoints)
     with Bar() as bar:
         result = api.overlay(
@@ -77,8 +82,10 @@ def overlay(
     print_files(screen, options.out)
 
 
-def _table(result: "OverlayResult", view: str) -> Table:
+def _table(result: "OverlayResult", view: str) -> "Table":
     """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
+    from rich.table import Table
+
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
     table = Table(title=f"Changed first choices of patches, {view} at severity", title_justify="left")
     for column in ("layer", "checkpoint", "image"):

@@ -102,23 +102,9 @@ def plan_token_choice(
         capacity: C, None without limit.
         batch_priority: serve tokens by their largest gate (BPR) instead of in their order; ties by position.
     """
-    num_groups, group_size, num_experts = gates.shape
-    top_k = selected.shape[-1]
-    slot = _arrival(selected, gates, num_experts, batch_priority=batch_priority and capacity is not None)
+    slot = _arrival(selected, gates, gates.shape[-1], batch_priority=batch_priority and capacity is not None)
     kept = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
-    weight = torch.where(kept, gates.gather(-1, selected), 0.0)
-    token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(top_k)
-    return DispatchPlan(
-        token=token,
-        expert=selected.flatten(),
-        slot=slot.flatten(),
-        weight=weight.flatten(),
-        kept=kept.flatten(),
-        num_groups=num_groups,
-        group_size=group_size,
-        num_experts=num_experts,
-        capacity=capacity,
-    )
+    return _plan(gates, selected, slot, kept, capacity)
 
 
 def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity: int | None) -> DispatchPlan:
@@ -133,17 +119,21 @@ def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity
     Raises:
         UserError: more choices were processed than the buffers hold.
     """
-    num_groups, group_size, num_experts = gates.shape
     kept = processed & (selected >= 0)
     # What found no room waits at a desk of its own, in nobody's way.
-    queue = selected.where(kept, num_experts)
-    slot = _arrival(queue, gates, num_experts + 1, batch_priority=False)
+    desk = gates.shape[-1]
+    slot = _arrival(selected.where(kept, desk), gates, desk + 1, batch_priority=False)
     if capacity is not None and bool((slot[kept] >= capacity).any()):
         raise UserError(
             f"The routing was made with more room than the model has: its capacity is {capacity}."
         )
-    expert = selected.clamp_min(0)
-    token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(selected.shape[-1])
+    return _plan(gates, selected.clamp_min(0), slot, kept, capacity)
+
+
+def _plan(gates: Tensor, expert: Tensor, slot: Tensor, kept: Tensor, capacity: int | None) -> DispatchPlan:
+    """Return the plan of assignments ``(G, S, K)``: those that are kept come back with their gate ``(G, S, E)``."""
+    num_groups, group_size, num_experts = gates.shape
+    token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(expert.shape[-1])
     return DispatchPlan(
         token=token,
         expert=expert.flatten(),

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from moeprobe.analyses.attribution import CORNERS, SHARES, Attribution
 from moeprobe.analyses.base import Corners
-from moeprobe.geometry import PatchGrid
 from moeprobe.probes import Checkpoint
-from moeprobe.routing import LayerRouting, Replayable, RoutingTrace
+from moeprobe.routing import Replayable, RoutingTrace
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from moeprobe.views.base import Framing
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained, refused
 from tests.commands import run as command
-from tests.routings import checkpoint, probe
+from tests.routings import checkpoint, probe, routing
 
 SLOPE, STEP = 3.0, 0.5
 
@@ -44,17 +43,8 @@ class Switch:
         expert = (images.mean((1, 2, 3)) > self.threshold).long()
         gates = torch.nn.functional.one_hot(expert, 2).float()[:, None]
         selected = expert.view(-1, 1, 1).to(torch.int16)
-        layer = LayerRouting(
-            gates=gates,
-            scores=None,
-            selected=selected,
-            processed=selected >= 0,
-            valid=torch.ones(len(images), 1, dtype=torch.bool),
-            grid=PatchGrid(1, 1, 32),
-            num_prefix_tokens=0,
-            gates_sum_to_one=True,
-            token_local=True,
-            router="switch",
+        layer = routing(
+            len(images), grid=(1, 1), prefix=0, gates=gates, selected=selected, processed=selected >= 0
         )
         return self._scores(images, expert), RoutingTrace({"blocks.0": layer})
 
