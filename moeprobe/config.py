@@ -3,8 +3,8 @@
 The classes below are the schema: every key of a configuration file is a field here, with its default.
 """
 
-import dataclasses
 import difflib
+import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,13 @@ from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 
 # A section may be written as its one essential value: ``objective: prc`` is ``objective: {name: prc}``.
-_SHORTHANDS = {"data": "name", "view": "name", "objective": "name", "initialise": "checkpoint"}
+_SHORTHANDS = {
+    "data": "name",
+    "view": "name",
+    "objective": "name",
+    "initialise": "checkpoint",
+    "model.router": "name",
+}
 # Of the two ways to give a run's length, an override of one replaces the other.
 _LENGTHS = {"steps": "epochs", "epochs": "steps"}
 
@@ -31,6 +37,11 @@ class Plugin(_Section):
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, content: Any) -> Any:
+        return {"name": content} if isinstance(content, str) else content
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -48,12 +59,14 @@ class ModelConfig(_Section):
     num_classes: int | None = Field(None, gt=0)  # None = that of the data
     pre_logits: bool | None = None
     num_experts: int | None = Field(None, gt=0)
+    layers: list[int] | str | None = None  # blocks from 0, or "last-2", "every-2"
+    router: Plugin | None = None
     top_k: int | None = Field(None, gt=0)
-    layers: list[int] | None = None
-    router: str | None = None
     noise_std: float | None = Field(None, ge=0)
     capacity_factor: float | None | Literal["none"] = None
     eval_capacity_factor: float | None | Literal["none"] = None
+    capacity_rounding: Literal["ceil", "round"] | None = None
+    capacity_multiple_of: int | None = Field(None, gt=0)
     batch_priority: bool | None = None
     group_images: int | None = Field(None, gt=0)
     expert_dropout: float | None = Field(None, ge=0, lt=1)
@@ -61,6 +74,11 @@ class ModelConfig(_Section):
     mean: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
     std: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
     crop_fraction: float | None = Field(None, gt=0, le=1)  # of the shorter side; None = squash
+
+    @property
+    def router_name(self) -> str:
+        """The router's catalog name."""
+        return "softmax_token_choice" if self.router is None else self.router.name
 
 
 class DataConfig(_Section):
@@ -173,17 +191,18 @@ def dump(config: TrainConfig) -> str:
 
 
 def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
-    """Return the plug-in ``kind``, a dataclass, with the configured parameters; ``fixed`` ones go before them.
+    """Return the plug-in ``kind``, a class, with the configured parameters; ``fixed`` ones go before them.
 
     Raises:
         UserError: it has no such parameter (``what`` it is stands in the sentence), or a value has the wrong type.
     """
-    hints = get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind)]
+    hints = get_type_hints(kind.__init__)
+    known = list(inspect.signature(kind).parameters)
     values = plugin.parameters | fixed
     for key, value in values.items():
         if key not in known:
-            raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, known))
+            free = [name for name in known if name not in fixed]
+            raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, free))
         try:
             TypeAdapter(hints[key]).validate_python(value, strict=True)
         except ValidationError as error:
@@ -235,12 +254,15 @@ def _read(path: Path) -> dict[str, Any]:
     return _written_out(content)
 
 
-def _written_out(content: dict[str, Any]) -> dict[str, Any]:
+def _written_out(content: dict[str, Any], section: str = "") -> dict[str, Any]:
     """Return the content with its shorthands written out and every key a string."""
-    return {
-        str(key): {_SHORTHANDS[key]: value} if key in _SHORTHANDS and isinstance(value, str) else value
-        for key, value in content.items()
-    }
+    return {str(key): _long_form(f"{section}{key}", value) for key, value in content.items()}
+
+
+def _long_form(path: str, value: Any) -> Any:
+    if isinstance(value, str) and path in _SHORTHANDS:
+        return {_SHORTHANDS[path]: value}
+    return _written_out(value, f"{path}.") if isinstance(value, dict) else value
 
 
 def _set(content: dict[str, Any], override: str) -> str:
@@ -260,8 +282,7 @@ def _set(content: dict[str, Any], override: str) -> str:
         if not isinstance(child, dict):
             raise UserError(f"{section!r} in {override!r} is a value, not a section.")
         content = child
-    is_shorthand = not sections and last in _SHORTHANDS and isinstance(value, str)
-    content[last] = {_SHORTHANDS[last]: value} if is_shorthand else value
+    content[last] = _long_form(key, value)
     return key
 
 

@@ -15,8 +15,9 @@ from moeprobe.training import checkpoint
 def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalisation, provenance.
 
-    Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted. FLOPs are
-    those of one image with unlimited capacity, a multiply-add counted as two.
+    Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
+    take a token on average where the experts choose. FLOPs are those of one image in a group of its own, with
+    unlimited capacity where there can be; a multiply-add is counted as two.
 
     Raises:
         UserError: it is missing, truncated or foreign.
@@ -25,15 +26,17 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     model: Any = loaded
     layers = moe_layers(model)
     total = sum(parameter.numel() for parameter in model.parameters())
+    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     idle = 0
     rows = []
     for name, layer in layers.items():
         router, experts = layer.router, sum(parameter.numel() for parameter in layer.experts.parameters())
-        idle += experts * (router.num_experts - router.top_k) // router.num_experts
+        met = min(router.experts_per_token(tokens), router.num_experts)
+        idle += round(experts * (router.num_experts - met) / router.num_experts)
         rows.append(
             {
                 "layer": name,
-                "router": info.model.router or "softmax_token_choice",
+                "router": info.model.router_name,
                 "num_experts": router.num_experts,
                 "top_k": router.top_k,
                 "noise_std": router.noise_std,
@@ -49,7 +52,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "model": info.model.name,
         "image_size": list(model.patch_embed.img_size),
         "patch_size": list(model.patch_embed.patch_size),
-        "tokens": model.patch_embed.num_patches + model.num_prefix_tokens,
+        "tokens": tokens,
         "width": model.embed_dim,
         "blocks": len(model.blocks),
         "classes": len(info.class_names) or model.num_classes,
@@ -66,8 +69,8 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
 def _flops(model: Any) -> int:
     """Return the floating-point operations of one image.
 
-    The dense part is counted as it runs; the experts are charged for what they are sent (tokens x top_k), since
-    what actually runs also depends on padding.
+    The dense part is counted as it runs; the experts are charged for what they are sent (tokens x experts per token),
+    since what actually runs also depends on padding.
     """
     layers = moe_layers(model)
     images = torch.zeros(1, 3, *model.patch_embed.img_size)
@@ -86,5 +89,6 @@ def _flops(model: Any) -> int:
             sum(flops.values()) for path, flops in counted.items() if path.endswith(f"{name}.mlp.experts")
         )
         matrices = [parameter.shape[1:] for parameter in layer.experts.parameters() if parameter.ndim == 3]
-        total += tokens * layer.router.top_k * sum(2 * rows * columns for rows, columns in matrices)
+        sent = round(tokens * layer.router.experts_per_token(tokens))
+        total += sent * sum(2 * rows * columns for rows, columns in matrices)
     return int(total)

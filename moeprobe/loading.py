@@ -85,7 +85,7 @@ def load_model(
         model,
         mean=info.model.mean,
         std=info.model.std,
-        router_name=info.model.router or "softmax_token_choice",
+        router_name=info.model.router_name,
         trained_capacity=trained_capacity,
         group_images=group_images,
     ).to(choose_device(device))

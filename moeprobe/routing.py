@@ -20,7 +20,8 @@ class LayerRouting:
     Attributes:
         gates: ``(B, T, E)`` float32, a token's weight on each expert as the router gives it.
         scores: ``(B, T, E)`` what the choice is read off where that is not the gates, else None.
-        selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none.
+        selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none; K = E where experts choose
+            their tokens, 0 where every expert gets a share of every token.
         processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
         valid: ``(B, T)`` bool, False for padding.
         grid: how the tokens after the prefix lie in the image; None for a sequence.
@@ -28,6 +29,8 @@ class LayerRouting:
         gates_sum_to_one: whether a token's gates are a distribution over the experts.
         token_local: a token's choice does not depend on the other tokens of its group.
         router: the router's catalog name.
+        slot: ``(B, T)`` the slot (expert · slots + place) that gives a token most, where slots hold mixtures of tokens;
+            else None.
     """
 
     gates: Tensor
@@ -40,6 +43,7 @@ class LayerRouting:
     gates_sum_to_one: bool
     token_local: bool
     router: str
+    slot: Tensor | None = None
 
     @property
     def num_experts(self) -> int:
@@ -48,8 +52,18 @@ class LayerRouting:
 
     @property
     def top_k(self) -> int:
-        """K."""
+        """K: the most experts that a token can have; E where experts choose, 0 where all share every token."""
         return self.selected.shape[-1]
+
+    @property
+    def weights(self) -> Tensor:
+        """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed."""
+        if self.top_k == 0:
+            return self.gates
+        used = torch.zeros_like(self.gates).scatter_add(
+            -1, self.selected.long().clamp_min(0), (self.processed & (self.selected >= 0)).float()
+        )
+        return self.gates * used
 
 
 def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

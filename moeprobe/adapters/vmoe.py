@@ -10,7 +10,7 @@ from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.nn.capture import capture, moe_layers
-from moeprobe.nn.dispatch import CapacityRule
+from moeprobe.nn.dispatch import CapacityRule, SoftPlan
 from moeprobe.nn.replay import Choices, replaying
 from moeprobe.nn.routers.base import Decision
 from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
@@ -51,7 +51,9 @@ class Vmoe:
         routers = [layer.router for layer in self._layers.values()]
         if not trained_capacity:
             for router in routers:
-                router.eval_capacity = CapacityRule(None)
+                # Where experts take a fixed number of tokens, that number is the choice itself.
+                if not router.fills_experts:
+                    router.eval_capacity = CapacityRule(None)
         self.capacity_factors = {
             name: layer.router.eval_capacity.factor for name, layer in self._layers.items()
         }
@@ -130,13 +132,20 @@ class Vmoe:
 
     def _routing(self, name: str, decision: Decision, num_images: int) -> LayerRouting:
         gates = decision.gates.reshape(num_images, -1, decision.gates.shape[-1]).float()
-        choices = decision.selected.reshape(num_images, gates.shape[1], -1)
-        kept = decision.plan.kept.view(choices.shape)
-        selected, processed = order_choices(choices, kept, gates)
+        scores = None if decision.scores is None else decision.scores.reshape(gates.shape).float()
+        choices = (num_images, gates.shape[1], decision.selected.shape[-1])
+        selected, processed = order_choices(
+            decision.selected.reshape(choices),
+            decision.processed.reshape(choices),
+            gates if scores is None else scores,
+        )
+        slot = None
+        if isinstance(decision.plan, SoftPlan):
+            slot = decision.plan.combine.flatten(2).argmax(-1).reshape(gates.shape[:2])
         router = self._layers[name].router
         return LayerRouting(
             gates=gates,
-            scores=None,
+            scores=scores,
             selected=selected,
             processed=processed,
             valid=torch.ones(gates.shape[:2], dtype=torch.bool, device=gates.device),
@@ -145,4 +154,5 @@ class Vmoe:
             gates_sum_to_one=router.gates_sum_to_one,
             token_local=router.token_local,
             router=self.router_name,
+            slot=slot,
         )

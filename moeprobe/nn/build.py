@@ -9,11 +9,11 @@ from timm.models.vision_transformer import VisionTransformer
 from moeprobe.catalog import unknown
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.nn.vit import MoeConfig, make_sparse
+from moeprobe.nn.sparse import MoeConfig, make_sparse
 
 _MOE_KEYS = (
-    "num_experts", "top_k", "layers", "router", "noise_std", "capacity_factor", "eval_capacity_factor",
-    "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
+    "num_experts", "layers", "top_k", "noise_std", "capacity_factor", "eval_capacity_factor", "capacity_rounding",
+    "capacity_multiple_of", "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
 )  # fmt: skip
 
 
@@ -32,7 +32,11 @@ def build_model(config: ModelConfig) -> VisionTransformer:
         arguments["img_size"] = config.image_size
     if config.patch_size is not None:
         arguments["patch_size"] = config.patch_size
-    moe = {key: _value(getattr(config, key)) for key in _MOE_KEYS if getattr(config, key) is not None}
+    moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
+    if isinstance(config.layers, list):
+        moe["layers"] = tuple(config.layers)
+    if config.router is not None:
+        moe |= {"router": config.router.name, "router_options": config.router.parameters}
     if model_entrypoint(config.name).__module__.startswith("moeprobe."):
         if config.pre_logits is not None:
             arguments["pre_logits"] = config.pre_logits
@@ -62,10 +66,3 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _value(value: Any) -> Any:
-    """Return a configured value as the model takes it: "none" is no limit, a list a tuple."""
-    if value == "none":
-        return None
-    return tuple(value) if isinstance(value, list) else value

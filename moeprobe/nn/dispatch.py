@@ -3,8 +3,9 @@
 Axes: G groups, S tokens per group, D width, E experts, K choices per token, C capacity per group and expert,
 N = G·S·K assignments.
 
-The plan is an index form: one entry per assignment, work proportional to N. ``DispatchPlan.dense`` gives the
-``(G, S, E, C)`` form in which the papers write it; nothing but a test should need that.
+The plan of a sparse router is an index form: one entry per assignment, work proportional to N. ``DispatchPlan.dense``
+gives the ``(G, S, E, C)`` form in which the papers write it; nothing but a test should need that. Where every
+slot holds a share of every token (soft MoE), the dense form is the plan: ``SoftPlan``.
 
 Source: V-MoE (Riquelme et al. 2021), section 2 and its released program.
 """
@@ -91,6 +92,23 @@ class DispatchPlan:
         return dispatch.view(shape), combine.view(shape)
 
 
+@dataclass(frozen=True)
+class SoftPlan:
+    """Every slot holds a mixture of the group's tokens, every token takes back a mixture of the slots' outputs.
+
+    Attributes:
+        dispatch: ``(G, S, E, C)`` share of a token in a slot.
+        combine: ``(G, S, E, C)`` weight of a slot's output for a token.
+    """
+
+    dispatch: Tensor
+    combine: Tensor
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Return dispatch and combine weights, as they are."""
+        return self.dispatch, self.combine
+
+
 def plan_token_choice(
     gates: Tensor, selected: Tensor, *, capacity: int | None, batch_priority: bool = False
 ) -> DispatchPlan:
@@ -105,6 +123,41 @@ def plan_token_choice(
     slot = _arrival(selected, gates, gates.shape[-1], batch_priority=batch_priority and capacity is not None)
     kept = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
     return _plan(gates, selected, slot, kept, capacity)
+
+
+def plan_expert_choice(scores: Tensor, gates: Tensor, *, capacity: int) -> DispatchPlan:
+    """Plan "top tokens per expert": each expert takes its ``capacity`` best tokens of every group, or all there are.
+
+    Args:
+        scores: ``(G, S, E)`` what an expert chooses by; ties go to the earlier token.
+        gates: ``(G, S, E)`` weights of the combination.
+        capacity: C; cut to S.
+    """
+    num_groups, group_size, num_experts = scores.shape
+    capacity = min(capacity, group_size)
+    order = scores.detach().transpose(1, 2).sort(dim=-1, descending=True, stable=True).indices[..., :capacity]
+    group = torch.arange(num_groups, device=scores.device)[:, None, None]
+    expert = torch.arange(num_experts, device=scores.device)[:, None].expand_as(order)
+    return DispatchPlan(
+        token=(group * group_size + order).flatten(),
+        expert=expert.flatten(),
+        slot=torch.arange(capacity, device=scores.device).expand_as(order).flatten(),
+        weight=gates.transpose(1, 2).gather(-1, order).flatten(),
+        kept=torch.ones(order.numel(), dtype=torch.bool, device=scores.device),
+        num_groups=num_groups,
+        group_size=group_size,
+        num_experts=num_experts,
+        capacity=capacity,
+    )
+
+
+def chosen_by_experts(plan: DispatchPlan, scores: Tensor) -> Tensor:
+    """Return the experts ``(G, S, E)`` that hold each token by ``plan``, best score first, -1 = no more."""
+    holds = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    holds[(plan.token * plan.num_experts + plan.expert)[plan.kept]] = True
+    ranked = scores.detach().masked_fill(~holds.view_as(scores), -torch.inf)
+    ranked, expert = ranked.sort(dim=-1, descending=True, stable=True)
+    return expert.masked_fill(ranked == -torch.inf, -1)
 
 
 def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity: int | None) -> DispatchPlan:
@@ -172,19 +225,36 @@ def _rank_within(queue: Tensor, num_queues: int) -> Tensor:
     return torch.empty_like(rank).scatter(0, order, rank)
 
 
-def run_experts(experts: Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool = False) -> Tensor:
+def run_experts(
+    experts: Experts, tokens: Tensor, plan: DispatchPlan | SoftPlan, *, bfloat16: bool = False
+) -> Tensor:
     """Send tokens ``(G·S, D)`` to their experts and combine what comes back; a fully dropped token gets 0.
 
     ``bfloat16`` is V-MoE's option: tokens and expert outputs are rounded to bfloat16 where they would travel
     between devices, the weighted sum stays in float32.
     """
     sent = _round_bfloat16(tokens) if bfloat16 else tokens
+    if isinstance(plan, SoftPlan):
+        return _run_soft(experts, sent, plan, bfloat16=bfloat16)
     run = _run_without_limit if plan.capacity is None else _run_with_capacity
     outputs = run(experts, sent, plan)
     if bfloat16:
         outputs = _round_bfloat16(outputs)
     weighted = outputs * plan.weight[:, None].to(tokens.dtype)
     return torch.zeros_like(tokens).index_add(0, plan.token, weighted.to(tokens.dtype))
+
+
+def _run_soft(experts: Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:
+    """Mix tokens into slots, run every expert on its slots of all groups, mix the outputs back."""
+    num_groups, group_size, num_experts, num_slots = plan.dispatch.shape
+    groups = tokens.view(num_groups, group_size, -1)
+    dispatch, combine = (weights.to(tokens.dtype).flatten(2) for weights in (plan.dispatch, plan.combine))
+    slots = (dispatch.transpose(1, 2) @ groups).view(num_groups, num_experts, num_slots, -1)
+    outputs = experts(slots.transpose(0, 1).flatten(1, 2)).view(num_experts, num_groups, num_slots, -1)
+    if bfloat16:
+        outputs = _round_bfloat16(outputs)
+    mixed = combine @ outputs.transpose(0, 1).flatten(1, 2).to(tokens.dtype)
+    return mixed.flatten(0, 1)
 
 
 def _round_bfloat16(values: Tensor) -> Tensor:

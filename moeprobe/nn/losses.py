@@ -33,5 +33,10 @@ def gshard_loss(gates: Tensor) -> Tensor:
     return num_experts**2 * (first * gates.mean(1)).mean(-1)
 
 
+def z_loss(logits: Tensor) -> Tensor:
+    """Return the mean over tokens of logsumexp², which keeps logits small (Zoph et al. 2022; ``logits`` with noise)."""
+    return logits.logsumexp(-1).square().mean(1)
+
+
 def _squared_variation(amounts: Tensor) -> Tensor:
     return (amounts.std(-1, correction=0) / amounts.mean(-1)) ** 2

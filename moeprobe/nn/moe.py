@@ -58,5 +58,5 @@ class MoeLayer(nn.Module):
     def _noise(self, groups: Tensor) -> Tensor | None:
         if not self.training or self.router.noise_std == 0:
             return None
-        shape = (*groups.shape[:2], self.router.num_experts)
+        shape = (*groups.shape[:2], self.router.num_logits)
         return torch.randn(shape, device=groups.device, dtype=torch.float32)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from moeprobe.nn.capture import moe_layers
-from moeprobe.nn.dispatch import plan_choices
+from moeprobe.nn.dispatch import DispatchPlan, plan_choices
 from moeprobe.nn.routers.base import Decision
 
 
@@ -56,5 +56,6 @@ def _repeat(decision: Decision, wanted: Choices) -> Decision:
     selected, processed = (side.reshape(*groups, -1) for side in (wanted.selected.long(), wanted.processed))
     gates = decision.gates if wanted.gates is None else wanted.gates.to(decision.gates.dtype)
     gates = gates.reshape(decision.gates.shape)
+    assert isinstance(decision.plan, DispatchPlan), "a soft router has no choices to repeat"
     plan = plan_choices(gates, selected, processed, capacity=decision.plan.capacity)
-    return replace(decision, gates=gates, selected=selected, plan=plan)
+    return replace(decision, gates=gates, selected=selected, processed=processed, plan=plan)

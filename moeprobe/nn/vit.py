@@ -7,102 +7,17 @@ Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from timm.models import register_model
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from moeprobe.catalog import ROUTERS
 from moeprobe.errors import UserError
-from moeprobe.nn.dispatch import CapacityRule
-from moeprobe.nn.experts import ExpertLinear, MlpExperts
+from moeprobe.nn.experts import ExpertLinear
 from moeprobe.nn.initialisation import initialise
-from moeprobe.nn.moe import MoeLayer
-
-
-@dataclass(frozen=True)
-class MoeConfig:
-    """How a transformer is made sparse; the defaults are V-MoE's.
-
-    Attributes:
-        layers: 0-based blocks whose MLP becomes a MoE layer; None = the last two odd blocks.
-        capacity_factor: in training; None = no limit.
-        eval_capacity_factor: in evaluation; None = no limit (nothing then depends on batch-mates).
-        group_images: images that share a group, hence capacity and balancing losses, in training.
-        noise_std: the router's noise has standard deviation noise_std / num_experts.
-    """
-
-    num_experts: int = 8
-    top_k: int = 2
-    layers: tuple[int, ...] | None = None
-    router: str = "softmax_token_choice"
-    noise_std: float = 1.0
-    capacity_factor: float | None = 1.05
-    eval_capacity_factor: float | None = None
-    batch_priority: bool = False
-    group_images: int = 8
-    expert_dropout: float = 0.0
-    bfloat16_dispatch: bool = False
-
-    def blocks(self, depth: int) -> tuple[int, ...]:
-        """Return the sparse blocks of a transformer of ``depth`` blocks.
-
-        Raises:
-            UserError: a block that does not exist.
-        """
-        if self.layers is None:
-            return tuple(range(1, depth, 2))[-2:]
-        wrong = [layer for layer in self.layers if not 0 <= layer < depth]
-        if wrong or not self.layers:
-            raise UserError(f"MoE layers must be among the blocks 0 to {depth - 1}; got {list(self.layers)}.")
-        return tuple(sorted(set(self.layers)))
-
-
-def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransformer:
-    """Replace the MLP of the chosen blocks of any timm ViT by a MoE layer, in place ("upcycling").
-
-    Every expert starts as a copy of the block's MLP (so the experts of a fresh model start equal, as V-MoE's do).
-
-    Raises:
-        UserError: the block's MLP is no plain two-layer perceptron, or the configuration does not fit.
-    """
-    for index in config.blocks(len(model.blocks)):
-        block = model.blocks[index]
-        block.mlp = _moe_layer(block, config, where=f"blocks.{index}")
-    return model
-
-
-def _moe_layer(block: Block, config: MoeConfig, *, where: str) -> MoeLayer:
-    mlp = block.mlp
-    if not isinstance(getattr(mlp, "fc1", None), nn.Linear) or not isinstance(mlp.fc2, nn.Linear):
-        raise UserError(
-            f"The MLP of {where} is a {type(mlp).__name__}; only plain two-layer MLPs can be made sparse."
-        )
-    if mlp.fc1.out_features != mlp.fc2.in_features or not isinstance(
-        getattr(mlp, "norm", nn.Identity()), nn.Identity
-    ):
-        raise UserError(f"The MLP of {where} is gated or normalised inside and cannot be made sparse.")
-    width, hidden_width = mlp.fc1.in_features, mlp.fc1.out_features
-    experts = MlpExperts(
-        config.num_experts, width, hidden_width, activation=mlp.act, dropout=config.expert_dropout
-    )
-    experts.fc1.copy_linear(mlp.fc1)
-    experts.fc2.copy_linear(mlp.fc2)
-    router = ROUTERS.get(config.router)(
-        width,
-        config.num_experts,
-        config.top_k,
-        noise_std=config.noise_std,
-        capacity=CapacityRule(config.capacity_factor),
-        eval_capacity=CapacityRule(config.eval_capacity_factor),
-        batch_priority=config.batch_priority,
-    )
-    return MoeLayer(
-        router, experts, group_images=config.group_images, bfloat16_dispatch=config.bfloat16_dispatch
-    )
+from moeprobe.nn.sparse import MoeConfig, make_sparse
 
 
 def resize_position_embedding(embedding: Tensor, *, num_prefix: int, rows: int, columns: int) -> Tensor:

@@ -42,6 +42,20 @@ def dispatch(
     return where, combine
 
 
+def expert_choice(scores: Array, gates: Array, *, capacity: int) -> tuple[NDArray[np.bool_], Array]:
+    """Dispatch and combine ``(G, S, E, C)``: every expert takes its best tokens."""
+    groups, tokens, experts = scores.shape
+    capacity = min(capacity, tokens)
+    where = np.zeros((groups, tokens, experts, capacity), dtype=bool)
+    combine = np.zeros(where.shape)
+    for group in range(groups):
+        for expert in range(experts):
+            for slot, token in enumerate(ranking(scores[group, :, expert])[:capacity]):
+                where[group, token, expert, slot] = True
+                combine[group, token, expert, slot] = gates[group, token, expert]
+    return where, combine
+
+
 def squared_variation(amounts: Array) -> float:
     """(standard deviation of the population / mean)²."""
     mean = sum(amounts) / len(amounts)

@@ -7,8 +7,9 @@ import torch
 from moeprobe.errors import UserError
 from moeprobe.nn.dispatch import CapacityRule
 from moeprobe.nn.losses import gshard_loss, importance_loss, load_loss
+from moeprobe.nn.routers._linear import top_choices
 from moeprobe.nn.routers.base import Decision
-from moeprobe.nn.routers.softmax_token_choice import SoftmaxTokenChoice, top_choices
+from moeprobe.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from tests.golden import GRADIENTS, assert_golden, oracle
 from tests.nn import references
 

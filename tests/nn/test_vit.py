@@ -13,10 +13,11 @@ from torch import nn
 import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.nn.capture import capture, moe_layers
-from moeprobe.nn.dispatch import CapacityRule
+from moeprobe.nn.dispatch import CapacityRule, DispatchPlan
 from moeprobe.nn.losses import gshard_loss, importance_loss, load_loss
 from moeprobe.nn.routers.base import Decision
-from moeprobe.nn.vit import MoeConfig, kernel_names, make_sparse, resize_position_embedding
+from moeprobe.nn.sparse import MoeConfig, make_sparse
+from moeprobe.nn.vit import kernel_names, resize_position_embedding
 from tests.golden import GRADIENTS, assert_golden, oracle
 from tests.nn import references
 from tests.nn.vmoe_names import to_state_dict
@@ -99,6 +100,7 @@ def test_released_forward(variant: str) -> None:
         assert_golden(decision.logits, expected[f"router_logits/{index}"])
         assert_golden(decision.gates, expected[f"router_softmax/{index}"])
         assert_golden(decision.plan.dense()[1].sum(-1), expected[f"combine_se/{index}"])
+        assert isinstance(decision.plan, DispatchPlan)
         assert int((~decision.plan.kept).sum()) == expected[f"dropped_assignments/{index}"]
         assert decision.plan.capacity == expected[f"capacity/{index}"]
         importance = importance_loss(decision.clean_gates)
@@ -298,9 +300,9 @@ def test_capacity_rule_is_replaceable_for_probing() -> None:
     model = small_model(eval_capacity_factor=0.5).eval()
     with torch.no_grad(), capture(model) as limited:
         model(torch.randn(4, 3, 32, 32))
-    assert not limited["blocks.1"].plan.kept.all()
+    assert not limited["blocks.1"].processed.all()
     for layer in moe_layers(model).values():
         layer.router.eval_capacity = CapacityRule(None)
     with torch.no_grad(), capture(model) as unlimited:
         model(torch.randn(4, 3, 32, 32))
-    assert unlimited["blocks.1"].plan.kept.all()
+    assert unlimited["blocks.1"].processed.all()

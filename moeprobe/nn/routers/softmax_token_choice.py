@@ -5,16 +5,14 @@ Axes: G groups, S tokens per group, D width, E experts, K choices.
 Source: V-MoE (Riquelme et al. 2021), section 2.2 and its released program.
 """
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from moeprobe.errors import UserError
 from moeprobe.nn.dispatch import CapacityRule, plan_token_choice
-from moeprobe.nn.initialisation import lecun_normal
-from moeprobe.nn.routers.base import Decision, Router
+from moeprobe.nn.routers._linear import LinearRouter, top_choices, without_autocast
+from moeprobe.nn.routers.base import Decision
 
 
-class SoftmaxTokenChoice(Router):
+class SoftmaxTokenChoice(LinearRouter):
     """Softmax token choice with noise: top-k of softmax(x W + (noise_std / E) · ε).
 
     The combine weight of a chosen expert is its softmax value over *all* experts; nothing is renormalised after
@@ -22,54 +20,48 @@ class SoftmaxTokenChoice(Router):
     """
 
     token_local = True
-    gates_sum_to_one = True
 
     def __init__(
         self,
         width: int,
         num_experts: int,
-        top_k: int,
+        top_k: int = 2,
         *,
         noise_std: float = 1.0,
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
         batch_priority: bool = False,
     ) -> None:
-        super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise UserError(f"top_k must lie between 1 and the {num_experts} experts; got {top_k}.")
-        self.gate = nn.Linear(width, num_experts, bias=False)
-        lecun_normal(self.gate)
-        self.num_experts = num_experts
-        self.top_k = top_k
-        self.noise_std = noise_std
-        self.capacity = capacity or CapacityRule()
-        self.eval_capacity = eval_capacity or CapacityRule()
+        super().__init__(
+            width,
+            num_experts,
+            top_k=top_k,
+            noise_std=noise_std,
+            capacity=capacity,
+            eval_capacity=eval_capacity,
+        )
         self.batch_priority = batch_priority
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""
-        with torch.autocast(tokens.device.type, enabled=False):
-            logits = nn.functional.linear(_at_least_float32(tokens), _at_least_float32(self.gate.weight))
-            clean_gates = logits.softmax(-1)
-            noise_scale = 0.0 if noise is None else self.noise_std / self.num_experts
-            noisy_logits = logits if noise is None else logits + noise_scale * noise
-            gates = clean_gates if noise is None else noisy_logits.softmax(-1)
+        with without_autocast(tokens):
+            logits = self._logits(tokens, noise)
+            clean_gates = logits.clean.softmax(-1)
+            gates = clean_gates if noise is None else logits.noisy.softmax(-1)
+            assert self.top_k is not None
             selected = top_choices(gates, self.top_k)
-            rule = self.capacity if self.training else self.eval_capacity
-            capacity = rule.capacity(
-                group_size=tokens.shape[1], num_experts=self.num_experts, top_k=self.top_k
+            plan = plan_token_choice(
+                gates, selected, capacity=self._places(tokens.shape[1]), batch_priority=self.batch_priority
             )
-            plan = plan_token_choice(gates, selected, capacity=capacity, batch_priority=self.batch_priority)
-        return Decision(logits, noisy_logits, gates, clean_gates, selected, noise_scale, plan)
-
-
-def top_choices(scores: Tensor, top_k: int) -> Tensor:
-    """Return the indices ``(..., K)`` of the largest scores, best first; ties go to the lower index."""
-    if top_k == 1:
-        return scores.argmax(-1, keepdim=True)
-    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+        return Decision(
+            logits=logits.clean,
+            noisy_logits=logits.noisy,
+            gates=gates,
+            clean_gates=clean_gates,
+            scores=None,
+            selected=selected,
+            processed=plan.kept.view_as(selected),
+            top_k=self.top_k,
+            noise_scale=logits.noise_scale,
+            plan=plan,
+        )

@@ -6,7 +6,7 @@ Axes: B source images, V views of each, T tokens, E experts, G groups, M pairs o
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
-from moeprobe.nn.losses import importance_loss, load_loss
+from moeprobe.nn.losses import gshard_loss, importance_loss, load_loss, z_loss
 from moeprobe.nn.routers.base import Decision
 
 
@@ -70,19 +70,47 @@ class Objective(ABC):
 
 
 def balancing_terms(
-    decisions: Mapping[str, Decision], *, importance_weight: float, load_weight: float
+    decisions: Mapping[str, Decision],
+    *,
+    importance_weight: float,
+    load_weight: float,
+    gshard_weight: float = 0.0,
+    z_weight: float = 0.0,
 ) -> dict[str, Term]:
-    """Return V-MoE's balancing losses: mean over groups, summed over layers; no load loss without noise."""
-    importance = torch.stack([importance_loss(d.clean_gates).mean() for d in decisions.values()]).sum()
-    terms = {"importance": Term(importance, importance_weight)}
-    noisy = [d for d in decisions.values() if d.noise_scale > 0]
-    if noisy:
-        loads = [
-            load_loss(d.logits, d.noisy_logits, top_k=d.selected.shape[-1], noise_scale=d.noise_scale).mean()
-            for d in noisy
-        ]
-        terms["load"] = Term(torch.stack(loads).sum(), load_weight)
+    """Return balancing losses: mean over groups, summed over layers; without what weighs nothing.
+
+    There is no load loss without noise.
+
+    Raises:
+        UserError: a load loss is asked of a router in which tokens do not choose by their logits.
+    """
+    terms = {}
+    if importance_weight:
+        terms["importance"] = Term(
+            _summed(decisions, lambda d: importance_loss(d.clean_gates)), importance_weight
+        )
+    if load_weight and any(d.noise_scale > 0 for d in decisions.values()):
+        terms["load"] = Term(_summed(decisions, _load), load_weight)
+    if gshard_weight:
+        terms["gshard"] = Term(_summed(decisions, lambda d: gshard_loss(d.gates)), gshard_weight)
+    if z_weight:
+        terms["z"] = Term(_summed(decisions, lambda d: z_loss(d.noisy_logits)), z_weight)
     return terms
+
+
+def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
+    return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()
+
+
+def _load(decision: Decision) -> Tensor:
+    if decision.top_k is None or decision.scores is not None:
+        raise UserError(
+            "The load loss is about tokens that choose their experts by noisy logits, and here they do not: "
+            "set objective.load_weight=0."
+        )
+    return load_loss(
+        decision.logits, decision.noisy_logits, top_k=decision.top_k, noise_scale=decision.noise_scale
+    )
 
 
 def paired_gates(
