@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """What a set of sums is about; empty where it is about none (an output has no layer, a pair no severity)."""
+    """What a set of sums is about; empty where it is about none (an output has no layer, a pair no severity).
+
+    ``draw`` is 1, 2, … where there are several random draws; 0 = there are none, or all of them together.
+    """
 
     layer: str = ""
     router: str = ""

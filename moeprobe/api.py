@@ -24,6 +24,7 @@ from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.config import TrainConfig
 from moeprobe.corresponding import CorrespondResult, correspond
 from moeprobe.errors import UserError
+from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
 from moeprobe.overlaying import OverlayResult, overlay
@@ -53,6 +54,7 @@ __all__ = [
     "correspond",
     "discontinuity",
     "evaluate",
+    "fewshot",
     "load_model",
     "match_ratio",
     "noise_sweep",
@@ -62,6 +64,7 @@ __all__ = [
     "plan",
     "plan_comparison",
     "plan_discontinuity",
+    "plan_fewshot",
     "probe",
     "report",
     "s_matrix",

@@ -19,7 +19,7 @@ from moeprobe.probing import Plan, make_analyses
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics
-from moeprobe.tables import cells, write_csv
+from moeprobe.tables import cells, over_draws, write_csv
 from moeprobe.watching import Watcher
 
 
@@ -163,9 +163,10 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
         train_seeds=seeds,
         groups=groups,
     )
-    watcher.start("differences", measured.images.num_rows)
+    images = over_draws(measured.images)
+    watcher.start("differences", images.num_rows)
     table = comparisons.compare(
-        measured.images,
+        images,
         analyses=_analyses(measured),
         about=about,
         wanted=comparisons.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),

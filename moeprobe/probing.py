@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sweep": ("match", "confidence", "load", "output"),
     "eval": ("output",),
     "discontinuity": ("discontinuity",),
+    "fewshot": ("fewshot",),
 }
 # Clean images that a sweep runs again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
@@ -97,20 +98,25 @@ def measure(
     folder: OutputFolder | None = None,
     watcher: Watcher | None = None,
     run: Callable[..., tuple[pa.Table, list[str]]] = sweeps.run,
+    images_besides: int = 0,
 ) -> Result:
-    """Run every checkpoint over the images with ``run`` and put the tables together; only part files are written."""
+    """Run every checkpoint over the images with ``run`` and put the tables together; only part files are written.
+
+    ``images_besides`` says how many images ``run`` needs that are none of the question's.
+    """
     watcher = watcher or Watcher()
     started = time.perf_counter()
     tables, skipped, rates = [], [], {}
+    num_images = len(question.indices) + images_besides
     for model in models:
-        watcher.start(f"{kind}: {model.name}", len(question.indices))
+        watcher.start(f"{kind}: {model.name}", num_images)
         if kind == "eval":
             # Its images per second are read: without what the first pass of all alone must do.
             run(dataclasses.replace(question, indices=question.indices[:1], skip_bad_images=True), model)
         begun = time.perf_counter()
         parts = None if folder is None else folder.parts
         table, bad = run(question, model, parts=parts, progress=watcher.advance)
-        rates[model.name] = len(question.indices) / (time.perf_counter() - begun)
+        rates[model.name] = num_images / (time.perf_counter() - begun)
         tables.append(table)
         skipped.append(bad)
     images = concatenate(tables)
@@ -343,6 +349,7 @@ def make_request(
 def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
     """Draw the figures of a run as PNG and SVG; returns the files."""
     from moeprobe.figures import confidence as confidence_figure
+    from moeprobe.figures import fewshot as fewshot_figure
     from moeprobe.figures import match_ratio as match_figure
     from moeprobe.figures import s_matrix as matrix_figure
     from moeprobe.figures import save
@@ -352,6 +359,7 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
         "match-ratio": match_figure.draw,
         "s-matrix": matrix_figure.draw,
         "confidence": confidence_figure.draw,
+        "fewshot": fewshot_figure.draw,
         "sweep": partial(
             sweep_figure.draw,
             unit=result.sidecar["severity_unit"],

@@ -139,3 +139,15 @@ class Replayable(Traceable, Protocol):
         Raises:
             UserError: the routing is not one of this model for as many images, or its tokens choose no experts.
         """
+
+
+@runtime_checkable
+class Featured(Traceable, Protocol):
+    """A model that says what its classification head reads."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features ``(B, D)`` float32 of images ``(B, 3, H, W)`` in [0, 1], routed as in ``trace``.
+
+        Raises:
+            UserError: the images do not fit the model.
+        """

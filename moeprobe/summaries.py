@@ -11,7 +11,7 @@ import pyarrow as pa
 from moeprobe.accumulators import Cell
 from moeprobe.analyses.base import Analysis, Columns, LayerAnalysis, Metric
 from moeprobe.statistics import Bootstrap, Replicates
-from moeprobe.tables import FLOORS, cells, frame
+from moeprobe.tables import FLOORS, cells, frame, over_draws
 
 Analyses = Sequence[Analysis]
 # (metric, null, expert, expert_b)
@@ -46,12 +46,14 @@ def summarise(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return the table of a run and, with two or more checkpoints, the paired differences from the first.
 
+    Where there are random draws, all of them together come first, then each by itself.
+
     Everything is taken in the order of the image names and with resamples that belong to (seed, resample), so the
     same sums give the same bytes.
     """
     bootstraps: dict[int, Bootstrap] = {}
     measured = []
-    for checkpoint, cell, image_ids, columns in cells(images):
+    for checkpoint, cell, image_ids, columns in cells(over_draws(images, keep=True)):
         found_metrics = metrics(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
         found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_metrics])
@@ -117,6 +119,7 @@ def row(about: About, checkpoint: str, cell: Cell, name: Name, replicates: Repli
         "top_k": cell.top_k or None,
         "view": cell.view,
         "severity": None if np.isnan(cell.severity) else cell.severity,
+        "draw": cell.draw or None,
         "tokens": cell.tokens,
         "metric": name[0],
         "null": name[1],

@@ -6,12 +6,14 @@ per image that every value follows from, so that runs can be compared, merged an
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -31,7 +33,7 @@ COLUMNS: dict[str, str] = {
     "top_k": "experts chosen per token",
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
-    "severity": "its severity, in the view's unit; empty for pairs of random views",
+    "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, prefix (CLS), or patches of the foreground, the boundary, the background; empty for the model's "
     "output",
@@ -109,6 +111,33 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
     values = pa.array(lists.ravel())
     # Parquet's own name for what a list holds: a table that was written and read is the one in memory.
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
+
+
+def over_draws(images: pa.Table, *, keep: bool = False) -> pa.Table:
+    """Return the sums with those of an image's draws put together: numbers are added, lists joined, the label kept.
+
+    Cells without draws stay as they are; with ``keep`` the single draws stay too, after what they come to.
+    """
+    single = pc.greater(images["draw"], 0)
+    drawn, rest = images.filter(single), images.filter(pc.invert(single))
+    by_cell: dict[tuple[str, object], list[CellColumns]] = {}
+    for found in cells(drawn) if drawn.num_rows else ():
+        by_cell.setdefault((found[0], replace(found[1], draw=0).key()), []).append(found)
+    parts = []
+    for (checkpoint, _), draws in by_cell.items():
+        _, cell, names, first = draws[0]
+        assert all(also == names for _, _, also, _ in draws), "draws are of different images"
+        together = Accumulator()
+        columns = {name: _put_together(name, [part[name] for _, _, _, part in draws]) for name in first}
+        together.add(replace(cell, draw=0), names, columns)
+        parts.append(image_table(together, checkpoint=checkpoint))
+    return concatenate([*parts, rest, drawn] if keep else [*parts, rest])
+
+
+def _put_together(name: str, columns: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+    if name == "label":
+        return columns[0]
+    return np.sum(columns, axis=0) if columns[0].ndim == 1 else np.concatenate(columns, axis=1)
 
 
 def in_order(images: pa.Table) -> pa.Table:
@@ -209,8 +238,8 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
         names.insert(names.index("checkpoint") + 1, "reference")
     if judged:
         names += [name for name in COMPARISON_COLUMNS if name not in names]
-    # Numbers of experts stay whole where most lines are about none.
-    return pd.DataFrame(rows, columns=names).astype({"expert": "Int64", "expert_b": "Int64"})
+    # Numbers of draws and experts stay whole where most lines are about none.
+    return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -27,6 +27,7 @@ def direction(metric: str) -> int:
     more = metric.endswith(("_match", "_kappa")) or metric in (
         "accuracy",
         "top5_accuracy",
+        "fewshot_accuracy",
         "prediction_agreement",
     )
     return int(more)

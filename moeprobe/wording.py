@@ -18,6 +18,7 @@ METRICS: dict[str, str] = {
     "load_entropy": "load entropy (1 = even)",
     "accuracy": "accuracy",
     "top5_accuracy": "top-5 accuracy",
+    "fewshot_accuracy": "few-shot accuracy",
     "loss": "cross-entropy",
     "prediction_agreement": "same prediction as clean",
     "switches": "switches",

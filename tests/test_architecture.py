@@ -10,15 +10,18 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching", "wording"},
-    1: {"accumulators", "data", "families", "nn", "regions", "routing", "statistics", "tables", "verdicts", "views"},
+    1: {
+        "accumulators", "data", "families", "nn", "regions", "ridge", "routing", "statistics", "tables", "verdicts",
+        "views",
+    },
     2: {"adapters", "analyses", "batches"},
     3: {
-        "comparisons", "corners", "exhibits", "figures", "floors", "paths", "probes", "report", "runs", "sources",
-        "summaries", "sweeps", "training",
+        "comparisons", "corners", "exhibits", "figures", "floors", "paths", "probes", "report", "runs", "shots",
+        "sources", "summaries", "sweeps", "training",
     },
     4: {
-        "api", "comparing", "corresponding", "demo", "doctor", "following", "gathering", "inspection", "loading",
-        "overlaying", "probing",
+        "api", "comparing", "corresponding", "demo", "doctor", "fewshot", "following", "gathering", "inspection",
+        "loading", "overlaying", "probing",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip
@@ -27,6 +30,7 @@ NEIGHBOURS = {
     ("__main__", "cli"),
     ("api", "comparing"),
     ("api", "corresponding"),
+    ("api", "fewshot"),
     ("api", "following"),
     ("api", "loading"),
     ("api", "overlaying"),
@@ -43,6 +47,8 @@ NEIGHBOURS = {
     ("exhibits", "probes"),
     ("families", "statistics"),
     ("files", "errors"),
+    ("fewshot", "loading"),
+    ("fewshot", "probing"),
     ("following", "loading"),
     ("following", "probing"),
     ("gathering", "loading"),
@@ -51,6 +57,9 @@ NEIGHBOURS = {
     ("overlaying", "probing"),
     ("paths", "probes"),
     ("probing", "loading"),
+    ("ridge", "statistics"),
+    ("shots", "probes"),
+    ("shots", "sweeps"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
     ("sweeps", "probes"),

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from moeprobe import tables
 from moeprobe.accumulators import Accumulator, Cell
-from moeprobe.tables import cells, concatenate, image_table, in_order, read_images, read_note, write_images
+from moeprobe.tables import (
+    cells,
+    concatenate,
+    image_table,
+    in_order,
+    over_draws,
+    read_images,
+    read_note,
+    write_images,
+)
 
 Sums = dict[str, NDArray[np.generic]]
 NAMES = ["img/ü", "img/10", "img/9"]
@@ -124,3 +133,37 @@ def test_a_table_has_all_columns_and_empty_cells_where_there_is_nothing(tmp_path
     )  # fmt: skip
     comparison = tables.frame([], comparison=True)
     assert list(comparison.columns)[1:3] == ["checkpoint", "reference"]
+
+
+def test_draws_are_put_together_image_by_image() -> None:
+    rng = np.random.default_rng(0)
+    right, chosen = rng.integers(0, 2, (2, 3, 3)), rng.integers(0, 9, (2, 3, 3, 1))
+    parts = []
+    for checkpoint in "ab":
+        sums = Accumulator()
+        for severity in (1.0, 5.0):
+            for draw in (1, 2, 3):
+                one = int(severity == 5), draw - 1
+                order = rng.permutation(3)  # rows may stand in any order
+                sums.add(
+                    Cell(view="clean", severity=severity, draw=draw),
+                    np.array(NAMES)[order].tolist(),
+                    {"label": order, "right": right[one][order], "chosen": chosen[one][order]},
+                )
+        sums.add(Cell(view="clean"), NAMES, {"label": np.arange(3), "right": np.ones(3, int)})
+        parts.append(image_table(sums, checkpoint=checkpoint))
+    images = concatenate(parts)
+    together = list(cells(over_draws(images)))
+    by_name = [NAMES.index(image) for image in IN_ORDER]
+    assert [(name, cell.draw) for name, cell, _, _ in together] == [(name, 0) for name in "aabbab"]
+    for number, (_, cell, names, columns) in enumerate(together[:4]):
+        assert names == IN_ORDER and cell.severity == (1.0, 5.0)[number % 2]
+        assert columns["label"].tolist() == by_name
+        assert np.array_equal(columns["right"], right[number % 2].sum(0)[by_name])
+        assert np.array_equal(columns["chosen"], chosen[number % 2, :, by_name, 0])
+    # What has no draws stays; with ``keep`` so do the single draws.
+    assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in together[4:])
+    kept = over_draws(images, keep=True)
+    assert kept.num_rows == images.num_rows + 4 * 3
+    assert list(cells(kept))[6:] != [] and {cell.draw for _, cell, _, _ in cells(kept)} == {0, 1, 2, 3}
+    assert_complete(over_draws(image_table(accumulated(), checkpoint="a")))

@@ -113,14 +113,24 @@ class Vmoe:
         with torch.inference_mode(), replaying(self.model, choices):
             return self._forward(images)
 
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the head reads, the pre-logits where the model has them; see ``routing.Featured``."""
+        with torch.inference_mode():
+            tokens = self.model.forward_features(self._normalised(images))
+            features: Tensor = self.model.forward_head(tokens, pre_logits=True)
+        return features.float()
+
     def _forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(self._normalised(images))
+        return logits.float()
+
+    def _normalised(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
             raise UserError(
                 f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "
                 f"got {tuple(images.shape)}."
             )
-        logits: Tensor = self.model((images.to(self.device) - self._mean) / self._std)
-        return logits.float()
+        return (images.to(self.device) - self._mean) / self._std
 
     def _wanted(self, layers: Sequence[str] | None) -> list[str]:
         if layers is None:

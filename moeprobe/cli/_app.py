@@ -15,6 +15,7 @@ from moeprobe.cli import (
     discontinuity,
     doctor,
     evaluate,
+    fewshot,
     inspect,
     listing,
     match_ratio,
@@ -82,6 +83,7 @@ app.command("overlay")(overlay.overlay)
 app.command("discontinuity")(discontinuity.discontinuity)
 app.command("correspond")(correspond.correspond)
 app.command("eval")(evaluate.evaluate)
+app.command("fewshot")(fewshot.fewshot)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.listing)

@@ -25,7 +25,7 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
 
 
 # Along severities there are many lines: of the other metrics the sentences are enough.
-_ALONG_SEVERITIES = ("top1_match_kappa", "accuracy", "prediction_agreement")
+_ALONG_SEVERITIES = ("top1_match_kappa", "accuracy", "fewshot_accuracy", "prediction_agreement")
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.data._images import open_rgb
 from moeprobe.data.base import Example, ImageDataset
@@ -40,3 +41,7 @@ class Masked(ImageDataset):
                 f"its image {found.image.width} x {found.image.height}."
             )
         return Example(found.image, found.image_id, label=found.label, mask=mask)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the labels of the data set."""
+        return self._dataset.labels()

@@ -1,7 +1,7 @@
 """What a data set is to moeprobe: images that are found by index and known by a name that stays."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,6 +54,13 @@ class ImageDataset(ABC):
             UserError: the file cannot be read; the sentence names it.
         """
 
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image ``(n,)``, -1 = none.
+
+        Data that keep their labels apart from their pixels read no image for it.
+        """
+        return as_labels(self.example(index).label for index in range(len(self)))
+
     def __len__(self) -> int:
         return len(self.image_ids)
 
@@ -61,6 +68,11 @@ class ImageDataset(ABC):
     def num_classes(self) -> int | None:
         """Number of classes; None where the images have no labels."""
         return None if self.class_names is None else len(self.class_names)
+
+
+def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:
+    """Return labels as an array ``(n,)``, -1 where there is none."""
+    return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
 
 
 def check_split(split: str, known: Sequence[str]) -> None:

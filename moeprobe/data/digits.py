@@ -5,9 +5,10 @@ of "Optical Recognition of Handwritten Digits"), upscaled once so that crops hav
 """
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from moeprobe.data.base import SPLITS, Example, ImageDataset, check_split
+from moeprobe.data.base import SPLITS, Example, ImageDataset, as_labels, check_split
 from moeprobe.seeds import generator
 
 RESOLUTION = 32
@@ -39,6 +40,10 @@ class Digits(ImageDataset):
         scan = Image.fromarray(self._pixels[index])
         image = scan.resize((RESOLUTION, RESOLUTION), Image.Resampling.BILINEAR).convert("RGB")
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
 
 
 def _split_rows(labels: np.ndarray) -> dict[str, np.ndarray]:

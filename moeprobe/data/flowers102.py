@@ -10,9 +10,10 @@
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.data._images import open_rgb
-from moeprobe.data.base import Example, ImageDataset, check_split, require_folder
+from moeprobe.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.errors import UserError
 
 _NUM_CLASSES = 102
@@ -41,6 +42,10 @@ class Flowers102(ImageDataset):
         path = self._root / self.image_ids[index]
         image = open_rgb(path, name=repr(str(path)))
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
 
     def _check(self, labels: np.ndarray, numbers: np.ndarray) -> None:
         """Raise ``UserError`` unless the lists and the folder speak of the same images."""

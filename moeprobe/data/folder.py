@@ -12,8 +12,11 @@ both trained and judged on.
 
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.data._images import list_folders, list_images, open_rgb
-from moeprobe.data.base import Example, ImageDataset, check_split, require_folder
+from moeprobe.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.errors import UserError
 
 # What the folder of a split may be called; the first that is there is taken.
@@ -53,6 +56,10 @@ class Folder(ImageDataset):
         path = self._root / self.image_ids[index]
         label = None if self._labels is None else self._labels[index]
         return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=label)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels or [None] * len(self))
 
 
 def _split_folders(root: Path) -> dict[str, str]:

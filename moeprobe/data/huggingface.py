@@ -16,8 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.data._images import open_rgb
-from moeprobe.data.base import Example, ImageDataset, check_split
+from moeprobe.data.base import Example, ImageDataset, as_labels, check_split
 from moeprobe.errors import UserError
 
 # What a data set may call a split; the first that is there is taken.
@@ -71,6 +74,13 @@ class Huggingface(ImageDataset):
             raise UserError(f"The image {name} is missing.")
         label = row[self._label] if self._label else None
         return Example(image, self.image_ids[index], label=None if label is None or label < 0 else label)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every row; only their column is read."""
+        found = (
+            self._rows.select_columns([self._label])[:][self._label] if self._label else [None] * len(self)
+        )
+        return as_labels(found).clip(min=-1)
 
 
 def _library() -> Any:

@@ -14,8 +14,11 @@ TFDS's own order; and an image keeps its split even where only a part of ImageNe
 import hashlib
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeprobe.data._images import list_folders, list_images, open_rgb
-from moeprobe.data.base import Example, ImageDataset, check_split, require_folder
+from moeprobe.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.errors import UserError
 
 _VAL_PERCENT = 1
@@ -57,6 +60,10 @@ class Imagenet(ImageDataset):
         """Return image ``index``, at its own size."""
         path = self._root / self.image_ids[index]
         return Example(open_rgb(path, name=repr(str(path))), self.image_ids[index], label=self._labels[index])
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
 
 
 def _is_val(file: str) -> bool:

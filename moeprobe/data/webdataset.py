@@ -17,10 +17,11 @@ import io
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.data._images import open_rgb
 from moeprobe.data._shards import Record, find_shards, read_index, split_of
-from moeprobe.data.base import Example, ImageDataset, check_split
+from moeprobe.data.base import Example, ImageDataset, as_labels, check_split
 from moeprobe.errors import UserError
 
 
@@ -68,6 +69,10 @@ class Webdataset(ImageDataset):
         return Example(
             open_rgb(io.BytesIO(content), name=name), self.image_ids[index], label=self._labels[index]
         )
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
 
     def _check_unique(self, records: list[tuple[int, Record]]) -> None:
         seen: dict[str, int] = {}

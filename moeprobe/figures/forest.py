@@ -19,6 +19,7 @@ HEADLINES = (
     ("top1_match_kappa", "pooled", "κ of top-1 match (pooled)"),
     ("top1_match", "", "top-1 match"),
     ("accuracy", "", "accuracy"),
+    ("fewshot_accuracy", "", "few-shot accuracy"),
     ("prediction_agreement", "", "same prediction as clean"),
     ("loss", "", "cross-entropy"),
     ("gate_highest", "", "highest gate"),

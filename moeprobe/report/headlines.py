@@ -21,12 +21,14 @@ class Headline:
         which: metric and null.
         at: which severity is meant where a run has several.
         beside: numbers without which it is not understood: noun -> metric and null.
+        told: how a severity is told.
     """
 
     noun: str
     which: Which
     at: str = "only"
     beside: tuple[tuple[str, Which], ...] = ()
+    told: str = "at severity {severity:g}, the {at} of the run"
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,15 @@ _OF_KIND: dict[str, tuple[Headline, ...]] = {
         Headline("number of switches per image", ("switches", "")),
     ),
     "eval": (Headline("accuracy", ("accuracy", "")),),
+    "fewshot": (
+        Headline(
+            "few-shot accuracy",
+            ("fewshot_accuracy", ""),
+            at="strongest",
+            beside=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
+            told="with {severity:g} shots, the most of the run",
+        ),
+    ),
 }
 
 
@@ -97,9 +108,8 @@ def find(run: Run) -> list[Found]:
 
 
 def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
-    return table[
-        (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin(["patch", ""])
-    ]
+    keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin(["patch", ""])
+    return table[keep & (table["draw"] == "")] if "draw" in table else table[keep]
 
 
 def _severity(table: pd.DataFrame, at: str) -> float | None:

@@ -12,7 +12,7 @@ from moeprobe.tables import FLOORS
 from moeprobe.wording import SWEEP_OUTPUT, SWEEP_ROUTING, full_label, number
 
 _KEYS = ("layer", "tokens", "metric", "null", "severity")
-_DETAILS = ("expert", "expert_b", "class")
+_DETAILS = ("expert", "expert_b", "class", "draw")
 Row = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def short_tables(run: Run) -> list[Table]:
 
 
 def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the rows about no single expert or class, without the noise floor and all chance levels but the pooled.
+    """Return the rows about no single expert, class or draw, without the noise floor; of chance levels the pooled.
 
     None for no rows.
     """
@@ -162,6 +162,7 @@ _FIRST = {
     ("gate_highest", ""): False,
     ("load_entropy", ""): False,
     ("accuracy", ""): True,
+    ("fewshot_accuracy", ""): True,
     ("prediction_agreement", ""): True,
     ("loss", ""): False,
 }

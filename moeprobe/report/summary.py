@@ -19,6 +19,7 @@ _TITLES = {
     "confidence": "Confidence of the routers",
     "sweep": "Routing along a perturbation",
     "eval": "Accuracy on clean images",
+    "fewshot": "Few-shot accuracy of frozen features",
     "overlay": "Expert of each patch",
     "correspond": "Corresponding patches of two views",
     "s-matrix": "Correlation of the experts of corresponding patches",
@@ -30,7 +31,7 @@ _ROW = [
     "ci_low", "ci_high", "images", "trials", "flag",
 ]  # fmt: skip
 # The families of a comparison that are told in words; all of them stand in its table.json.
-_JUDGED = (("top1_match_kappa", "pooled"), ("gate_highest", ""), ("accuracy", ""))
+_JUDGED = (("top1_match_kappa", "pooled"), ("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _place(run: Run, found: Found) -> str:
         last = "last MoE layer" if run.settings.get("layers") is None else "last MoE layer asked for"
         parts.append(f"in {found.layer}, the {last}")
     if found.severity is not None:
-        parts.append(f"at severity {found.severity:g}, the {found.headline.at} of the run")
+        parts.append(found.headline.told.format(severity=found.severity, at=found.headline.at))
     return f"{_sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
 
 

@@ -4,15 +4,20 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.nn.capture import moe_layers
 from moeprobe.nn.moe import MoeLayer
-from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
+from moeprobe.nn.vit import MoeConfig, make_sparse
+from moeprobe.routing import Featured, LayerRouting, Replayable, RoutingTrace, Traceable
+from tests.golden import assert_golden, oracle
+from tests.nn.test_vit import released_images, released_model
 from tests.routings import tiny
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
@@ -215,3 +220,48 @@ def test_what_cannot_be_replayed_is_refused() -> None:
     narrow = adapter(tiny(eval_capacity_factor=0.5), trained_capacity=True)
     with pytest.raises(UserError, match="more room than the model has"):
         narrow.replay(images(3), routing)
+
+
+def pooled() -> nn.Module:
+    """A plain ViT of timm, made sparse, whose head reads the mean of the patches."""
+    model = VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=10, global_pool="avg"
+    )
+    return make_sparse(model, MoeConfig(num_experts=4))
+
+
+@pytest.mark.parametrize(
+    "made", [tiny, lambda: tiny(pre_logits=True), pooled], ids=["cls", "pre-logits", "mean"]
+)
+def test_features_are_what_the_head_reads(made: Callable[[], nn.Module]) -> None:
+    traced = adapter(made())
+    assert isinstance(traced, Featured)
+    read: list[Tensor] = []
+    head = traced.model.head
+    head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    logits, _ = traced.trace(images())
+    features = traced.features(images())
+    assert features.dtype == torch.float32 and not features.requires_grad
+    assert features.shape == (6, head.in_features) and len(read) == 1
+    assert torch.equal(features, read[0])
+    # By hand: the head's weights on the features are the scores.
+    assert logits is not None
+    expected = features.double() @ head.weight.double().T + head.bias.double()
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_features_are_routed_as_in_a_trace() -> None:
+    free, narrow = (adapter(tiny(eval_capacity_factor=0.5), trained_capacity=own) for own in (False, True))
+    assert not torch.allclose(free.features(images()), narrow.features(images()), atol=1e-3)
+    alone = torch.cat([narrow.features(image[None]) for image in images()])
+    torch.testing.assert_close(alone, narrow.features(images()), rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match=r"takes images \(B, 3, 32, 32\)"):
+        free.features(torch.rand(2, 3, 28, 32))
+
+
+@pytest.mark.golden
+def test_released_features() -> None:
+    """The released numbers hold the pre-logits before their tanh; the head reads them after it."""
+    expected = oracle("model_small/det_cf1.05.npz")
+    traced = Vmoe(released_model(), mean=(0,) * 3, std=(1,) * 3, trained_capacity=True, group_images=4)
+    assert_golden(traced.features(released_images()), np.tanh(expected["representation"]))

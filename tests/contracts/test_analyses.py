@@ -138,7 +138,7 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
             assert names and len(set(names)) == len(names)
             for one, two in zip(found, twice, strict=True):
                 assert one.trials.shape == (SIZE,)
-                if one.null == "position":
+                if one.null == "position" or (one.null and name == "fewshot"):
                     continue  # pairs an image with *other* images: a copy is one, the same image drawn twice is not
                 value = one.statistic.evaluate(np.full((SIZE, 1), 2.0))[0]
                 # Drawing every image twice, and having every image twice, are the same thing.

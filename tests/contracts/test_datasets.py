@@ -42,6 +42,20 @@ def test_examples_are_named_rgb_images_with_a_label_in_range(made: tuple[str, st
                 assert example.mask.shape == example.image.size[::-1]
 
 
+def test_labels_are_those_of_the_examples(
+    made: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split in ("train", "val", "test"):
+        data = _open(made, split)
+        chosen = range(0, len(data), max(1, len(data) // 20))
+        expected = [data.example(index).label for index in chosen]
+        with monkeypatch.context() as patched:
+            patched.setattr(type(data), "example", None)  # known without an image being read
+            labels = data.labels()
+        assert labels.dtype == np.int64 and labels.shape == (len(data),)
+        assert labels[chosen].tolist() == expected
+
+
 def test_an_example_is_the_same_in_any_order_and_after_pickling(made: tuple[str, str | None]) -> None:
     data = _open(made, "test")
     last = len(data) - 1

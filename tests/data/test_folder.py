@@ -52,6 +52,7 @@ def test_loose_images_have_no_labels(tmp_path: Path, inside: str) -> None:
     assert data.class_names is None
     assert data.num_classes is None
     assert data.example(1).label is None
+    assert data.labels().tolist() == [-1, -1]
     assert np.array_equal(np.asarray(data.example(1).image), pixels(2))
 
 

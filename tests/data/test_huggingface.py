@@ -56,6 +56,7 @@ def test_one_saved_dataset_without_labels_is_the_test_split(tmp_path: Path) -> N
     data = Huggingface(split="test", location=str(tmp_path / "one"))
     assert data.class_names is None
     assert data.example(0).label is None
+    assert set(data.labels()) == {-1}
     with pytest.raises(UserError, match="choose one of test"):
         Huggingface(split="train", location=str(tmp_path / "one"))
 
@@ -79,6 +80,7 @@ def test_columns_are_found_by_type_and_then_by_name(tmp_path: Path) -> None:
     }
     data = Huggingface(split="test", location=_save(tmp_path, rows, _features(**kinds)))
     assert data.class_names == ("a", "b", "c")
+    assert data.labels().tolist() == [2, -1]
     assert data.example(0).label == 2
     assert data.example(1).label is None  # -1: hidden
 
