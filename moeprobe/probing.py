@@ -36,6 +36,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "discontinuity": ("discontinuity",),
     "fewshot": ("fewshot",),
 }
+# What takes more than ``sweeps.run`` and its question, and has a function of its own.
+_APART = ("discontinuity", "fewshot")
 # Clean images that a sweep runs again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
 # What compares two random views of an image.
@@ -57,7 +59,7 @@ def probe(
     """Run one of ``KINDS``.
 
     Args:
-        kind: which.
+        kind: which; discontinuity and fewshot have functions of their own.
         models: checkpoints, loaded or by path.
         data: data set, ``name`` or ``name:location``.
         view: perturbation.
@@ -69,6 +71,7 @@ def probe(
     Raises:
         UserError: something named does not exist or does not fit.
     """
+    _check_kind(kind)
     options = dataclasses.replace(options or Options(), **changes)
     loaded = load_models(models, options)
     question = make_probe(
@@ -170,6 +173,7 @@ def plan(
     options: Options | None = None,
 ) -> Plan:
     """Say what ``probe`` would take, by running two batches of each checkpoint and writing nothing."""
+    _check_kind(kind)
     options = options or Options()
     loaded = load_models(models, options)
     question = make_probe(
@@ -273,6 +277,12 @@ def make_probe(
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
     """Return the analyses called so; ``class_null`` concerns matches."""
     return tuple(Match(class_null=class_null) if name == "match" else ANALYSES.get(name)() for name in names)
+
+
+def _check_kind(kind: str) -> None:
+    """Raise ``UserError`` unless this kind is measured here."""
+    if kind in _APART:
+        raise UserError(f"{kind} has a function of its own; call api.{kind}.")
 
 
 def _check_attribution(

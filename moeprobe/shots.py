@@ -46,23 +46,19 @@ class Shots:
         counts: shots that are asked for, e.g. (1, 5, 10).
         drawn: ``(draws, C, S)`` images of each draw; its first N of each class are the N shots.
         held_out: ``(C, H)`` images that are in no draw; H = 0 where the smallest class leaves none.
+        indices: all of them, each once, in an order that the seed fixes (neighbours may compete for a capacity).
     """
 
     train: ImageDataset
     counts: tuple[int, ...]
     drawn: NDArray[np.int64]
     held_out: NDArray[np.int64]
+    indices: list[int]
 
     @property
     def cases(self) -> list[Cases]:
         """Every (shots, draw)."""
         return [(count, draw) for count in self.counts for draw in range(1, len(self.drawn) + 1)]
-
-    @property
-    def indices(self) -> list[int]:
-        """All images whose features are needed, each once, by name."""
-        needed = np.unique(np.concatenate([self.drawn.ravel(), self.held_out.ravel()]))
-        return sorted(needed.tolist(), key=lambda index: self.train.image_ids[index])
 
     def shown(self, count: int, draw: int) -> NDArray[np.int64]:
         """Return the images ``(C · count,)`` of a draw."""
@@ -94,7 +90,15 @@ def choose_shots(train: ImageDataset, *, counts: Sequence[int], draws: int, seed
         drawn.append(
             [generator(seed, "few shots", name, draw).permutation(rest)[:most] for draw in range(draws)]
         )
-    return Shots(train, tuple(counts), np.swapaxes(np.array(drawn), 0, 1), np.array(held_out))
+    needed = np.concatenate([np.ravel(drawn), np.ravel(held_out)])
+    order = generator(seed, "order of the shots").permutation(by_name[np.isin(by_name, needed)])
+    return Shots(
+        train=train,
+        counts=tuple(counts),
+        drawn=np.swapaxes(np.array(drawn), 0, 1),
+        held_out=np.array(held_out),
+        indices=order.tolist(),
+    )
 
 
 def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:

@@ -149,6 +149,7 @@ def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
         "import moeprobe.cli",
         "import moeprobe.figures.match_ratio, moeprobe.figures.sweep, moeprobe.figures.overlay",
         "import moeprobe.figures.s_matrix, moeprobe.figures.correspond, moeprobe.figures.animation",
+        "import moeprobe.figures.fewshot, moeprobe.ridge",
         "import moeprobe.catalog; moeprobe.catalog.VIEWS.names(); moeprobe.catalog.ROUTERS.names()",
         "import moeprobe.config; moeprobe.config.load('digits-prc')",
     ],

@@ -148,6 +148,8 @@ def test_draws_belong_to_the_seed_and_the_names_not_to_the_order_on_disk() -> No
     one, other = chosen(train), chosen(turned)
     assert names(one, one.drawn) == names(other, other.drawn)
     assert names(one, one.held_out) == names(other, other.held_out)
+    run = [names(shots, np.array(shots.indices)) for shots in (one, other)]
+    assert run[0] == run[1] != sorted(run[0])
     assert not np.array_equal(one.drawn[0], one.drawn[1]), "two draws are one"
     assert not np.array_equal(one.drawn, chosen(train, seed=1).drawn)
     # What else is asked for changes nothing.
