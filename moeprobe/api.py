@@ -33,6 +33,7 @@ from moeprobe.probing import Plan, plan, probe
 from moeprobe.report import Document, report
 from moeprobe.routing import RoutingTrace
 from moeprobe.runs import Result
+from moeprobe.spreading import contagion, plan_contagion
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 
@@ -51,6 +52,7 @@ __all__ = [
     "choose_device",
     "compare",
     "confidence",
+    "contagion",
     "correspond",
     "discontinuity",
     "evaluate",
@@ -63,6 +65,7 @@ __all__ = [
     "overlay",
     "plan",
     "plan_comparison",
+    "plan_contagion",
     "plan_discontinuity",
     "plan_fewshot",
     "probe",

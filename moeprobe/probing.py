@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "eval": ("output",),
     "discontinuity": ("discontinuity",),
     "fewshot": ("fewshot",),
+    "contagion": ("batch_contagion", "token_contagion", "attention_contagion"),
 }
 # What takes more than ``sweeps.run`` and its question, and has a function of its own.
 _APART = ("discontinuity", "fewshot")
@@ -359,6 +360,7 @@ def make_request(
 def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
     """Draw the figures of a run as PNG and SVG; returns the files."""
     from moeprobe.figures import confidence as confidence_figure
+    from moeprobe.figures import contagion as contagion_figure
     from moeprobe.figures import fewshot as fewshot_figure
     from moeprobe.figures import match_ratio as match_figure
     from moeprobe.figures import s_matrix as matrix_figure
@@ -370,6 +372,7 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
         "s-matrix": matrix_figure.draw,
         "confidence": confidence_figure.draw,
         "fewshot": fewshot_figure.draw,
+        "contagion": contagion_figure.draw,
         "sweep": partial(
             sweep_figure.draw,
             unit=result.sidecar["severity_unit"],

@@ -151,3 +151,22 @@ class Featured(Traceable, Protocol):
         Raises:
             UserError: the images do not fit the model.
         """
+
+
+@runtime_checkable
+class Routable(Traceable, Protocol):
+    """A model whose routers can be asked one by one, each with tokens of the caller's making."""
+
+    def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return the tokens ``(B, T, D)`` that the router of each layer sees for images ``(B, 3, H, W)`` in [0, 1].
+
+        Raises:
+            UserError: there is no such layer, or the images do not fit the model.
+        """
+
+    def route(self, layer: str, tokens: Tensor) -> LayerRouting:
+        """Return what the router of one layer decides for tokens ``(B, T, D)``, in groups as in ``trace``.
+
+        Raises:
+            UserError: there is no such layer.
+        """

@@ -35,7 +35,12 @@ def direction(metric: str) -> int:
 
 def has_margin(metric: str) -> bool:
     """Whether a margin in shares means anything for the metric: it is one, or a gate, or follows from such."""
-    return direction(metric) > 0 or metric.startswith(("gate_", "load_entropy")) or metric.endswith("_chance")
+    return (
+        direction(metric) > 0
+        or metric.startswith(("gate_", "load_entropy"))
+        or metric.endswith("_chance")
+        or "_contagion" in metric
+    )
 
 
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:

@@ -26,6 +26,11 @@ METRICS: dict[str, str] = {
     "jump_sum": "sum of the jumps",
     "jump_largest": "largest jump",
     "jump_mean": "jump of a switch",
+    **{
+        f"{kind}_contagion{suffix}": f"{kind} contagion{words}"
+        for kind in ("batch", "token", "attention")
+        for suffix, words in (("", ""), ("_dropped", ": dropping alone"), ("_distance", ": distance"))
+    },
 }
 KAPPA: dict[str, str] = {
     "pooled": "κ",

@@ -11,17 +11,17 @@ PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching", "wording"},
     1: {
-        "accumulators", "data", "families", "nn", "regions", "ridge", "routing", "statistics", "tables", "verdicts",
-        "views",
+        "accumulators", "data", "divergence", "families", "nn", "regions", "ridge", "routing", "statistics", "tables",
+        "verdicts", "views",
     },
     2: {"adapters", "analyses", "batches"},
     3: {
-        "comparisons", "corners", "exhibits", "figures", "floors", "paths", "probes", "report", "runs", "shots",
-        "sources", "summaries", "sweeps", "training",
+        "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths", "probes", "report", "runs",
+        "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
         "api", "comparing", "corresponding", "demo", "doctor", "fewshot", "following", "gathering", "inspection",
-        "loading", "overlaying", "probing",
+        "loading", "overlaying", "probing", "spreading",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip
@@ -35,6 +35,7 @@ NEIGHBOURS = {
     ("api", "loading"),
     ("api", "overlaying"),
     ("api", "probing"),
+    ("api", "spreading"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "loading"),
@@ -53,6 +54,7 @@ NEIGHBOURS = {
     ("following", "probing"),
     ("gathering", "loading"),
     ("gathering", "probing"),
+    ("neighbours", "probes"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
     ("paths", "probes"),
@@ -60,6 +62,8 @@ NEIGHBOURS = {
     ("ridge", "statistics"),
     ("shots", "probes"),
     ("shots", "sweeps"),
+    ("spreading", "loading"),
+    ("spreading", "probing"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
     ("sweeps", "probes"),

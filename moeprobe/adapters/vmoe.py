@@ -9,7 +9,7 @@ from torch import Tensor
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
-from moeprobe.nn.capture import capture, moe_layers
+from moeprobe.nn.capture import capture, capture_inputs, moe_layers
 from moeprobe.nn.dispatch import CapacityRule, SoftPlan
 from moeprobe.nn.replay import Choices, replaying
 from moeprobe.nn.routers.base import Decision
@@ -119,6 +119,20 @@ class Vmoe:
             tokens = self.model.forward_features(self._normalised(images))
             features: Tensor = self.model.forward_head(tokens, pre_logits=True)
         return features.float()
+
+    def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return the tokens that each router sees; see ``routing.Routable``."""
+        wanted = self._wanted(layers)
+        with torch.inference_mode(), capture_inputs(self.model, stop_after=wanted[-1]) as inputs:
+            self._forward(images)
+        return {name: inputs[name] for name in wanted}
+
+    def route(self, layer: str, tokens: Tensor) -> LayerRouting:
+        """Ask one router alone; see ``routing.Routable``."""
+        (name,) = self._wanted([layer])
+        with torch.inference_mode():
+            decision = self._layers[name].route(tokens)
+        return self._routing(name, decision, len(tokens))
 
     def _forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(self._normalised(images))

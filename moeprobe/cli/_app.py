@@ -10,6 +10,7 @@ from moeprobe import __version__
 from moeprobe.cli import (
     compare,
     confidence,
+    contagion,
     correspond,
     demo,
     discontinuity,
@@ -81,6 +82,7 @@ app.command("sweep")(sweep.sweep)
 app.command("noise-sweep")(noise_sweep.noise_sweep)
 app.command("overlay")(overlay.overlay)
 app.command("discontinuity")(discontinuity.discontinuity)
+app.command("contagion")(contagion.contagion)
 app.command("correspond")(correspond.correspond)
 app.command("eval")(evaluate.evaluate)
 app.command("fewshot")(fewshot.fewshot)

@@ -65,7 +65,10 @@ _COMMON: dict[str, tuple[Any, Any]] = {
     ),
     "group_images": (
         Annotated[
-            int, typer.Option(help="With --capacity trained: images that compete for the same capacity.")
+            int,
+            typer.Option(
+                help="Images that compete for the same capacity, with --capacity trained or where experts choose."
+            ),
         ],
         1,
     ),
@@ -138,8 +141,11 @@ def command_line() -> str:
     return shlex.join(["moeprobe", *sys.argv[1:]])
 
 
-def probe(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``."""
+def probe(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
+    """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``.
+
+    ``defaults`` are the command's own, where it has others.
+    """
     own = inspect.signature(command)
     hints = get_type_hints(command, include_extras=True)
     parameters = [
@@ -148,7 +154,9 @@ def probe(command: Callable[..., None]) -> Callable[..., None]:
         if name != "common"
     ]
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, default), annotation=kind
+        )
         for name, (kind, default) in _COMMON.items()
     ]
 

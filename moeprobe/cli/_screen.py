@@ -124,6 +124,7 @@ def footing(result: "Result") -> str:
     parts += _skipped(result.sidecar["skipped_images"])
     parts += _layers_apart(table)
     parts += _random(table)
+    parts += result.sidecar.get("notes", [])
     if request["trained_capacity"]:
         for name, checkpoint in request["checkpoints"].items():
             group = f", {checkpoint['group_images']} image(s) per group"

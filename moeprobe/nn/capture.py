@@ -1,10 +1,11 @@
-"""Read what the routers decided, from outside: the model has no analysis argument and keeps nothing."""
+"""Read what the routers see and decide, from outside: the model has no analysis argument and keeps nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from moeprobe.nn.moe import MoeLayer
 from moeprobe.nn.routers.base import Decision
@@ -41,8 +42,33 @@ def capture(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict
         return hook
 
     handles = [layer.router.register_forward_hook(reader(name)) for name, layer in moe_layers(model).items()]
-    try:
+    with _hooked(handles):
         yield decisions
+
+
+@contextmanager
+def capture_inputs(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict[str, Tensor]]:
+    """Collect the tokens ``(B, T, D)`` that reach each MoE layer, by block name; otherwise as ``capture``."""
+    inputs: dict[str, Tensor] = {}
+
+    def reader(name: str) -> Any:
+        def hook(_module: nn.Module, arguments: tuple[Tensor]) -> None:
+            inputs.setdefault(name, arguments[0])
+            if name == stop_after:
+                raise _Stop
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(reader(name)) for name, layer in moe_layers(model).items()]
+    with _hooked(handles):
+        yield inputs
+
+
+@contextmanager
+def _hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks at the end, which may be a ``_Stop``."""
+    try:
+        yield
     except _Stop:
         pass
     finally:

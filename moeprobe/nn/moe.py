@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.nn.dispatch import run_experts
 from moeprobe.nn.experts import Experts
-from moeprobe.nn.routers.base import Router
+from moeprobe.nn.routers.base import Decision, Router
 
 
 class MoeLayer(nn.Module):
@@ -32,13 +32,18 @@ class MoeLayer(nn.Module):
         self.bfloat16_dispatch = bfloat16_dispatch
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Route tokens ``(B, T, D)`` in groups of whole images, in batch order."""
-        groups = tokens.reshape(self._num_groups(len(tokens)), -1, tokens.shape[-1])
-        decision = self.router(groups, self._noise(groups))
+        """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
+        decision = self.route(tokens)
         outputs = run_experts(
-            self.experts, groups.flatten(0, 1), decision.plan, bfloat16=self.bfloat16_dispatch
+            self.experts, tokens.flatten(0, 1), decision.plan, bfloat16=self.bfloat16_dispatch
         )
         return outputs.view_as(tokens)
+
+    def route(self, tokens: Tensor) -> Decision:
+        """Return the router's decision for tokens ``(B, T, D)``, in groups of whole images, in batch order."""
+        groups = tokens.reshape(self._num_groups(len(tokens)), -1, tokens.shape[-1])
+        decision: Decision = self.router(groups, self._noise(groups))
+        return decision
 
     def _num_groups(self, num_images: int) -> int:
         """Return G; a batch that is smaller than a group is one group (the end of a data set)."""

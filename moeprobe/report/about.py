@@ -32,6 +32,9 @@ def asked(run: Run) -> list[tuple[str, str]]:
     if run.images is not None:
         lines.append(("images", f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
+    notes = run.sidecar.get("notes")
+    if notes:
+        lines.append(("not measured", _text(notes)))
     skipped = run.sidecar.get("skipped_images")
     if skipped:
         lines.append(("skipped as unreadable", f"{len(skipped)}: {_text(skipped)}"))

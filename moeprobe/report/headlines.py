@@ -85,6 +85,18 @@ _OF_KIND: dict[str, tuple[Headline, ...]] = {
             told="with {severity:g} shots, the most of the run",
         ),
     ),
+    "contagion": tuple(
+        Headline(f"{noun} {when}", (f"{kind}_contagion{suffix}", ""))
+        for kind, when in (
+            ("batch", "when batch-mates are exchanged"),
+            ("token", "when other tokens at the router are exchanged"),
+            ("attention", "when other patches are exchanged"),
+        )
+        for suffix, noun in (
+            ("", "share of tokens that change experts"),
+            ("_distance", "distance of the weights"),
+        )
+    ),
 }
 
 

@@ -20,6 +20,7 @@ _TITLES = {
     "sweep": "Routing along a perturbation",
     "eval": "Accuracy on clean images",
     "fewshot": "Few-shot accuracy of frozen features",
+    "contagion": "Dependence of routing on other tokens",
     "overlay": "Expert of each patch",
     "correspond": "Corresponding patches of two views",
     "s-matrix": "Correlation of the experts of corresponding patches",

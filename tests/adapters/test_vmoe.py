@@ -14,8 +14,8 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.nn.capture import moe_layers
 from moeprobe.nn.moe import MoeLayer
-from moeprobe.nn.vit import MoeConfig, make_sparse
-from moeprobe.routing import Featured, LayerRouting, Replayable, RoutingTrace, Traceable
+from moeprobe.nn.sparse import MoeConfig, make_sparse
+from moeprobe.routing import Featured, LayerRouting, Replayable, Routable, RoutingTrace, Traceable
 from tests.golden import assert_golden, oracle
 from tests.nn.test_vit import released_images, released_model
 from tests.routings import tiny
@@ -265,3 +265,43 @@ def test_released_features() -> None:
     expected = oracle("model_small/det_cf1.05.npz")
     traced = Vmoe(released_model(), mean=(0,) * 3, std=(1,) * 3, trained_capacity=True, group_images=4)
     assert_golden(traced.features(released_images()), np.tanh(expected["representation"]))
+
+
+@pytest.mark.parametrize("group_images", [1, 3])
+@pytest.mark.parametrize("model", [{"eval_capacity_factor": 0.7}, {"router": "softmax_expert_choice"}])
+def test_a_router_asked_alone_says_what_it_says_in_the_model(
+    model: dict[str, Any], group_images: int
+) -> None:
+    traced = adapter(tiny(**model), trained_capacity=True, group_images=group_images)
+    assert isinstance(traced, Routable)
+    routing = traced.trace(images())[1].layers
+    inputs = traced.router_inputs(images())
+    assert list(inputs) == ["blocks.1", "blocks.3"]
+    for name, tokens in inputs.items():
+        assert tokens.shape == (6, 17, 64)
+        alone = traced.route(name, tokens)
+        for field, value in vars(routing[name]).items():
+            same = getattr(alone, field)
+            assert torch.equal(same, value) if isinstance(value, Tensor) else same == value, field
+        # Nothing but the gate stands between a router's input and its gates.
+        gate = moe_layers(traced.model)[name].router.get_parameter("gate.weight")
+        torch.testing.assert_close(alone.gates, (tokens @ gate.T).softmax(-1))
+    # Groups are whole images, and another group's tokens are none of its business.
+    mixed = inputs["blocks.1"].clone()
+    mixed[3:] = mixed[3:].flip(1)
+    other = traced.route("blocks.1", mixed)
+    for field in ("gates", "selected", "processed"):
+        before, after = (getattr(layer, field) for layer in (routing["blocks.1"], other))
+        assert torch.equal(after[:3], before[:3]) and not torch.equal(after[3:], before[3:]), field
+
+
+def test_router_inputs_are_read_without_running_what_comes_after() -> None:
+    traced = adapter()
+    ran: list[str] = []
+    for name, module in traced.model.named_modules():
+        if name in ("blocks.1.mlp.router", "blocks.1.mlp.experts", "blocks.2", "head"):
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    assert list(traced.router_inputs(images(), layers=["blocks.1"])) == ["blocks.1"]
+    assert ran == []
+    with pytest.raises(UserError, match=r"blocks\.2.*blocks\.1, blocks\.3"):
+        traced.route("blocks.2", torch.zeros(1, 17, 64))

@@ -1,0 +1,146 @@
+"""How far a token's routing depends on what stands beside it: what is asked, and the tables."""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from moeprobe import neighbours, sweeps
+from moeprobe.analyses.batch_contagion import BatchContagion
+from moeprobe.errors import UserError
+from moeprobe.loading import Model, Options, load_models
+from moeprobe.neighbours import Exchange
+from moeprobe.probes import CLEAN, Checkpoint, Probe
+from moeprobe.probing import Plan, draw_figures, make_probe, make_request, measure, time_sample
+from moeprobe.routing import Routable
+from moeprobe.runs import OutputFolder, Result
+from moeprobe.watching import Watcher
+
+KIND = "contagion"
+SHARE, GROUP_IMAGES = 0.25, 4
+
+
+def contagion(
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    share: float = SHARE,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> Result:
+    """Measure how many tokens change experts when batch-mates, other tokens or other patches are exchanged.
+
+    Args:
+        models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``.
+        share: how much of an image's patches is exchanged, in the last two of these.
+        options: common options, None = the usual ones with groups of four images; ``changes`` are applied to them by
+            name. In groups of one image there are no batch-mates.
+        watcher: told how the run advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or there are fewer than two groups of images.
+    """
+    options = _options(options, changes)
+    loaded, question, exchange = _ask(models, data=data, share=share, options=options)
+    request = make_request(KIND, data, question, options, loaded) | {
+        "analyses": [analysis.metric for analysis in question.analyses],  # type: ignore[union-attr]
+        "group_images": exchange.group_images,
+        "share": share,
+    }
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    result = measure(
+        KIND,
+        question,
+        loaded,
+        data=data,
+        request=request,
+        options=options,
+        folder=folder,
+        watcher=watcher,
+        run=_runner(exchange),
+    )
+    result.sidecar["notes"] = _notes(loaded, exchange)
+    if folder is not None:
+        folder.write(result)
+        draw_figures(KIND, result, folder.path / "figures")
+        folder.finish(result.sidecar)
+    return result
+
+
+def plan_contagion(
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    share: float = SHARE,
+    options: Options | None = None,
+) -> Plan:
+    """Say what ``contagion`` would take, by running two batches of each checkpoint and writing nothing.
+
+    ``passes`` are those of the checkpoint that takes most.
+    """
+    options = _options(options, {})
+    loaded, question, exchange = _ask(models, data=data, share=share, options=options)
+    passes = max(neighbours.num_passes(question, model.model, exchange) for model in loaded)
+    return time_sample(question, loaded, images=2 * options.batch_size, passes=passes, run=_runner(exchange))
+
+
+def _options(options: Options | None, changes: dict[str, Any]) -> Options:
+    return dataclasses.replace(options or Options(group_images=GROUP_IMAGES), **changes)
+
+
+def _runner(exchange: Exchange) -> Any:
+    """Return what runs one checkpoint; every checkpoint's blocks are cut at the same groups."""
+    size = exchange.group_images
+
+    def run(question: Probe, model: Checkpoint, **more: Any) -> tuple[pa.Table, list[str]]:
+        return sweeps.run(
+            question,
+            model,
+            run_block=partial(neighbours.run_block, exchange=exchange),
+            block_images=max(neighbours.BLOCK_IMAGES // size, 1) * size,
+            **more,
+        )
+
+    return run
+
+
+def _ask(
+    models: Sequence[Model], *, data: str, share: float, options: Options
+) -> tuple[list[Checkpoint], Probe, Exchange]:
+    """Return the checkpoints, what is asked of them, and what is exchanged."""
+    if not 0 < share < 1:
+        raise UserError(f"--share takes a share of the patches, between 0 and 1; got {share:g}.")
+    size = options.group_images
+    loaded = load_models(models, options)
+    for model in loaded:
+        if model.model.group_images not in (1, size):
+            raise UserError(
+                f"{model.name} was loaded with groups of {model.model.group_images} images and is to be probed with "
+                f"groups of {size}; load it with as many."
+            )
+    question = make_probe(KIND, loaded, data=data, view_name=CLEAN, severities=None, options=options)
+    if len(question.indices) < 2 * size:
+        raise UserError(
+            f"What is exchanged comes from another group, so at least {2 * size} images are needed for groups of "
+            f"{size}; there are {len(question.indices)}. Take more images, or a smaller --group-images."
+        )
+    if size == 1:
+        analyses = tuple(one for one in question.analyses if not isinstance(one, BatchContagion))
+        question = dataclasses.replace(question, analyses=analyses)
+    return loaded, question, Exchange(question.dataset, question.indices, size, share, options.seed)
+
+
+def _notes(models: Sequence[Checkpoint], exchange: Exchange) -> list[str]:
+    """Return a sentence for each number that is missing."""
+    notes = [
+        f"no token contagion of {model.name}: its routers cannot be asked one by one"
+        for model in models
+        if not isinstance(model.model, Routable)
+    ]
+    if exchange.group_images == 1:
+        notes.append("no batch contagion: in groups of one image there are no batch-mates")
+    return notes
