@@ -15,6 +15,7 @@ from moeprobe.nn.sparse import MoeConfig, make_router
 from moeprobe.routing import LayerRouting, order_choices
 from moeprobe.training import checkpoint
 from tests.routings import tiny
+from tests.training.tiny import trainer
 
 EVERY = pytest.mark.parametrize("name", ROUTERS.names())
 GROUPS, SIZE, WIDTH, NUM_EXPERTS = 3, 10, 12, 8
@@ -100,8 +101,8 @@ def test_a_slot_of_a_sparse_router_holds_one_token_and_no_expert_takes_too_many(
 
 @EVERY
 def test_without_a_limit_nothing_is_dropped_where_tokens_choose(name: str) -> None:
-    found = decide(router(name), tokens())
-    if found.top_k is not None:
+    if _chooses(name):
+        found = decide(router(name, eval_capacity_factor="none"), tokens())
         assert found.processed.all() and (found.selected >= 0).all()
 
 
@@ -195,6 +196,17 @@ def test_it_trains(name: str) -> None:
     run_experts(MlpExperts(NUM_EXPERTS, WIDTH, 16), given.flatten(0, 1), found.plan).square().sum().backward()
     trained = [parameter for parameter in made.parameters() if parameter.requires_grad]
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in trained)
+
+
+@EVERY
+def test_a_run_of_it_trains(name: str, tmp_path: Path) -> None:
+    unbalanced = {"name": "balanced", "importance_weight": 0.0, "load_weight": 0.0}
+    run = trainer(tmp_path, model__router=name, objective=unbalanced, steps=4)
+    before = {key: value.clone() for key, value in run.model.state_dict().items()}
+    run.run()
+    for key, value in run.model.state_dict().items():
+        fixed = key not in dict(run.model.named_parameters())
+        assert value.isfinite().all() and (not fixed or torch.equal(value, before[key]))
 
 
 @EVERY

@@ -20,14 +20,14 @@ def ranking(row: Array) -> list[int]:
 
 
 def dispatch(
-    gates: Array, *, top_k: int, capacity: int, batch_priority: bool = False
+    gates: Array, *, top_k: int, capacity: int, batch_priority: bool = False, scores: Array | None = None
 ) -> tuple[NDArray[np.bool_], Array]:
-    """Dispatch and combine ``(G, S, E, C)``: all first choices before all second choices."""
+    """Dispatch and combine ``(G, S, E, C)``: all first choices before all second choices; by scores, if not gates."""
     groups, tokens, experts = gates.shape
     where = np.zeros((groups, tokens, experts, capacity), dtype=bool)
     combine = np.zeros(where.shape)
     for group in range(groups):
-        choices = [ranking(gates[group, token]) for token in range(tokens)]
+        choices = [ranking((gates if scores is None else scores)[group, token]) for token in range(tokens)]
         order = list(range(tokens))
         if batch_priority:
             order.sort(key=lambda token: -gates[group, token].max())
@@ -54,6 +54,28 @@ def expert_choice(scores: Array, gates: Array, *, capacity: int) -> tuple[NDArra
                 where[group, token, expert, slot] = True
                 combine[group, token, expert, slot] = gates[group, token, expert]
     return where, combine
+
+
+def sinkhorn(logits: Array, *, epsilon: float, iterations: int) -> Array:
+    """Transport plan ``(S, E)`` of one group by kernel scaling: columns to S / E, then rows to 1, so many times."""
+    plan = np.exp(logits / epsilon)
+    for _ in range(iterations):
+        for expert in range(plan.shape[1]):
+            plan[:, expert] *= plan.shape[0] / plan.shape[1] / plan[:, expert].sum()
+        for token in range(plan.shape[0]):
+            plan[token] /= plan[token].sum()
+    return plan
+
+
+def priority(gates: Array, *, top_k: int, capacity: int) -> NDArray[np.bool_]:
+    """Who holds whom ``(S, E)`` in one group: pairs from the largest gate down, while both sides have room."""
+    tokens, experts = gates.shape
+    held = np.zeros(gates.shape, dtype=bool)
+    pairs = [(token, expert) for token in range(tokens) for expert in range(experts)]
+    for token, expert in sorted(pairs, key=lambda pair: -gates[pair]):
+        if held[token].sum() < top_k and held[:, expert].sum() < capacity:
+            held[token, expert] = True
+    return held
 
 
 def squared_variation(amounts: Array) -> float:

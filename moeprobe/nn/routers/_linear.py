@@ -1,4 +1,4 @@
-"""What routers with a linear gate have in common.
+"""What routers whose experts have limited room, and those with a linear gate, have in common.
 
 Axes: G groups, S tokens per group, D width, E experts, K choices.
 """
@@ -24,8 +24,8 @@ class Logits:
     noise_scale: float
 
 
-class LinearRouter(Router, ABC):
-    """A router whose logits are x W, with noise of standard deviation noise_std / E in training.
+class LimitedRouter(Router, ABC):
+    """A sparse router: each token has at most so many experts, each expert room for so many tokens.
 
     Raises:
         UserError: ``top_k`` is not between 1 and the number of experts, or a capacity is missing that the router
@@ -33,6 +33,33 @@ class LinearRouter(Router, ABC):
     """
 
     gates_sum_to_one = True
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        top_k: int | None,
+        noise_std: float,
+        capacity: CapacityRule | None,
+        eval_capacity: CapacityRule | None,
+    ) -> None:
+        super().__init__()
+        if top_k is not None and not 1 <= top_k <= num_experts:
+            raise UserError(f"top_k must lie between 1 and the {num_experts} experts; got {top_k}.")
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.noise_std = noise_std
+        missing = self.default_capacity if self.fills_experts else CapacityRule()
+        self.capacity = capacity or missing
+        self.eval_capacity = eval_capacity or missing
+        if top_k is None and None in (self.capacity.factor, self.eval_capacity.factor):
+            raise UserError(
+                "Here the experts choose their tokens, so they need a capacity factor; it cannot be none."
+            )
+
+
+class LinearRouter(LimitedRouter, ABC):
+    """A router whose logits are x W, with noise of standard deviation noise_std / E in training."""
 
     def __init__(
         self,
@@ -44,25 +71,15 @@ class LinearRouter(Router, ABC):
         capacity: CapacityRule | None,
         eval_capacity: CapacityRule | None,
     ) -> None:
-        super().__init__()
-        if top_k is not None and not 1 <= top_k <= num_experts:
-            raise UserError(f"top_k must lie between 1 and the {num_experts} experts; got {top_k}.")
+        super().__init__(
+            num_experts, top_k=top_k, noise_std=noise_std, capacity=capacity, eval_capacity=eval_capacity
+        )
         self.gate = nn.Linear(width, num_experts, bias=False)
         lecun_normal(self.gate)
-        self.num_experts = num_experts
-        self.top_k = top_k
-        self.noise_std = noise_std
-        missing = self.default_capacity if self.fills_experts else CapacityRule()
-        self.capacity = capacity or missing
-        self.eval_capacity = eval_capacity or missing
-        if self.fills_experts and None in (self.capacity.factor, self.eval_capacity.factor):
-            raise UserError(
-                "Here the experts choose their tokens, so they need a capacity factor; it cannot be none."
-            )
 
     def _logits(self, tokens: Tensor, noise: Tensor | None) -> Logits:
         """Return the logits of tokens ``(G, S, D)`` in float32 (float64 tokens: in float64). Call without autocast."""
-        clean = nn.functional.linear(_at_least_float32(tokens), _at_least_float32(self.gate.weight))
+        clean = nn.functional.linear(at_least_float32(tokens), at_least_float32(self.gate.weight))
         if noise is None:
             return Logits(clean, clean, 0.0)
         scale = self.noise_std / self.num_experts
@@ -81,5 +98,6 @@ def top_choices(scores: Tensor, top_k: int) -> Tensor:
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k]
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
+    """Return float64 values as they are, others in float32."""
     return values if values.dtype == torch.float64 else values.float()

@@ -48,10 +48,10 @@ class Router(nn.Module, ABC):
     Attributes:
         token_local: a token's choice does not depend on the other tokens.
         gates_sum_to_one: the gates of a token are a distribution over the experts.
-        fills_experts: experts take a fixed number of tokens, so the capacity is part of the choice, and is kept in
-            probing.
-        default_capacity: the rule in training where none is given. In evaluation it is the same where experts are
-            filled, else without limit.
+        fills_experts: who goes where depends on the room there is (experts take a fixed number of tokens, or send on
+            what they have no room for), so the capacity is part of the choice, and is kept in probing.
+        default_capacity: the rule in training where none is given. In evaluation it is the same where the capacity
+            is part of the choice, else without limit.
         default_group_images: images of a group in training where no number is given.
         top_k: experts that each token chooses; None where tokens do not choose.
         capacity: the rule in training.

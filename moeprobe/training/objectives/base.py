@@ -82,7 +82,8 @@ def balancing_terms(
     There is no load loss without noise.
 
     Raises:
-        UserError: a load loss is asked of a router in which tokens do not choose by their logits.
+        UserError: a load loss is asked of a router in which tokens do not choose by their logits, or any loss of one
+            whose gates cannot learn.
     """
     terms = {}
     if importance_weight:
@@ -99,7 +100,18 @@ def balancing_terms(
 
 
 def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
+    for decision in decisions.values():
+        _check_trained(decision)
     return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()
+
+
+def _check_trained(decision: Decision) -> None:
+    """Raise ``UserError`` in training if nothing that learns can change the gates: a loss on them would be idle."""
+    if torch.is_grad_enabled() and not decision.clean_gates.requires_grad:
+        raise UserError(
+            "The gates of this router cannot learn, so there is no use in a loss on them: "
+            "set objective=balanced objective.importance_weight=0 objective.load_weight=0."
+        )
 
 
 def _load(decision: Decision) -> Tensor:
@@ -126,7 +138,11 @@ def paired_gates(
 
     Returns:
         Gates ``(B, M, E)`` of either side, zero where there is no pair, and the mask ``(B, M)``.
+
+    Raises:
+        UserError: the gates cannot learn.
     """
+    _check_trained(decision)
     gates = decision.clean_gates.reshape(num_images, 2, -1, decision.clean_gates.shape[-1])
     tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
     valid = (tokens[0] >= 0) & (tokens[1] >= 0)
