@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix reports clean
+.PHONY: help setup demo test check fix bench reports clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ check: setup ## Lint, format check, types
 fix: setup ## Mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: setup ## Time a training step of one MoE layer with every router, side by side
+	$(BIN)/python benchmarks/routers.py
 
 reports: setup ## Regenerate the committed reports from the committed checkpoints (some minutes on two cores)
 	$(BIN)/python reports/regenerate.py
