@@ -46,11 +46,34 @@ SWEEP_ROUTING = (
     ("load_entropy", "", "load entropy"),
 )
 SWEEP_OUTPUT = tuple((name, "", METRICS[name]) for name in ("accuracy", "prediction_agreement", "loss"))
-ATTRIBUTION = tuple(
-    (f"{value}_{share}", "", f"{name},\n{share}")
+# What is attributed -> its columns.
+ATTRIBUTION = {
+    name: tuple((f"{value}_{share}", "", share) for share in ("features", "switching", "interaction"))
     for value, name in (("class_probability", "class probability"), ("accuracy", "accuracy"))
-    for share in ("features", "switching", "interaction")
-)
+}
+
+
+def attribution(name: str, gates: str) -> str:
+    """Return the heading over what features and switching have in the change of the output."""
+    return f"what changes the {name}, features (pixels) or switching (experts)? Gates {gates}"
+
+
+def floors(dtype: str | None) -> tuple[str, str, str]:
+    """Return what the columns of a noise floor are called, in ``tables.FLOORS``' order; ``dtype`` is the other one."""
+    return "same batch again", "other batch size", dtype or "other dtype"
+
+
+def random_router(checkpoint: str, share: float) -> str:
+    """Return what is said of a router of which a clean image, run again unchanged, finds only a share the same."""
+    return (
+        f"{checkpoint} is random at evaluation: run again unchanged, only {number(share)} of the tokens keep their "
+        "first expert"
+    )
+
+
+def sentence_case(text: str) -> str:
+    """Return the beginning of a sentence; κ stays what it is."""
+    return text if text.startswith("κ") else text[:1].upper() + text[1:]
 
 
 def label(metric: str, null: str) -> str:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.watching import Watcher
-from moeprobe.wording import number
+from moeprobe.wording import random_router
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,9 +158,7 @@ def _random(table: "pd.DataFrame") -> list[str]:
 
     again = table[(table["view"] == FLOORS[0]) & (table["metric"] == "top1_match") & (table["value"] < 1)]
     return [
-        f"{checkpoint} is random at evaluation: run again unchanged, only {number(rows['value'].min())} of the tokens "
-        "keep their first expert"
-        for checkpoint, rows in again.groupby("checkpoint", sort=False)
+        random_router(name, rows["value"].min()) for name, rows in again.groupby("checkpoint", sort=False)
     ]
 
 

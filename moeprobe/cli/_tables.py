@@ -9,7 +9,16 @@ from rich.table import Table
 from moeprobe.cli._screen import console
 from moeprobe.regions import REGIONS
 from moeprobe.tables import FLOORS
-from moeprobe.wording import ATTRIBUTION, SWEEP_OUTPUT, SWEEP_ROUTING, interval, label, number
+from moeprobe.wording import (
+    ATTRIBUTION,
+    SWEEP_OUTPUT,
+    SWEEP_ROUTING,
+    attribution,
+    floors,
+    interval,
+    label,
+    number,
+)
 
 if TYPE_CHECKING:
     from moeprobe.runs import Result
@@ -76,8 +85,8 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
         tables += _severity_tables(result, output, SWEEP_OUTPUT, f"{title}: output")
     if (output["metric"] == "class_probability_switching").any():
         gates = result.sidecar["request"]["replayed_gates"]
-        heading = f"{title}: what changes the output, features (pixels) or switching (experts)? Gates {gates}"
-        tables += _severity_tables(result, output, ATTRIBUTION, heading)
+        for name, columns in ATTRIBUTION.items():
+            tables += _severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
     return [*tables, *floor]
 
 
@@ -90,13 +99,7 @@ def _floor_table(result: "Result") -> list[Table]:
     images = int(rows["images"].max())
     title = f"Noise floor: top-1 match of {images} clean images with themselves, patches"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for name in (
-        "checkpoint",
-        "layer",
-        "same batch again",
-        "other batch size",
-        result.sidecar["floor_dtype"],
-    ):
+    for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)
     for (checkpoint, layer), here in rows.groupby(["checkpoint", "layer"], sort=False):
         by_view = {row["view"]: interval(row) for _, row in here.iterrows()}

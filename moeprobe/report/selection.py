@@ -9,7 +9,17 @@ import pandas as pd
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.reading import Run
 from moeprobe.tables import FLOORS
-from moeprobe.wording import SWEEP_OUTPUT, SWEEP_ROUTING, full_label, number
+from moeprobe.wording import (
+    ATTRIBUTION,
+    SWEEP_OUTPUT,
+    SWEEP_ROUTING,
+    attribution,
+    floors,
+    full_label,
+    number,
+    random_router,
+    sentence_case,
+)
 
 _KEYS = ("layer", "tokens", "metric", "null", "severity")
 _DETAILS = ("expert", "expert_b", "class", "draw")
@@ -21,9 +31,7 @@ def short_tables(run: Run) -> list[Table]:
     table, comparison = overall(run.table), overall(run.comparison)
     tables: list[Table] = []
     if table is not None:
-        tables += (
-            _along_severity(table, comparison) if run.kind == "sweep" else _side_by_side(table, comparison)
-        )
+        tables += _sweep(run, table, comparison) if run.kind == "sweep" else _side_by_side(table, comparison)
     if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
         tables.append(_differences(comparison, total=len(run.comparison)))
     if "patches.csv" in run.csvs:
@@ -97,19 +105,51 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(None if row[name] != row[name] else row[name] for name in _KEYS)
 
 
-def _along_severity(table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
-    """Return a table per layer and one of the output: a line per checkpoint and severity."""
-    parts = [
-        (f"{layer}, patches", (layer, "patch"), SWEEP_ROUTING)
-        for layer in dict.fromkeys(table["layer"])
-        if layer
+def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return a table per layer, one of the output and one of what changes it: a line per checkpoint and severity.
+
+    The noise floor comes last.
+    """
+    gates = run.settings.get("replayed_gates", "recomputed")
+    output = ("", "")
+    found = [
+        *(
+            _severity_table(table, comparison, f"{layer}, patches", (layer, "patch"), SWEEP_ROUTING)
+            for layer in dict.fromkeys(table["layer"])
+            if layer
+        ),
+        _severity_table(table, comparison, "Output of the model", output, SWEEP_OUTPUT),
+        *(
+            _severity_table(table, comparison, sentence_case(attribution(name, gates)), output, columns)
+            for name, columns in ATTRIBUTION.items()
+        ),
+        _noise_floor(run),
     ]
-    parts.append(("Output of the model", ("", ""), SWEEP_OUTPUT))
-    return [
-        found
-        for caption, place, columns in parts
-        if (found := _severity_table(table, comparison, caption, place, columns)) is not None
-    ]
+    return [part for part in found if part is not None]
+
+
+def _noise_floor(run: Run) -> Table | None:
+    """Return how far the clean images match themselves; None where that was not measured."""
+    assert run.table is not None
+    if "view" not in run.table:
+        return None
+    floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == "top1_match")]
+    floor = floor[floor["tokens"] == "patch"]
+    if floor.empty:
+        return None
+    rows = []
+    for (checkpoint, layer), here in floor.groupby(["checkpoint", "layer"], sort=False):
+        by_view = {row["view"]: row for row in here.to_dict("records")}
+        cells = [value(by_view.get(view)) for view in FLOORS]
+        rows.append(
+            [Cell(checkpoint), Cell(layer), *cells, *(counts(here[what]) for what in ("images", "trials"))]
+        )
+    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1)]
+    note = "Top-1 match of clean images with themselves: what is missing from 1 is arithmetic."
+    for name, lines in again.groupby("checkpoint", sort=False):
+        note += f" {random_router(name, lines['value'].min())}."
+    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), "images", "trials"]
+    return Table("Noise floor", columns, rows, note)
 
 
 def _severity_table(

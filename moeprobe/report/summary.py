@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.headlines import Found, Row, find
 from moeprobe.report.reading import Run
-from moeprobe.wording import full_label, interval, number
+from moeprobe.wording import full_label, interval, number, sentence_case
 
 _TITLES = {
     "match-ratio": "Match of corresponding patches",
@@ -180,12 +180,7 @@ def _place(run: Run, found: Found) -> str:
         parts.append(f"in {found.layer}, the {last}")
     if found.severity is not None:
         parts.append(found.headline.told.format(severity=found.severity, at=found.headline.at))
-    return f"{_sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
-
-
-def _sentence_case(text: str) -> str:
-    """Return the beginning of a sentence; κ stays what it is."""
-    return text if text.startswith("κ") else text[:1].upper() + text[1:]
+    return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
 
 
 def _beside(found: Found, row: Row) -> str:
@@ -241,7 +236,7 @@ def _verdicts(run: Run) -> list[str]:
         f"by simultaneous intervals over {run.images:,} images" if run.images else "by simultaneous intervals"
     )
     return [
-        f"{_sentence_case(full_label(*which))}, {by}: {family['sentence']}"
+        f"{sentence_case(full_label(*which))}, {by}: {family['sentence']}"
         for which in _JUDGED
         for family in families
         if (family.get("metric"), family.get("null")) == which and family.get("tokens") in ("patch", "")

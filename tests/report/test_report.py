@@ -443,6 +443,44 @@ def test_a_sweep_is_told_at_its_ends(tmp_path: Path) -> None:
     assert "What the values rest on: κ: 360 images, 5,530 trials." in markdown
 
 
+def test_a_sweep_shows_what_changes_the_output_and_its_noise_floor(tmp_path: Path) -> None:
+    rows = []
+    for severity, features, switching in ((0.0, 0.0, 0.0), (0.4, -0.5, -0.02)):
+        for share, value in (("features", features), ("switching", switching), ("interaction", 0.001)):
+            key = ("", "", f"class_probability_{share}", "")
+            rows.append(
+                row("a", key, (value, value - 0.01, value + 0.01), severity=severity, view="gaussian_noise")
+            )
+    match = ("blocks.3", "patch", "top1_match", "")
+    for view, value in (("clean_again", 0.75), ("clean_other_batch", 0.74), ("clean_other_dtype", 0.72)):
+        rows.append(row("a", match, (value, value - 0.01, value + 0.01), view=view, images=256, trials=4096))
+    rows.append(row("b", match, (1.0, 1.0, 1.0), view="clean_again", images=256, trials=4096))
+    folder = write_rows(
+        tmp_path / "run", "sweep", rows, checkpoints=["a", "b"],
+        request={"replayed_gates": "replayed"}, floor_dtype="bfloat16",
+    )  # fmt: skip
+    markdown = api.report([folder]).markdown
+    changes, floor = markdown.split("**Noise floor**")
+    assert (
+        "**What changes the class probability, features (pixels) or switching (experts)? Gates replayed**"
+        in changes
+    )
+    assert "| checkpoint | severity | features | switching | interaction |" in changes
+    assert (
+        "| a | 0.4 | -0.500 [-0.510, -0.490] | -0.020 [-0.030, -0.010] | 0.001 [-0.009, 0.011] |" in changes
+    )
+    assert (
+        "| checkpoint | layer | same batch again | other batch size | bfloat16 | images | trials |" in floor
+    )
+    assert (
+        "| a | blocks.3 | 0.750 [0.740, 0.760] | 0.740 [0.730, 0.750] | 0.720 [0.710, 0.730] | 256 | 4,096 |"
+        in floor
+    )
+    assert "| b | blocks.3 | 1.000 [1.000, 1.000] |  |  | 256 | 4,096 |" in floor
+    assert "a is random at evaluation: run again unchanged, only 0.750 of the tokens keep" in floor
+    assert "b is random" not in floor
+
+
 def test_the_same_runs_give_the_same_bytes_wherever_they_lie(runs: list[Path], tmp_path: Path) -> None:
     first = api.report(runs, out=tmp_path / "first")
     (tmp_path / "elsewhere").mkdir()
@@ -505,7 +543,7 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
     for command in (
         ["match-ratio"],
         ["confidence"],
-        ["noise-sweep", "--sigmas", "0,0.2"],
+        ["noise-sweep", "--sigmas", "0,0.2", "--attribute"],
         ["eval"],
         ["overlay", "--count", 1],
     ):
@@ -515,7 +553,9 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
         )
     folders = [tmp_path / name for name in ("match-ratio", "confidence", "noise-sweep", "eval", "overlay")]
     document = api.report(folders)
-    assert len(Page(document.html).all("img")) == 1 + 1 + 2 + 2
+    assert "**Noise floor**" in document.markdown
+    assert "switching (experts)? Gates recomputed**" in document.markdown
+    assert len(Page(document.html).all("img")) == 1 + 1 + 3 + 2
     for folder in folders[:4]:
         table = pd.read_csv(folder / "table.csv", dtype={"layer": str, "null": str}).fillna(
             {"layer": "", "null": ""}
