@@ -69,7 +69,10 @@ def _of_batch(probe: Probe, checkpoint: Checkpoint, batch: Batch) -> Iterator[Ov
 
 
 def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
-    """Return one row per patch: the expert on the clean and on the perturbed image, and whether it changed."""
+    """Return one row per patch of the perturbed image: its expert, and that of the corresponding clean patch.
+
+    ``clean_expert`` is that of the same place in the clean image, whatever it shows.
+    """
     rows = []
     for item in overlays:
         for row, column in np.ndindex(item.clean_expert.shape):
@@ -83,8 +86,13 @@ def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
                     "column": column,
                     "clean_expert": item.clean_expert[row, column],
                     "perturbed_expert": item.perturbed_expert[row, column],
+                    "clean_patch": item.clean_patch[row, column],
+                    "clean_patch_expert": item.clean_patch_expert[row, column],
                     "compared": bool(item.compared[row, column]),
                     "changed": bool(item.changed[row, column]),
                 }
             )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    partner = ["clean_patch", "clean_patch_expert"]
+    table[partner] = table[partner].astype("Int64").where(table["compared"])
+    return table

@@ -1,5 +1,6 @@
 """``moeprobe overlay --animate``: frames, GIF and strip of one draw that grows."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 from moeprobe import api
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import animation, save
-from moeprobe.figures.overlay import patches
+from moeprobe.figures.overlay import draw, patches
 from moeprobe.views.affine import Affine
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained, refused, run
@@ -100,6 +101,38 @@ def test_the_default_steps_are_those_of_the_view(trained: Trained) -> None:
     assert tuple(item.severity for item in found.overlays) == Affine.severities
 
 
+def test_a_moving_grid_names_the_clean_patch_it_is_compared_with(trained: Trained, tmp_path: Path) -> None:
+    out = tmp_path / "turned"
+    arguments = ("--view", "rotation", "--severity", 30, "--count", 2, "--layers", "blocks.3", "--out", out)
+    assert run("overlay", trained["prc"], *arguments).exit_code == 0
+    table = pd.read_csv(out / "patches.csv")
+    assert 0 < table["compared"].sum() < len(table)
+    # Where there is no partner, nothing is named, and nothing changed.
+    apart = table[~table["compared"]]
+    assert apart[["clean_patch", "clean_patch_expert"]].isna().all(axis=None) and not apart["changed"].any()
+    for _, here in table.groupby("image_id"):
+        of_place = here["clean_expert"].to_numpy()
+        # By a loop over the clean patches' centres, turned about the middle of 32 pixels in either direction.
+        partners: dict[tuple[int, int], int] = {}
+        turn = np.deg2rad(30)
+        for patch in range(16):
+            x, y = 8 * (patch % 4) + 4 - 16, 8 * (patch // 4) + 4 - 16
+            for sign in (1, -1):
+                u = x * np.cos(turn) - sign * y * np.sin(turn) + 16
+                v = sign * x * np.sin(turn) + y * np.cos(turn) + 16
+                if 0 <= u < 32 and 0 <= v < 32:
+                    partners.setdefault((sign, int(v // 8) * 4 + int(u // 8)), patch)
+        found = {
+            int(row["row"] * 4 + row["column"]): int(row["clean_patch"])
+            for _, row in here[here["compared"]].iterrows()
+        }
+        expected = [{there: one for (s, there), one in partners.items() if s == sign} for sign in (1, -1)]
+        assert found in expected
+        moved = here[here["compared"]]
+        assert (moved["clean_patch_expert"] == of_place[moved["clean_patch"].astype(int)]).all()
+        assert (moved["changed"] == (moved["clean_patch_expert"] != moved["perturbed_expert"])).all()
+
+
 def test_what_does_not_fit_is_refused(trained: Trained) -> None:
     def sentence(*more: object) -> str:
         return refused("overlay", trained["prc"], "--json", *more)
@@ -139,6 +172,7 @@ def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -
 
 def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, image: str = "i") -> Overlay:
     flags = np.arange(16).reshape(4, 4)
+    assert changed <= compared
     return Overlay(
         image_id=image,
         checkpoint=checkpoint,
@@ -147,9 +181,9 @@ def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, 
         clean=np.zeros((8, 8, 3), np.float32),
         perturbed=np.full((8, 8, 3), severity, np.float32),
         clean_expert=flags,
-        perturbed_expert=flags,
-        changed=flags < changed,
-        compared=flags < compared,
+        perturbed_expert=flags + 20 * (flags < changed),
+        clean_patch=np.where(flags < compared, flags, -1),
+        meeting=0,
     )
 
 
@@ -172,6 +206,20 @@ def test_the_strip_says_severity_and_share() -> None:
     assert "noise σ" in figure.get_supxlabel()
     # A patch without a partner bears no number.
     assert [text.get_text() for text in panels[0, 0].texts] == [*map(str, range(8)), *"·" * 8]
+
+
+def test_legends_say_where_clean_patches_meet() -> None:
+    apart = [made("a", 0.1 * step, changed=step) for step in range(2)]
+    met = [apart[0], dataclasses.replace(apart[1], meeting=3)]
+    for items, expected in ((apart, False), (met, True)):
+        figures = [
+            animation.strip(items, title="t", unit="u", colours={"a": "red"}).get_supxlabel(),
+            draw(items[1:], title="t").get_suptitle(),
+        ]
+        assert ["clean patches meet" in " ".join(text.split()) for text in figures] == [expected] * 2
+        assert not any("no clean patch" in " ".join(text.split()) for text in figures)
+    lone = draw([made("a", 0.1, changed=1, compared=8)], title="t").get_suptitle()
+    assert "·: no clean patch corresponds" in " ".join(lone.split())
 
 
 def test_nothing_compared_is_no_share() -> None:

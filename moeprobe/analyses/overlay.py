@@ -4,6 +4,7 @@ An exhibit, not an aggregate: a few images, kept as pixels and choices, to be lo
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +29,9 @@ class Overlay:
         perturbed: ``(S, S, 3)``.
         clean_expert: ``(rows, columns)`` first choice.
         perturbed_expert: ``(rows, columns)``.
-        changed: ``(rows, columns)`` of the perturbed image: another expert than the corresponding clean patch.
-        compared: ``(rows, columns)`` of the perturbed image: there is a corresponding clean patch.
+        clean_patch: ``(rows, columns)`` of the perturbed image: the corresponding clean patch, numbered row by row from
+            0; -1 = none. Of several that meet in one perturbed patch, the first.
+        meeting: corresponding clean patches that are not shown, since another one is in the same perturbed patch.
     """
 
     image_id: str
@@ -40,8 +42,23 @@ class Overlay:
     perturbed: NDArray[np.float32]
     clean_expert: NDArray[np.int64]
     perturbed_expert: NDArray[np.int64]
-    changed: NDArray[np.bool_]
-    compared: NDArray[np.bool_]
+    clean_patch: NDArray[np.int64]
+    meeting: int
+
+    @cached_property
+    def compared(self) -> NDArray[np.bool_]:
+        """Which patches of the perturbed image have a corresponding clean one."""
+        return self.clean_patch >= 0
+
+    @cached_property
+    def clean_patch_expert(self) -> NDArray[np.int64]:
+        """First choice of the corresponding clean patch; -1 where there is none."""
+        return np.where(self.compared, self.clean_expert.ravel()[self.clean_patch], -1)
+
+    @cached_property
+    def changed(self) -> NDArray[np.bool_]:
+        """Which patches of the perturbed image choose another expert than the corresponding clean one."""
+        return self.compared & (self.clean_patch_expert != self.perturbed_expert)
 
     @property
     def changed_share(self) -> float:
@@ -68,12 +85,11 @@ def overlay(
         side.selected[position, prefix:, 0].cpu().numpy().astype(np.int64) for side in routing
     )
     reference, view = pairs.reference[position], pairs.view[position]
-    valid = reference >= 0
-    compared = np.zeros(grid.num_patches, dtype=bool)
-    changed = np.zeros(grid.num_patches, dtype=bool)
-    compared[view[valid]] = True
-    # Several clean patches may share one perturbed patch (a zoom): it changed if it differs from any of them.
-    np.logical_or.at(changed, view[valid], clean[reference[valid]] != perturbed[view[valid]])
+    paired = np.flatnonzero(reference >= 0)
+    clean_patch = np.full(grid.num_patches, -1)
+    # Several clean patches may share one perturbed patch (a zoom): written last, the first of them stays.
+    last_first = paired[np.argsort(-reference[paired])]
+    clean_patch[view[last_first]] = reference[last_first]
     shape = (grid.rows, grid.columns)
     return Overlay(
         image_id=image_id,
@@ -84,6 +100,6 @@ def overlay(
         perturbed=pixels[1].transpose(1, 2, 0),
         clean_expert=clean.reshape(shape),
         perturbed_expert=perturbed.reshape(shape),
-        changed=changed.reshape(shape),
-        compared=compared.reshape(shape),
+        clean_patch=clean_patch.reshape(shape),
+        meeting=int(len(paired) - (clean_patch >= 0).sum()),
     )

@@ -14,7 +14,7 @@ from PIL import Image
 
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import STYLE, _parts
-from moeprobe.figures.overlay import patches
+from moeprobe.figures.overlay import moved, patches
 from moeprobe.files import whole
 
 _SECONDS, _LAST_SECONDS = 0.8, 2.0
@@ -23,10 +23,11 @@ _WHITE = 255
 _NUMBERS, _RED = "number: expert of the patch; ", "red: not that of the clean image"
 
 
-def frame(overlays: Sequence[Overlay], *, title: str) -> Figure:
+def frame(overlays: Sequence[Overlay], *, title: str, note: str = "") -> Figure:
     """Return one frame, a row per image and a column per checkpoint, of overlays of one layer and severity.
 
-    Frames of the same images and checkpoints are of the same size, and nothing in them moves but what changes.
+    Frames of the same images, checkpoints and ``note`` (the end of the legend) are of the same size, and nothing in
+    them moves but what changes.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     images = list(dict.fromkeys(item.image_id for item in overlays))
@@ -44,7 +45,7 @@ def frame(overlays: Sequence[Overlay], *, title: str) -> Figure:
         if row == 0:
             panel.set_title(_parts.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{_parts.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
-    figure.supxlabel(_parts.wrapped(f"{_NUMBERS}{_RED}", size[0], size=9), fontsize=9)
+    figure.supxlabel(_parts.wrapped(f"{_NUMBERS}{_RED}{note}", size[0], size=9), fontsize=9)
     return figure
 
 
@@ -75,7 +76,9 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
             panel.set_ylabel(name, fontsize=9, color=colours[item.checkpoint])
     figure.suptitle(_parts.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     numbers = _NUMBERS if axes[0, 0].texts else ""
-    legend = f"above: {unit}; below: share of the compared patches that changed; {numbers}{_RED}"
+    legend = (
+        f"above: {unit}; below: share of the compared patches that changed; {numbers}{_RED}{moved(overlays)}"
+    )
     figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
     return figure
 

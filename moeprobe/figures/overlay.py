@@ -45,10 +45,20 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
             if row == 0:
                 clean.set_title(f"{checkpoint}\nclean")
                 perturbed.set_title(f"{checkpoint}\nperturbed")
-    legend = "number: expert of the patch; red: another one than in the clean image"
+    legend = f"number: expert of the patch; red: another one than in the clean image{moved(overlays)}"
     # About eleven characters fit an inch.
     figure.suptitle(f"{title}\n{textwrap.fill(legend, int(11 * figure.get_figwidth()))}")
     return figure
+
+
+def moved(overlays: Sequence[Overlay]) -> str:
+    """Return the end of a legend that says what a view that moves the grid leaves open; empty where none does."""
+    parts = ""
+    if not all(item.compared.all() for item in overlays):
+        parts += "; ·: no clean patch corresponds"
+    if any(item.meeting for item in overlays):
+        parts += "; where clean patches meet in one perturbed patch, the first counts here, each of them in a sweep"
+    return parts
 
 
 def patches(

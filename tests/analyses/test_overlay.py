@@ -10,7 +10,7 @@ from tests.routings import routing
 
 def test_changed_patches_by_a_loop() -> None:
     clean, noisy = routing(2, seed=1, num_experts=3), routing(2, seed=2, num_experts=3)
-    reference = np.array([[0, 1, 2, 3, 4, 5], [0, 1, 1, -1, 5, 2]])
+    reference = np.array([[0, 1, 2, 3, 4, 5], [5, 1, 0, -1, 2, 3]])
     view = np.array([[0, 1, 2, 3, 4, 5], [3, 3, 4, -1, 0, 0]])
     pairs = Correspondence(reference, view, np.array([False, False]))
     for position in range(2):
@@ -25,16 +25,23 @@ def test_changed_patches_by_a_loop() -> None:
             pairs=pairs,
             position=position,
         )
-        compared, changed = set(), set()
-        for one, two in zip(reference[position].tolist(), view[position].tolist(), strict=True):
+        # The first of the clean patches that meet in a perturbed one.
+        partner: dict[int, int] = {}
+        for one, two in sorted(zip(reference[position].tolist(), view[position].tolist(), strict=True)):
             if one >= 0:
-                compared.add(two)
-                # The first token is the prefix.
-                if clean.selected[position, one + 1, 0] != noisy.selected[position, two + 1, 0]:
-                    changed.add(two)
-        assert set(np.flatnonzero(found.compared)) == compared
+                partner.setdefault(two, one)
+        # The first token is the prefix.
+        changed = {
+            two
+            for two, one in partner.items()
+            if clean.selected[position, one + 1, 0] != noisy.selected[position, two + 1, 0]
+        }
+        assert {
+            int(two): int(found.clean_patch.ravel()[two]) for two in np.flatnonzero(found.compared)
+        } == partner
+        assert found.meeting == (0, 2)[position]
         assert set(np.flatnonzero(found.changed)) == changed
-        assert found.changed_share == pytest.approx(len(changed) / len(compared))
+        assert found.changed_share == pytest.approx(len(changed) / len(partner))
         assert found.clean.shape == (16, 24, 3) and found.clean_expert.shape == (2, 3)
         assert found.clean_expert.ravel().tolist() == clean.selected[position, 1:, 0].tolist()
 
