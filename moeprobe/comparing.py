@@ -14,6 +14,7 @@ from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
 from moeprobe.gathering import are_runs, gather, probe_arguments
 from moeprobe.loading import Model, Options
+from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan, make_analyses
 from moeprobe.runs import OutputFolder, provenance
@@ -92,6 +93,7 @@ def compare(
         "request": request,
         "command": options.command,
         "checkpoints": measured.checkpoints,
+        "colours": colours(list(measured.checkpoints)),
         "runs": dict(measured.runs),
         "verdicts": said.to_dict("records"),
         "fail_if_worse": fail_if_worse,
@@ -103,7 +105,7 @@ def compare(
         from moeprobe.figures.forest import draw
 
         write_csv(folder.path / "comparison.csv", table)
-        save(draw(table), folder.path / "figures" / "forest")
+        save(draw(table, colours=sidecar["colours"]), folder.path / "figures" / "forest")
         folder.finish(sidecar)
     return Comparison(table, said, failures, sidecar)
 

@@ -222,6 +222,7 @@ def _draw(result: Result, followed: Sequence[OutputPath], models: Sequence[Check
     from moeprobe.figures import save
 
     names = {model.name: model.class_names for model in models}
-    unit = result.sidecar["severity_unit"]
-    for name, drawn in figure.draw(result.table, followed, unit=unit, class_names=names).items():
+    colours, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
+    figures = figure.draw(result.table, followed, colours=colours, unit=unit, class_names=names)
+    for name, drawn in figures.items():
         save(drawn, folder / name)

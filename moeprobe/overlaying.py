@@ -1,7 +1,7 @@
 """The overlay: a few images with the expert of each patch drawn in, at one severity or as it grows."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import make_probe, make_request
 from moeprobe.runs import OutputFolder, provenance
@@ -97,7 +98,10 @@ def overlay(
     if folder is not None:
         sidecar: dict[str, Any] = {"request": request, "command": options.command}
         if animate:
-            drawn, sidecar["frames"] = _animations(question, shown, folder.path, watcher)
+            sidecar["colours"] = colours([model.name for model in loaded])
+            drawn, sidecar["frames"] = _animations(
+                question, shown, folder.path, watcher, colours=sidecar["colours"]
+            )
         else:
             drawn = _figures(question, shown, folder.path)
         result.files.extend(drawn)
@@ -135,16 +139,15 @@ def _figures(question: Probe, shown: Sequence[Overlay], folder: Path) -> list[Pa
 
 
 def _animations(
-    question: Probe, shown: Sequence[Overlay], folder: Path, watcher: Watcher
+    question: Probe, shown: Sequence[Overlay], folder: Path, watcher: Watcher, *, colours: Mapping[str, str]
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
-    from moeprobe.figures import _parts, save
+    from moeprobe.figures import save
     from moeprobe.figures.animation import frame, strip, write_gif
     from moeprobe.figures.overlay import moved
 
     assert isinstance(question.view, SeverityView)
     layers = _by_layer(shown)
-    colours = _parts.colours(list(dict.fromkeys(item.checkpoint for item in shown)))
     watcher.start("overlay: drawing", len(layers) * len(question.severities))
     written: list[Path] = []
     listed: dict[str, list[dict[str, Any]]] = {}

@@ -19,6 +19,7 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.floors import dtype_name
 from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
+from moeprobe.palette import colours
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result, provenance
@@ -142,6 +143,7 @@ def measure(
         "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
         "command": options.command,
         "checkpoints": {model.name: dict(model.provenance) for model in models},
+        "colours": colours([model.name for model in models]),
         "skipped_images": skipped[0],
         "images_per_second": rates,
         "wall_seconds": time.perf_counter() - started,
@@ -368,13 +370,14 @@ def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
     from moeprobe.figures import sweep as sweep_figure
 
     drawing: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "match-ratio": match_figure.draw,
+        "match-ratio": partial(match_figure.draw, colours=result.sidecar["colours"]),
         "s-matrix": matrix_figure.draw,
-        "confidence": confidence_figure.draw,
-        "fewshot": fewshot_figure.draw,
-        "contagion": contagion_figure.draw,
+        "confidence": partial(confidence_figure.draw, colours=result.sidecar["colours"]),
+        "fewshot": partial(fewshot_figure.draw, colours=result.sidecar["colours"]),
+        "contagion": partial(contagion_figure.draw, colours=result.sidecar["colours"]),
         "sweep": partial(
             sweep_figure.draw,
+            colours=result.sidecar["colours"],
             unit=result.sidecar["severity_unit"],
             gates=result.sidecar["request"]["replayed_gates"],
         ),

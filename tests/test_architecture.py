@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
-    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "seeds", "watching", "wording"},
+    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "palette", "seeds", "watching", "wording"},
     1: {
         "accumulators", "data", "divergence", "families", "nn", "regions", "ridge", "routing", "statistics", "tables",
         "verdicts", "views",

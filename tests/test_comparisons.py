@@ -18,6 +18,7 @@ from moeprobe.comparisons import pairs
 from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged
 from moeprobe.figures.forest import draw
+from moeprobe.palette import colours
 from moeprobe.statistics import Replicates
 from moeprobe.summaries import About, summarise
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
@@ -166,7 +167,7 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
             assert f"collapsed in 1 of 2 cells ({name}: everything goes to one choice)" in sentence(
                 table, metric=metric
             )
-        texts = [text.get_text() for axes in draw(table).axes for text in axes.texts]
+        texts = [text.get_text() for axes in draw(table, colours=colours("abc")).axes for text in axes.texts]
         word = "collapsed" if who == "checkpoint" else "reference collapsed"
         assert texts.count(word) == 3, "κ, match, load entropy"
     both = compare({"a": dead, "b": dead})
@@ -187,7 +188,7 @@ def test_a_router_that_all_but_collapsed_is_not_praised() -> None:
 def test_few_images_and_no_trials() -> None:
     table = compare({"a": {cell(): routed(1, num_images=19)}, "b": {cell(): routed(2, num_images=19)}})
     assert set(table["verdict"]) == {"few images"} and table["sim_low"].isna().all()
-    assert draw(table).axes[0].texts[0].get_text() == "few images"
+    assert draw(table, colours=colours("abc")).axes[0].texts[0].get_text() == "few images"
     nowhere = routed(2) | {
         "trials": np.zeros(100, dtype=np.int64),
         "top1_match": np.zeros(100, dtype=np.int64),
@@ -273,7 +274,7 @@ def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> N
                 seed = 10 * number + len(placed)
                 placed[cell(layer, severity)] = routed(seed, keep=0.4 + 0.2 * number)
     table = compare(found)
-    figure = draw(table)
+    figure = draw(table, colours=colours("abc"))
     panel = figure.axes[0]
     low, high = panel.get_xlim()
     assert low < 0 < high and low < -0.02 and high > 0.02

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from moeprobe.figures import confidence, match_ratio, sweep
+from moeprobe.palette import colours
 from moeprobe.tables import frame
 
 _MATCH = [
@@ -17,6 +18,7 @@ _MATCH = [
     )
     for null in nulls
 ]
+COLOURS = colours(["low", "high"])
 _GATES = [(f"gate_{name}", "") for name in ("highest", "second", "rest", "margin")]
 
 
@@ -40,9 +42,9 @@ def table(severities: list[float | None]) -> pd.DataFrame:
 
 def figures() -> dict[str, Figure]:
     return {
-        "sweep": sweep.draw(table([0.0, 0.1, 0.2]), unit="σ")["routing"],
-        "match": match_ratio.draw(table([None]))["match-ratio"],
-        "confidence": confidence.draw(table([None]))["confidence"],
+        "sweep": sweep.draw(table([0.0, 0.1, 0.2]), colours=COLOURS, unit="σ")["routing"],
+        "match": match_ratio.draw(table([None]), colours=COLOURS)["match-ratio"],
+        "confidence": confidence.draw(table([None]), colours=COLOURS)["confidence"],
     }
 
 
@@ -75,8 +77,8 @@ def test_a_collapsed_router_is_called_collapsed(kind: str, severities: list[floa
     found.loc[gone, ["value", "ci_low", "ci_high"]] = np.nan
     found.loc[gone, "flag"] = "collapsed"
     drawn = {
-        "sweep": lambda: sweep.draw(found, unit="σ")["routing"],
-        "match": lambda: match_ratio.draw(found)["match-ratio"],
+        "sweep": lambda: sweep.draw(found, colours=COLOURS, unit="σ")["routing"],
+        "match": lambda: match_ratio.draw(found, colours=COLOURS)["match-ratio"],
     }[kind]()
     words = [text.get_text() for axes in drawn.axes for text in axes.texts]
     # Two layers, and each severity of a sweep.

@@ -116,7 +116,9 @@ def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
     arguments = ("noise-sweep", trained["prc"], "--sigmas", "0,0.1", "--limit", 25)
     found = json.loads(command(*arguments, "--json").stdout)
     assert found["sidecar"]["floor_dtype"] == "bfloat16"
-    figure = sweep_figure.draw(pd.DataFrame(found["table"]), unit="σ")["routing"]
+    figure = sweep_figure.draw(pd.DataFrame(found["table"]), colours=found["sidecar"]["colours"], unit="σ")[
+        "routing"
+    ]
     assert "noise floor (arithmetic)" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert "25 images" in str(figure.get_suptitle())
     shown = command(*arguments).output

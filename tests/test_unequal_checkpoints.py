@@ -65,8 +65,8 @@ def test_a_checkpoint_keeps_its_colour_in_every_panel(others: Trained) -> None:
 
     from moeprobe.figures import sweep
 
-    table = api.noise_sweep([others["baseline"], others["apart"]], sigmas=[0, 0.1], limit=20).table
-    figure = sweep.draw(table, unit="σ")["routing"]
+    found = api.noise_sweep([others["baseline"], others["apart"]], sigmas=[0, 0.1], limit=20)
+    figure = sweep.draw(found.table, colours=found.sidecar["colours"], unit="σ")["routing"]
     colours: dict[str, set[str]] = {}
     for axes in figure.axes:
         for line in axes.get_lines():

@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from moeprobe.files import whole
 
-# Okabe and Ito's palette: told apart with any colour vision, and in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,

@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.figures import COLOURS, STYLE
+from moeprobe.figures import STYLE
 
 
 def panels(
@@ -21,11 +21,6 @@ def panels(
         figure = Figure(figsize=(width * columns + 0.4, height * rows + 0.9), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, sharey="row" if sharey else False)
     return figure, axes
-
-
-def colours(checkpoints: Sequence[str]) -> dict[str, str]:
-    """Return a colour per checkpoint, in their order."""
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(checkpoints)}
 
 
 def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str, fmt: str = "o") -> None:

@@ -52,7 +52,7 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "") -> Figure:
 def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mapping[str, str]) -> Figure:
     """Return the severities side by side, a row per checkpoint, of overlays of one layer and image.
 
-    ``colours`` are those of the checkpoints (``_parts.colours``), some of which may not have this layer.
+    ``colours`` are those of the checkpoints (``palette.colours``), some of which may not have this layer.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     severities = list(dict.fromkeys(item.severity for item in overlays))

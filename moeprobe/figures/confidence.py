@@ -1,5 +1,7 @@
 """Router confidence: highest gate, second, the rest, and the margin."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -9,11 +11,10 @@ from moeprobe.figures import _parts
 _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: a panel per MoE layer."""
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a panel per MoE layer; colours are of checkpoints."""
     patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
-    colours = _parts.colours(checkpoints)
     figure, axes = _parts.panels(1, len(layers))
     for column, layer in enumerate(layers):
         for number, checkpoint in enumerate(checkpoints):

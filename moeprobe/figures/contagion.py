@@ -1,5 +1,7 @@
 """How far routing depends on batch-mates, on the tokens that the router sees, and on the rest of the picture."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -14,15 +16,14 @@ _NUMBERS = {
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: a panel per number, and a row of panels for the share and the distance."""
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a panel per number, a row for the share and one for the distance."""
     patches = table[table["tokens"] == "patch"]
     measured = set(patches["metric"])
     numbers = [name for name in _NUMBERS if f"{name}_distance" in measured]
     # Where every expert has a share of every token there is no choice to change.
     kinds = [kind for kind in _ROWS if any(f"{name}{kind}" in measured for name in numbers)]
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
-    colours = _parts.colours(checkpoints)
     figure, axes = _parts.panels(len(kinds), len(numbers), width=max(3.4, 0.6 * len(layers)))
     for row, kind in enumerate(kinds):
         for column, name in enumerate(numbers):

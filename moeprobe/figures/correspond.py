@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moeprobe.analyses.correspond import Correspond
-from moeprobe.figures import COLOURS, STYLE, _parts
+from moeprobe.figures import STYLE, _parts
+from moeprobe.palette import COLOURS
 
-# Black is no colour among dark images.
-_LINES = tuple(colour for colour in COLOURS if colour != "#000000")
 # Where view 2 lies, in sides of a view: lower than view 1, or the lines of a row of patches would cover each other.
 _ACROSS, _DOWN = 1.25, 0.22
 # Lines of a finer grid get no dark edge: edges of so many lines would be all that is seen.
@@ -41,7 +40,7 @@ def draw(pairs: Sequence[Correspond], *, title: str) -> Figure:
 
 def colour(row: int, column: int) -> str:
     """Return the colour of a patch's line: another one than that of any of its eight neighbours."""
-    return _LINES[(column + 3 * row) % len(_LINES)]
+    return COLOURS[(column + 3 * row) % len(COLOURS)]
 
 
 def _views(axes: Axes, item: Correspond) -> None:

@@ -15,10 +15,14 @@ _LARGE = 0.01
 
 
 def draw(
-    table: pd.DataFrame, paths: Sequence[Path], *, unit: str, class_names: Mapping[str, Sequence[str]]
+    table: pd.DataFrame,
+    paths: Sequence[Path],
+    *,
+    colours: Mapping[str, str],
+    unit: str,
+    class_names: Mapping[str, Sequence[str]],
 ) -> dict[str, Figure]:
     """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images."""
-    colours = _parts.colours(_parts.checkpoints(table))
     return {
         "paths": _draw_paths(table, paths, unit, colours, class_names),
         "jumps": _draw_jumps(table, colours),

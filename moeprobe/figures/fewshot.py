@@ -1,5 +1,7 @@
 """Few-shot accuracy: all draws together with their interval, each draw lightly beside, and the level of chance."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -7,11 +9,10 @@ from matplotlib.figure import Figure
 from moeprobe.figures import _parts
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: a place per number of shots, a colour per checkpoint."""
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a place per number of shots; colours are of checkpoints."""
     accuracy = table[table["metric"] == "fewshot_accuracy"]
     shots, checkpoints = sorted(set(accuracy["severity"])), _parts.checkpoints(accuracy)
-    colours = _parts.colours(checkpoints)
     figure, axes = _parts.panels(1, 1, width=2.6 + 1.1 * max(len(shots), 2), height=3.4)
     panel = axes[0, 0]
     for number, checkpoint in enumerate(checkpoints):

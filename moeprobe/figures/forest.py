@@ -4,7 +4,7 @@ A cell without a value or an interval is named as what it is (collapsed, few ima
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -28,8 +28,8 @@ HEADLINES = (
 _GREY = "#606060"
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return the figure of a comparison: patches and output, cells from top to bottom, one colour per checkpoint."""
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
+    """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
     shown = table[table["tokens"].isin(["patch", ""])]
     headlines: Sequence[tuple[str, str, str]] = HEADLINES
     if not shown["metric"].isin([metric for metric, _, _ in HEADLINES]).any():
@@ -42,7 +42,6 @@ def draw(table: pd.DataFrame) -> Figure:
     ]
     drawn = pd.concat([rows for _, rows in there])
     pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
-    colours = _parts.colours([*dict.fromkeys(drawn["reference"]), *_parts.checkpoints(drawn)])
     columns = min(2 if len(there) <= 4 else 3, len(there))
     grid = [there[start : start + columns] for start in range(0, len(there), columns)]
     heights = [0.8 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
@@ -72,7 +71,7 @@ def _panel(
     axes: Axes,
     rows: pd.DataFrame,
     pairs: Sequence[tuple[str, str]],
-    colours: dict[str, str],
+    colours: Mapping[str, str],
     title: str,
 ) -> None:
     cells = list(rows.groupby(["layer", "severity"], sort=False, dropna=False))

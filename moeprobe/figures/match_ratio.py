@@ -1,5 +1,7 @@
 """Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -7,12 +9,11 @@ from matplotlib.figure import Figure
 from moeprobe.figures import _parts
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: a column per MoE layer, raw match above, kappa below."""
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a column per MoE layer, raw match above, kappa below; colours are of checkpoints."""
     patches = table[(table["tokens"] == "patch") & table["metric"].str.contains("_match")]
     names = [name for name in dict.fromkeys(patches["metric"]) if name.endswith("_match")]
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
-    colours = _parts.colours(checkpoints)
     figure, axes = _parts.panels(2, len(layers))
     for column, layer in enumerate(layers):
         raw, kappa = axes[:, column]

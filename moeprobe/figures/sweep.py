@@ -24,15 +24,16 @@ _CHANGES = (
 _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
-def draw(table: pd.DataFrame, *, unit: str, gates: str | None = None) -> dict[str, Figure]:
+def draw(
+    table: pd.DataFrame, *, colours: Mapping[str, str], unit: str, gates: str | None = None
+) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
 
-    ``gates`` says how those of replayed routings were weighted, where that was asked.
+    ``colours`` are of checkpoints. ``gates`` says how those of replayed routings were weighted, where that was asked.
     """
     floors = table[table["view"].isin(FLOORS)]
     table = table[~table["view"].isin(FLOORS)]
     view = table["view"].iloc[0]
-    colours = _parts.colours(_parts.checkpoints(table))
     figures = {}
     layers = _parts.layers(table)
     if layers:

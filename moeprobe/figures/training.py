@@ -3,7 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.figures import COLOURS, _parts
+from moeprobe.figures import _parts
+from moeprobe.palette import COLOURS
 
 _NOT_AUXILIARY = {"train_loss", "train_main_loss", "train_accuracy"}
 

@@ -14,6 +14,7 @@ import pandas as pd
 from moeprobe.errors import UserError
 from moeprobe.files import whole, write_text
 from moeprobe.report import render, summary
+from moeprobe.report.colouring import in_one_colour
 from moeprobe.report.reading import Run, read_runs
 
 __all__ = ["Document", "report"]
@@ -55,7 +56,7 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None, overwri
     folder = None if out is None else Path(out)
     if folder is not None:
         _check(folder, [Path(run) for run in runs], overwrite=overwrite)
-    read = read_runs(runs)
+    read = in_one_colour(read_runs(runs))
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
     files = [] if folder is None else _write(folder, html, markdown, parts)

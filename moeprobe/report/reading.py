@@ -26,6 +26,7 @@ _NUMBERS = (
     "images",
     "trials",
 )
+_COLOUR = re.compile("#[0-9A-Fa-f]{6}")
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
 _VALUE_COLUMNS = {
@@ -36,11 +37,12 @@ _VALUE_COLUMNS = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a run: its file's name, its bytes and their media type."""
+    """A figure of a run: its file's name, its bytes and their media type; the same as SVG, empty if there is none."""
 
     name: str
     content: bytes
     media: str
+    svg: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Run:
         comparison: the paired differences likewise.
         pictures: the figures, but for the frames.
         frames: a series of pictures per layer, by growing severity.
+        miscoloured: checkpoints that the figures show in another colour than those of the report's other runs.
     """
 
     label: str
@@ -74,6 +77,12 @@ class Run:
     comparison: pd.DataFrame | None
     pictures: list[Picture]
     frames: dict[str, list[Frame]]
+    miscoloured: Sequence[str] = ()
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """In which colours the figures show the checkpoints; empty where they have none."""
+        return self.sidecar.get("colours", {})
 
     @property
     def request(self) -> dict[str, Any]:
@@ -173,6 +182,9 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     described = content.get("checkpoints", {})
     if not isinstance(described, dict) or not all(isinstance(about, dict) for about in described.values()):
         raise UserError(f"{sidecar} does not say which checkpoints were probed; moeprobe did not write it.")
+    colours = content.get("colours", {})
+    if not isinstance(colours, dict) or not all(_COLOUR.fullmatch(str(one)) for one in colours.values()):
+        raise UserError(f"{sidecar} names colours that are none; moeprobe did not write it.")
     return content
 
 
@@ -218,8 +230,9 @@ def _read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Pic
     """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
     found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
     drawn = {file.stem for file in found if file.suffix == ".png"}
+    drawings = {file.stem: file for file in found if file.suffix == ".svg"}
     return [
-        _picture(path, file)
+        _picture(path, file, svg=drawings.get(file.stem))
         for file in found
         if file.name not in without
         and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
@@ -234,8 +247,9 @@ def _natural(path: Path) -> list[Any]:
     ]
 
 
-def _picture(folder: Path, path: Path) -> Picture:
-    return Picture(path.name, _bytes(folder, path), _MEDIA[path.suffix])
+def _picture(folder: Path, path: Path, *, svg: Path | None = None) -> Picture:
+    drawing = b"" if svg is None else _bytes(folder, svg)
+    return Picture(path.name, _bytes(folder, path), _MEDIA[path.suffix], drawing)
 
 
 def _read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:

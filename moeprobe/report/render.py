@@ -57,6 +57,15 @@ class Section:
         """What determined the numbers."""
         return about.asked(self.run)
 
+    @property
+    def colour_note(self) -> str:
+        """What is said where a checkpoint has another colour here than in the rest of the report; mostly nothing."""
+        names = self.run.miscoloured
+        if not names:
+            return ""
+        them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
+        return f"The figures of this run keep its own colours; elsewhere {them} another one."
+
     @cached_property
     def short_tables(self) -> list[Table]:
         """What is read first."""
