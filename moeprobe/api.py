@@ -27,7 +27,7 @@ from moeprobe.errors import UserError
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
-from moeprobe.overlaying import OverlayResult, overlay
+from moeprobe.overlaying import OverlayResult, overlay, plan_overlay
 from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
 from moeprobe.report import Document, report
@@ -68,6 +68,7 @@ __all__ = [
     "plan_contagion",
     "plan_discontinuity",
     "plan_fewshot",
+    "plan_overlay",
     "probe",
     "report",
     "s_matrix",

@@ -14,7 +14,7 @@ from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, pick_images
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.probing import make_probe, make_request
+from moeprobe.probing import Plan, make_probe, make_request, time_sample
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView
@@ -69,30 +69,23 @@ def overlay(
     """
     options = dataclasses.replace(options or Options(), **changes)
     watcher = watcher or Watcher()
-    if count < 1:
-        raise UserError(f"The number of images must be positive; got {count}.")
-    if animate and severity is not None:
-        raise UserError(
-            "An animation goes through several severities: give --severities instead of --severity."
-        )
-    if severities is not None and not animate:
-        raise UserError("--severities are the steps of an animation: add --animate, or give one --severity.")
-    if not animate:
-        severities = (SEVERITY if severity is None else severity,)
-    loaded = load_models(models, options)
-    question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
-    dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
-    chosen = question.indices[:count] if named is None else named
-    growing = tuple(sorted(question.severities))
-    if len(chosen) > MAX_IMAGES:
-        raise UserError(
-            f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
-        )
-    question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
+    loaded, question, data = _ask(
+        models,
+        data=data,
+        images=images,
+        files=files,
+        count=count,
+        view=view,
+        severity=severity,
+        severities=severities,
+        animate=animate,
+        options=options,
+    )
     request = make_request("overlay", data, question, options, loaded)
-    request |= {"images": [dataset.image_ids[index] for index in chosen], "animate": animate}
+    shown_ids = [question.dataset.image_ids[index] for index in question.indices]
+    request |= {"images": shown_ids, "animate": animate}
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    watcher.start("overlay", len(loaded) * len(chosen))
+    watcher.start("overlay", len(loaded) * len(shown_ids))
     shown = exhibits.overlays(question, loaded, progress=watcher.advance)
     result = OverlayResult(shown, exhibits.overlay_table(shown), [])
     if folder is not None:
@@ -107,6 +100,76 @@ def overlay(
         result.files.extend(drawn)
         _finish(folder, result, sidecar, loaded)
     return result
+
+
+def plan_overlay(
+    models: Sequence[Model],
+    *,
+    data: str = "digits",
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    count: int = 4,
+    view: str = "gaussian_noise",
+    severity: float | None = None,
+    severities: Sequence[float] | None = None,
+    animate: bool = False,
+    options: Options | None = None,
+) -> Plan:
+    """Say what ``overlay`` would take before it draws, by running two images; arguments as there."""
+    options = options or Options()
+    loaded, question, _ = _ask(
+        models,
+        data=data,
+        images=images,
+        files=files,
+        count=count,
+        view=view,
+        severity=severity,
+        severities=severities,
+        animate=animate,
+        options=options,
+    )
+
+    def run(asked: Probe, model: Checkpoint) -> list[Overlay]:
+        return exhibits.overlays(asked, [model])
+
+    return time_sample(question, loaded, images=2, passes=question.num_passes, run=run)
+
+
+def _ask(
+    models: Sequence[Model],
+    *,
+    data: str,
+    images: Sequence[str],
+    files: Sequence[str | Path],
+    count: int,
+    view: str,
+    severity: float | None,
+    severities: Sequence[float] | None,
+    animate: bool,
+    options: Options,
+) -> tuple[list[Checkpoint], Probe, str]:
+    """Return the checkpoints, what is asked of them, and what the data are called."""
+    if count < 1:
+        raise UserError(f"The number of images must be positive; got {count}.")
+    if animate and severity is not None:
+        raise UserError(
+            "An animation goes through several severities: give --severities instead of --severity."
+        )
+    if severities is not None and not animate:
+        raise UserError("--severities are the steps of an animation: add --animate, or give one --severity.")
+    if not animate:
+        severities = (SEVERITY if severity is None else severity,)
+    loaded = load_models(models, options)
+    question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
+    dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
+    chosen = question.indices[:count] if named is None else named
+    if len(chosen) > MAX_IMAGES:
+        raise UserError(
+            f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
+        )
+    growing = tuple(sorted(question.severities))
+    return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing), data
 
 
 def _finish(

@@ -191,7 +191,7 @@ def time_sample(
     *,
     images: int,
     passes: int,
-    run: Callable[..., tuple[pa.Table, list[str]]] = sweeps.run,
+    run: Callable[..., object] = sweeps.run,
 ) -> Plan:
     """Return what a probe would take, from the time that its first ``images`` take."""
     sample = dataclasses.replace(question, indices=question.indices[:images], skip_bad_images=True)

@@ -133,6 +133,28 @@ def test_a_moving_grid_names_the_clean_patch_it_is_compared_with(trained: Traine
         assert (moved["changed"] == (moved["clean_patch_expert"] != moved["perturbed_expert"])).all()
 
 
+@pytest.mark.parametrize(("more", "passes"), [((), 2), (("--animate", "--severities", "0,0.1,0.3"), 3)])
+def test_a_dry_run_says_how_many_passes_and_writes_nothing(
+    more: tuple[str, ...], passes: int, trained: Trained, tmp_path: Path
+) -> None:
+    asked = ("overlay", *trained.values(), "--count", 3, *more, "--dry-run")
+    result = run(*asked, "--out", tmp_path / "never")
+    assert f"2 checkpoints x 3 images x {passes} forward passes = {6 * passes} passes" in result.output
+    assert "before drawing, judging by 2 images. Nothing was written." in result.output
+    assert not (tmp_path / "never").exists()
+    # No folder is needed to ask, and what is wrong is refused as it would be.
+    assert json.loads(run(*asked, "--json").stdout)["passes"] == passes
+    assert "There is no image 'x'" in refused(*asked, "--images", "x")
+
+
+@pytest.mark.parametrize("command", ["overlay", "correspond"])
+def test_help_says_that_a_folder_is_required(command: str) -> None:
+    said = " ".join(run(command, "--help").output.replace("│", " ").split())
+    assert "Folder for the figures and their table; required unless --json." in said
+    assert "default: print only" not in said
+    assert "default: print only" in " ".join(run("eval", "--help").output.replace("│", " ").split())
+
+
 def test_what_does_not_fit_is_refused(trained: Trained) -> None:
     def sentence(*more: object) -> str:
         return refused("overlay", trained["prc"], "--json", *more)

@@ -36,6 +36,9 @@ Gates = Annotated[
 ]
 Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
 File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
+OutOfFigures = Annotated[
+    Path | None, typer.Option(help="Folder for the figures and their table; required unless --json.")
+]
 
 # name -> (type, default); what `moeprobe.api.Options` takes, and the three that concern the output.
 _COMMON: dict[str, tuple[Any, Any]] = {
@@ -141,7 +144,14 @@ def command_line() -> str:
     return shlex.join(["moeprobe", *sys.argv[1:]])
 
 
-def probe(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
+def drawing(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that draws the shared options; it needs a folder for that."""
+    return probe(command, out=OutOfFigures)
+
+
+def probe(
+    command: Callable[..., None], *, out: Any = _COMMON["out"][0], **defaults: Any
+) -> Callable[..., None]:
     """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``.
 
     ``defaults`` are the command's own, where it has others.
@@ -155,7 +165,10 @@ def probe(command: Callable[..., None], **defaults: Any) -> Callable[..., None]:
     ]
     shared = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, default), annotation=kind
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, default),
+            annotation=out if name == "out" else kind,
         )
         for name, (kind, default) in _COMMON.items()
     ]

@@ -35,15 +35,15 @@ def run(
             console().print(f"{name}: {rate:,.0f} images/s on {result.sidecar['device']}", style="dim")
 
 
-def print_plan(plan: api.Plan, *, as_json: bool, least: bool = False) -> None:
-    """Print what a run would take; ``least``: it takes more passes than those that are known beforehand."""
+def print_plan(plan: api.Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
+    """Print what a run would take ``before`` what comes last; ``least``: more passes than are known beforehand."""
     if as_json:
         print(json.dumps(dataclasses.asdict(plan)))
         return
     more = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
-        f"{plan.checkpoints} checkpoints x {plan.images:,} images x {plan.passes} forward passes "
-        f"= {total:,} passes{more}, about {plan.seconds:,.1f} s before the statistics, "
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {plan.images:,} images "
+        f"x {plan.passes} forward passes = {total:,} passes{more}, about {plan.seconds:,.1f} s before {before}, "
         f"judging by {plan.timed_images} images. Nothing was written."
     )

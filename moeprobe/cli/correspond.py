@@ -1,11 +1,19 @@
 """``moeprobe correspond``."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Data, File, Images, command_line, names, refuse_images, require_folder
+from moeprobe.cli._options import (
+    Data,
+    File,
+    Images,
+    OutOfFigures,
+    command_line,
+    names,
+    refuse_images,
+    require_folder,
+)
 
 
 def correspond(
@@ -35,7 +43,7 @@ def correspond(
         int | None, typer.Option(help="Side of a patch in pixels, without a checkpoint; 32 if not given.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of images and of the views.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the table and the figure.")] = None,
+    out: OutOfFigures = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
     ] = False,

@@ -1,6 +1,6 @@
 """``moeprobe overlay``."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,9 +10,9 @@ from moeprobe.cli._options import (
     Data,
     File,
     Images,
+    drawing,
     names,
     numbers,
-    probe,
     refuse_images,
     require_folder,
 )
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moeprobe.overlaying import OverlayResult
 
 
-@probe
+@drawing
 def overlay(
     checkpoints: Checkpoints,
     data: Data = "digits",
@@ -53,25 +53,22 @@ def overlay(
     import json
 
     from moeprobe import api
+    from moeprobe.cli._run import print_plan
     from moeprobe.cli._screen import Bar, console, print_files, records
 
     options = common.options()
-    require_folder(options.out, json=common.json, command="overlay")
+    asked: dict[str, Any] = {
+        "data": data, "images": names(images), "files": file or [], "count": count, "view": view,
+        "severity": severity, "severities": numbers(severities, "--severities"), "animate": animate,
+    }  # fmt: skip
     refuse_images(checkpoints)
+    if common.dry_run:
+        plan = api.plan_overlay(checkpoints, options=options, **asked)
+        print_plan(plan, as_json=common.json, before="drawing")
+        return
+    require_folder(options.out, json=common.json, command="overlay")
     with Bar() as bar:
-        result = api.overlay(
-            checkpoints,
-            data=data,
-            images=names(images),
-            files=file or [],
-            count=count,
-            view=view,
-            severity=severity,
-            severities=numbers(severities, "--severities"),
-            animate=animate,
-            options=options,
-            watcher=bar,
-        )
+        result = api.overlay(checkpoints, options=options, watcher=bar, **asked)
     if common.json:
         print(json.dumps({"patches": records(result.table), "files": [str(path) for path in result.files]}))
         return
