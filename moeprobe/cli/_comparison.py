@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
+from moeprobe.cli._fitting import fit
+from moeprobe.cli._screen import console
 from moeprobe.figures.forest import HEADLINES
 from moeprobe.wording import label, number
 
@@ -34,7 +36,9 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     if shown["severity"].notna().any():
         shown = shown[shown["metric"].isin([*_ALONG_SEVERITIES, extra])]
     return [
-        _table(rows, _title(*key)) for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
+        part
+        for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
+        for part in _tables(rows, _title(*key))
     ]
 
 
@@ -46,11 +50,11 @@ def _title(metric: str, null: str, tokens: str) -> str:
     return f"{name} ({metric}{of})"
 
 
-def _table(rows: pd.DataFrame, title: str) -> Table:
+def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
     table = Table(title=title, title_justify="left", title_style="bold")
     cells = [name for name in ("layer", "severity") if rows[name].notna().any() and (rows[name] != "").any()]
     for name in cells:
-        table.add_column(name, justify="right" if name == "severity" else "left", no_wrap=True)
+        table.add_column(name, justify="right" if name == "severity" else "left")
     pairs = list(dict.fromkeys(zip(rows["checkpoint"], rows["reference"], strict=True)))
     if len(pairs) > 1:
         table.add_column("checkpoint")
@@ -58,7 +62,7 @@ def _table(rows: pd.DataFrame, title: str) -> Table:
     # A pair that is the only one stands over its values.
     sides = ("value", "reference's") if len(pairs) > 1 else pairs[0]
     for name in (*sides, "difference [simultaneous 95 %]", "p (Holm)"):
-        table.add_column(name, justify="right", no_wrap=name not in sides)
+        table.add_column(name, justify="right")
     table.add_column("verdict")
     pair = None
     for _, row in rows.iterrows():
@@ -76,7 +80,7 @@ def _table(rows: pd.DataFrame, title: str) -> Table:
             _p(row["p_holm"]),
             _verdict(row),
         )
-    return table
+    return fit(table, keys=len(cells) + (2 if len(pairs) > 1 else 0), width=console().width)
 
 
 def _difference(row: pd.Series) -> str:

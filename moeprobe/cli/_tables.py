@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
+from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
 from moeprobe.regions import REGIONS
 from moeprobe.tables import FLOORS
@@ -35,13 +36,13 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     of_layers = (result.table["layer"] != "").any()
     if of_layers:
         for name in ("layer", "tokens"):
-            table.add_column(name, no_wrap=True)
-    table.add_column("metric", min_width=15)
+            table.add_column(name)
+    table.add_column("metric")
     for checkpoint in checkpoints:
-        table.add_column(checkpoint, justify="right", no_wrap=not stacked)
+        table.add_column(checkpoint, justify="right")
     for checkpoint in checkpoints[1:]:
         if result.comparison is not None and len(result.comparison):
-            table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right", no_wrap=not stacked)
+            table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
     shown = result.table[
         ~(result.table["metric"].str.endswith("_chance") & (result.table["null"] != "pooled"))
@@ -62,7 +63,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
         names = place if previous != place else ("", "")
         table.add_row(*(names if of_layers else ()), label(*key[2:]), *cells)
         previous = place
-    return [table]
+    return fit(table, keys=3 if of_layers else 1, width=console().width)
 
 
 def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked: bool) -> list[str]:
@@ -97,14 +98,15 @@ def _floor_table(result: "Result") -> list[Table]:
     if rows.empty:
         return []
     images = int(rows["images"].max())
+    stacked = console().width < _PLACE + 4 * _INTERVAL
     title = f"Noise floor: top-1 match of {images} clean images with themselves, patches"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)
     for (checkpoint, layer), here in rows.groupby(["checkpoint", "layer"], sort=False):
-        by_view = {row["view"]: interval(row) for _, row in here.iterrows()}
+        by_view = {row["view"]: interval(row, stacked=stacked) for _, row in here.iterrows()}
         table.add_row(checkpoint, layer, *[by_view.get(view, "") for view in FLOORS])
-    return [table]
+    return fit(table, keys=2, width=console().width)
 
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
@@ -138,9 +140,10 @@ def _severity_tables(
     """Return the columns that were measured, in as many tables as a narrow window takes."""
     measured = set(zip(rows["metric"], rows["null"], strict=True))
     columns = tuple(column for column in columns if column[:2] in measured)
-    fit = max(1, (console().width - _PLACE) // _INTERVAL)
-    parts = [columns[start : start + fit] for start in range(0, len(columns), fit)]
-    return [_severity_table(result, rows, part, title) for part in parts]
+    most = max(1, (console().width - _PLACE) // _INTERVAL)
+    parts = [columns[start : start + most] for start in range(0, len(columns), most)]
+    tables = [_severity_table(result, rows, part, title) for part in parts]
+    return [part for table in tables for part in fit(table, keys=2, width=console().width)]
 
 
 def _severity_table(
@@ -149,9 +152,9 @@ def _severity_table(
     table = Table(title=title, title_justify="left", title_style="bold")
     stacked = console().width < 40 + 25 * len(columns)
     table.add_column("checkpoint")
-    table.add_column("severity", justify="right", no_wrap=True)
+    table.add_column("severity", justify="right")
     for _, _, name in columns:
-        table.add_column(name, justify="right", no_wrap=not stacked)
+        table.add_column(name, justify="right")
     blocks = [(checkpoint, part, False) for checkpoint, part in rows.groupby("checkpoint", sort=False)]
     if result.comparison is not None:
         layers = set(rows["layer"])

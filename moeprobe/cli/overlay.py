@@ -73,15 +73,18 @@ def overlay(
         print(json.dumps({"patches": records(result.table), "files": [str(path) for path in result.files]}))
         return
     screen = console()
-    screen.print(_table(result, view))
+    screen.print(*_tables(result, view))
     screen.print("Single images, to be looked at; for numbers with intervals: moeprobe sweep.", style="dim")
     assert options.out is not None
     print_files(screen, options.out)
 
 
-def _table(result: "OverlayResult", view: str) -> "Table":
+def _tables(result: "OverlayResult", view: str) -> "list[Table]":
     """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
     from rich.table import Table
+
+    from moeprobe.cli._fitting import fit
+    from moeprobe.cli._screen import console
 
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
     table = Table(title=f"Changed first choices of patches, {view} at severity", title_justify="left")
@@ -95,4 +98,4 @@ def _table(result: "OverlayResult", view: str) -> "Table":
         cells.append(f"{item.changed.sum()} of {item.compared.sum()}")
     for line, cells in lines.items():
         table.add_row(*line, *cells)
-    return table
+    return fit(table, keys=3, width=console().width)

@@ -47,7 +47,7 @@ def report(
     screen = console()
     headlines = headline_table(document.runs)
     if headlines is not None:
-        screen.print(_screen(headlines))
+        screen.print(*_screen(headlines, screen.width))
         screen.print(headlines.note, style="dim", soft_wrap=True)
     size = document.files[0].stat().st_size / 1e6
     screen.print(
@@ -56,12 +56,14 @@ def report(
     )
 
 
-def _screen(table: "Table") -> "Screen":
+def _screen(table: "Table", width: int) -> "list[Screen]":
     from rich.table import Table as Screen
+
+    from moeprobe.cli._fitting import fit
 
     shown = Screen(title=table.caption, title_justify="left", title_style="bold")
     for number, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if table.is_numeric(number) else "left")
     for row in table.rows:
         shown.add_row(*(f"{cell.text} {cell.between}".rstrip() for cell in row))
-    return shown
+    return fit(shown, keys=2, width=width)
