@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe import geometry, regions
+from moeprobe import __version__, geometry, regions
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import (
     CornerAnalysis,
@@ -92,6 +92,8 @@ def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dic
     return {
         "checkpoint": checkpoint.provenance.get("sha256"),
         "images": hashlib.sha256(names.encode()).hexdigest(),
+        "masks": probe.dataset.mask_hash(block),
+        "moeprobe": __version__,
         "group_images": checkpoint.model.group_images,
     }
 

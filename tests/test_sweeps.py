@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from moeprobe import geometry, sweeps
 from moeprobe.catalog import ANALYSES, VIEWS
+from moeprobe.data._masks import Masked
 from moeprobe.data.base import Example, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
@@ -239,6 +242,37 @@ def test_part_files_of_something_else_are_not_used(tmp_path: Path, monkeypatch: 
     assert run(asked, other, parts=tmp_path)[0].equals(run(asked, other)[0])
     shifted = noise(indices=range(1, 17))
     assert run(shifted, other, parts=tmp_path)[0].equals(run(shifted, other)[0])
+
+
+def test_part_files_of_other_masks_or_another_version_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        path = tmp_path / "masks" / f"{digits().image_ids[number]}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.eye(32, dtype=np.uint8) * 255).save(path)
+    asked = noise(dataset=Masked(digits(), tmp_path / "masks"), indices=range(4))
+    begun: list[int] = []
+    run_block = sweeps._run_block
+
+    def counted(*arguments: Any) -> Any:
+        begun.append(1)
+        return run_block(*arguments)
+
+    monkeypatch.setattr(sweeps, "_run_block", counted)
+    before = run(asked, checkpoint(), parts=tmp_path / "parts")[0]
+    assert run(asked, checkpoint(), parts=tmp_path / "parts")[0].equals(before) and len(begun) == 1
+    # A mask of the same name and time.
+    stat = path.stat()
+    content = path.read_bytes()
+    Image.fromarray(255 - np.eye(32, dtype=np.uint8) * 255).save(path)
+    assert path.read_bytes() != content
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = run(asked, checkpoint(), parts=tmp_path / "parts")[0]
+    assert len(begun) == 2 and after.equals(run(asked, checkpoint())[0]) and not after.equals(before)
+    assert len(begun) == 3
+    monkeypatch.setattr(sweeps, "__version__", "another")
+    assert run(asked, checkpoint(), parts=tmp_path / "parts")[0].equals(after) and len(begun) == 4
 
 
 def test_part_files_that_fit_are_not_computed_again(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A data set whose foreground masks lie in a folder of the user's own."""
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,7 @@ class Masked(ImageDataset):
             UserError: the image or its mask cannot be read, or they differ in size.
         """
         found = self._dataset.example(index)
-        path = (self._folder / found.image_id).with_suffix(".png")
+        path = self._path(index)
         if not path.is_file():
             raise UserError(f"There is no mask {str(path)!r} for the image {found.image_id!r}.")
         mask = np.asarray(open_rgb(path, name=repr(str(path)))).any(-1)
@@ -45,3 +47,14 @@ class Masked(ImageDataset):
     def labels(self) -> NDArray[np.int64]:
         """Return the labels of the data set."""
         return self._dataset.labels()
+
+    def mask_hash(self, indices: Sequence[int]) -> str:
+        """Return a hash of the files' contents; one that is missing counts as empty."""
+        digest = hashlib.sha256()
+        for path in map(self._path, indices):
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(hashlib.sha256(content).digest())
+        return digest.hexdigest()
+
+    def _path(self, index: int) -> Path:
+        return (self._folder / self.image_ids[index]).with_suffix(".png")

@@ -61,6 +61,10 @@ class ImageDataset(ABC):
         """
         return as_labels(self.example(index).label for index in range(len(self)))
 
+    def mask_hash(self, indices: Sequence[int]) -> str:
+        """Return a hash of some images' masks, where those may change and the images' names do not; else empty."""
+        return ""
+
     def __len__(self) -> int:
         return len(self.image_ids)
 
