@@ -128,7 +128,7 @@ def test_a_collapsed_router_fails_what_it_would_seem_to_pass(
     result = run(*arguments, "--out", tmp_path / "out")
     assert result.exit_code == 3, result.output
     assert "collapsed collapsed" in result.output
-    assert "--fail-if-worse top1_match: failed; collapsed collapsed (blocks.3 patch)" in result.output
+    assert "--fail-if-worse top1_match: failed; collapsed collapsed (blocks.3, patches)" in result.output
     rows = table_of(tmp_path / "out").query(
         "layer == 'blocks.3' and metric == 'top1_match' and tokens == 'patch'"
     )
@@ -145,6 +145,11 @@ def test_a_worse_metric_fails_and_a_better_one_passes(trained: Trained) -> None:
     judged = found.table[(found.table["metric"] == "top1_match") & (found.table["tokens"] == "patch")]
     assert set(judged["judgement"]) == {"better"}, "PRC is steadier even after twelve steps"
     forth = run("compare", *trained.values(), "--limit", 60, "--fail-if-worse", "top1_match_kappa")
+    said = run(
+        "compare", *reversed(trained.values()), "--limit", 60, "--fail-if-worse", "top1_match_kappa"
+    ).output
+    # What failed is told by all that tells it from the others of its metric.
+    assert "(blocks.3, patches, null pooled)" in said and "(blocks.3, patches, null image)" in said
     assert forth.exit_code == 0 and "passed; nothing of it is worse" in forth.output
     back = run(
         "compare", *reversed(trained.values()), "--limit", 60, "--fail-if-worse", "top1_match_kappa", "--json"

@@ -1,5 +1,7 @@
 """Figures show all that they are given, whatever the checkpoints have in common."""
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -68,6 +70,53 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
         assert len({axes.get_ylim() for axes in figure.axes[row * columns : (row + 1) * columns]}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
+
+
+def heading(figure: Figure) -> str:
+    return " ".join(figure.get_suptitle().split())
+
+
+def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:
+    for kind, severities in (("sweep", [0.0, 0.1]), ("match", [None])):
+        found = table(list(severities))
+        extra = found[found["metric"] == "top1_match_kappa"]
+        parts = {
+            "": found,
+            "in the table only: chance and κ by class": pd.concat([found, extra.assign(null="class")]),
+            "in the table only: foreground and background": pd.concat(
+                [found, extra.assign(tokens="boundary")]
+            ),
+        }
+        for said, rows in parts.items():
+            drawn = {
+                "sweep": lambda rows=rows: sweep.draw(rows, colours=COLOURS, unit="σ")["routing"],
+                "match": lambda rows=rows: match_ratio.draw(rows, colours=COLOURS)["match-ratio"],
+            }[kind]()
+            assert said in heading(drawn) and ("in the table only" in heading(drawn)) == bool(said)
+
+
+def test_no_figure_claims_intervals_that_are_not_there() -> None:
+    found = table([None])
+    assert "bars: 95 % over images" in heading(match_ratio.draw(found, colours=COLOURS)["match-ratio"])
+    found[["ci_low", "ci_high"]] = np.nan
+    found["images"] = 19
+    assert heading(match_ratio.draw(found, colours=COLOURS)["match-ratio"]).endswith(
+        "19 images; no intervals: they need at least 20 images"
+    )
+
+
+def test_severities_do_not_run_into_one_another() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = sweep.draw(table([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]), colours=COLOURS, unit="σ")["routing"]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for axes in figure.axes:
+        ticks = [label for label in axes.get_xticklabels() if label.get_text()]
+        boxes = sorted((label.get_window_extent() for label in ticks), key=lambda box: box.x0)
+        assert len(boxes) >= 4 and "0.2" in [label.get_text() for label in ticks]
+        for left, right in pairwise(boxes):
+            assert right.x0 - left.x1 > 0.5 * (left.x1 - left.x0)
 
 
 @pytest.mark.parametrize(("kind", "severities"), [("sweep", [0.0, 0.1]), ("match", [None])])

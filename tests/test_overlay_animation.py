@@ -215,13 +215,13 @@ def strip_of(names: Sequence[str]) -> Figure:
     return animation.strip(shown, title="t", unit="noise σ", colours={"z": "red", "a": "blue", "b": "green"})
 
 
-def test_the_strip_says_severity_and_share() -> None:
+def test_the_strip_says_severity_and_how_many_changed() -> None:
     figure = strip_of(["a", "b"])
     panels = np.array(figure.axes).reshape(2, 3)
     assert [axes.get_title() for axes in panels[0]] == ["0", "0.1", "0.2"]
     assert [[axes.get_xlabel() for axes in row] for row in panels] == [
-        ["0 % of 8", "12 % of 8", "25 % of 8"],
-        ["12 % of 8", "25 % of 8", "38 % of 8"],
+        ["0 of 8", "1 of 8", "2 of 8"],
+        ["1 of 8", "2 of 8", "3 of 8"],
     ]
     assert [row[0].get_ylabel() for row in panels] == ["a", "b"]
     assert [row[0].yaxis.label.get_color() for row in panels] == ["blue", "green"]
@@ -244,11 +244,11 @@ def test_legends_say_where_clean_patches_meet() -> None:
     assert "·: no clean patch corresponds" in " ".join(lone.split())
 
 
-def test_nothing_compared_is_no_share() -> None:
+def test_nothing_compared() -> None:
     figure = animation.strip(
         [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colours={"a": "red"}
     )
-    assert figure.axes[0].get_xlabel() == "– of 0"
+    assert figure.axes[0].get_xlabel() == "0 of 0"
 
 
 def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from moeprobe import paths
+from moeprobe import api, paths
 from moeprobe.analyses.discontinuity import Discontinuity
 from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.geometry import identity
@@ -197,7 +197,10 @@ def test_sums_and_metrics_by_hand() -> None:
 
     made = [path("x", [0.02, -0.2, 0.0005]), path("y", []), path("z", [0.0])]
     columns = {name: column.numpy() for name, column in Discontinuity().sums(made).items()}
-    found = {m.name: m.statistic.evaluate(np.ones((3, 1)))[0] for m in Discontinuity().metrics(columns)}
+    found = {
+        m.name: m.statistic.evaluate(np.ones((3, 1)))[0]
+        for m in Discontinuity().metrics(columns)
+    }
     variation = sum(np.abs(np.diff(one.probability)).sum() for one in made) / 3
     assert found.pop("total_variation_4_steps") == pytest.approx(variation)
     assert found == {
@@ -215,6 +218,12 @@ def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> 
     arguments = ("discontinuity", *trained.values(), "--limit", 6, "--count", 2, "--until", 0.2)
     result = run(*arguments, "--out", out)
     assert result.exit_code == 0, result.output
+    assert "Switches and jumps along gaussian_noise up to 0.2 (noise σ" in result.output
+    jumps = " ".join((out / "figures" / "jumps.svg").read_text(encoding="utf-8").split())
+    assert "up to 0.2 (noise σ" in jumps
+    # Six images have no interval, so the figure claims none.
+    assert "6 images; no intervals: they need at least 20" in jumps and "95 %" not in jumps
+    assert "severities: 0 to 0.2 in 200 steps (noise σ" in api.report([out]).markdown
     assert {path.name for path in out.iterdir()} == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures", "paths.csv",
         "switches.csv",
@@ -257,6 +266,15 @@ def test_own_files_and_named_images(trained: Trained, tmp_path: Path) -> None:
         "discontinuity", trained["prc"], "--images", "digits/1091", "--view", "affine", "--until", 0.1
     )
     assert "1 image of digits test; no intervals" in result.output
+
+
+def test_nothing_is_said_of_accuracy_where_it_is_not_measured(trained: Trained, tmp_path: Path) -> None:
+    picture = tmp_path / "mine.png"
+    Image.new("RGB", (32, 32), "grey").save(picture)
+    assert "no accuracy" not in run("discontinuity", trained["prc"], "--file", picture).output
+    assert "no accuracy" not in run("match-ratio", trained["prc"], "--data", f"folder:{tmp_path}").output
+    swept = run("noise-sweep", trained["prc"], "--data", f"folder:{tmp_path}", "--sigmas", "0,0.1")
+    assert "no accuracy: the data have no labels" in swept.output
 
 
 def test_a_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ class Overlay:
         """Which patches of the perturbed image choose another expert than the corresponding clean one."""
         return self.compared & (self.clean_patch_expert != self.perturbed_expert)
 
-    @property
-    def changed_share(self) -> float:
-        """Share of the compared patches that changed; NaN where none is compared."""
-        return float(self.changed.sum() / self.compared.sum()) if self.compared.any() else float("nan")
-
 
 def overlay(
     *,

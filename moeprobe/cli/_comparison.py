@@ -147,6 +147,20 @@ def _why(row: pd.Series) -> str:
     return "chance is all but 1" if row["verdict"] in ("higher", "lower") else row["verdict"]
 
 
+_TOKENS = {"": "", "patch": "patches", "prefix": "CLS"}
+
+
+def _place(row: pd.Series) -> str:
+    """Return where a difference was measured: layer, tokens, null, severity."""
+    parts = [
+        row["layer"],
+        _TOKENS.get(row["tokens"], f"{row['tokens']} patches"),
+        f"null {row['null']}" if row["null"] else "",
+        "" if math.isnan(row["severity"]) else f"severity {row['severity']:g}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def failures(found: "Comparison", metric: str) -> str:
     """Return what --fail-if-worse comes to."""
     rows = found.failures
@@ -154,11 +168,7 @@ def failures(found: "Comparison", metric: str) -> str:
         return f"--fail-if-worse {metric}: passed; nothing of it is worse."
     said = []
     for _, row in rows.iterrows():
-        place = " ".join(
-            str(part)
-            for part in (row["layer"], row["null"], row["tokens"], row["severity"])
-            if part and part == part
-        )
+        place = _place(row)
         what = f"worse by {abs(row['value']):.3f}"
         if row["judgement"] != "worse":
             what = "collapsed" if row["collapsed"] == "checkpoint" else f"cannot be judged ({_why(row)})"

@@ -134,7 +134,7 @@ def footing(result: "Result") -> str:
                 else checkpoint["capacity"] + group
             )
             parts.append(f"capacity of {name}: {limit}")
-    if not request["labels_used"]:
+    if not request["labels_used"] and "output" in request["analyses"]:
         parts.append("no accuracy: the data have no labels, or not those of the model")
     if request["view"].get("flip") is False and request["view"]["name"] in (
         "prc_crops",

@@ -1,10 +1,13 @@
 """``moeprobe discontinuity``."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moeprobe.cli._options import Checkpoints, Common, Data, File, names, probe
+
+if TYPE_CHECKING:
+    from moeprobe.runs import Result
 
 
 @probe
@@ -52,5 +55,13 @@ def discontinuity(
         found.result,
         out=options.out,
         as_json=common.json,
-        show=lambda result: side_by_side(result, title=f"Switches and jumps along {view}, per image"),
+        show=lambda result: side_by_side(result, title=_title(result)),
     )
+
+
+def _title(result: "Result") -> str:
+    request = result.sidecar["request"]
+    path = (
+        f"{request['view']['name']} up to {request['severities'][-1]:g} ({result.sidecar['severity_unit']})"
+    )
+    return f"Switches and jumps along {path}, per image"

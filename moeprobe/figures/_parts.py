@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.figures import STYLE
+from moeprobe.regions import REGIONS
 
 
 def panels(
@@ -52,7 +53,9 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
     first = table.iloc[0]
     images = sorted(set(table["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    rests = "" if mark is None else f", {count} images; {mark}: 95 % over images"
+    rests = (
+        "" if mark is None else f", {count} image{'s' if images[-1] != 1 else ''}; {_intervals(table, mark)}"
+    )
     lines = [*title.split("\n"), f"{first['dataset']} {first['split']}{rests}"]
     figure.suptitle("\n".join(wrapped(line, figure.get_figwidth()) for line in lines))
     entries: dict[str, Artist] = {}
@@ -67,6 +70,19 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
             entries.values(), entries.keys(), loc="outside lower center", ncols=ncols, frameon=False
         )
     return figure
+
+
+def _intervals(table: pd.DataFrame, mark: str) -> str:
+    if table["ci_low"].notna().any():
+        return f"{mark}: 95 % over images"
+    return "no intervals: they need at least 20 images"
+
+
+def undrawn(table: pd.DataFrame) -> str:
+    """Return a line of a heading that names what stands in the table alone; empty where all of it is drawn."""
+    parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
+    parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []
+    return f"\nin the table only: {', '.join(parts)}" if parts else ""
 
 
 def wrapped(text: str, inches: float, *, size: float = 11) -> str:

@@ -67,8 +67,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
         patches(
             panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.1
         )
-        share = f"{100 * item.changed_share:.0f} %" if item.compared.any() else "–"
-        panel.set_xlabel(f"{share} of {item.compared.sum()}", fontsize=8)
+        panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()}", fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
         if column == 0:
@@ -77,7 +76,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
     figure.suptitle(_parts.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     numbers = _NUMBERS if axes[0, 0].texts else ""
     legend = (
-        f"above: {unit}; below: share of the compared patches that changed; {numbers}{_RED}{moved(overlays)}"
+        f"above: {unit}; below: how many of the compared patches changed; {numbers}{_RED}{moved(overlays)}"
     )
     figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
     return figure

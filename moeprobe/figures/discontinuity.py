@@ -25,7 +25,7 @@ def draw(
     """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images."""
     return {
         "paths": _draw_paths(table, paths, unit, colours, class_names),
-        "jumps": _draw_jumps(table, colours),
+        "jumps": _draw_jumps(table, colours, until=f"up to {paths[0].severity[-1]:g} ({unit})"),
     }
 
 
@@ -75,7 +75,7 @@ def _predictions(paths: Sequence[Path], class_names: Mapping[str, Sequence[str]]
     return ", ".join(f"{checkpoint} “{name}”" for checkpoint, name in said.items())
 
 
-def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
+def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -> Figure:
     figure, axes = _parts.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
     thresholds = [x for x in THRESHOLDS if x > 0]  # the axis is logarithmic
@@ -88,4 +88,4 @@ def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str]) -> Figure:
     panel.set_xscale("log")
     panel.set(xlabel="jump of the probability, at one input", ylabel="switches per image with a larger jump")
     panel.set_ylim(bottom=0)
-    return _parts.finish(figure, table, title=f"Jumps at switches along {table['view'].iloc[0]}")
+    return _parts.finish(figure, table, title=f"Jumps at switches along {table['view'].iloc[0]}\n{until}")

@@ -42,9 +42,8 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
             row.set_xlim(-0.6, len(names) - 0.4)
     view = patches["view"].iloc[0]
-    return {
-        "match-ratio": _parts.finish(figure, patches, title=f"Same experts for corresponding patches: {view}")
-    }
+    title = f"Same experts for corresponding patches: {view}{_parts.undrawn(table)}"
+    return {"match-ratio": _parts.finish(figure, patches, title=title)}
 
 
 def _label(metric: str) -> str:

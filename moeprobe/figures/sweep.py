@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moeprobe.figures import _parts
 from moeprobe.tables import FLOORS
@@ -51,16 +52,17 @@ def draw(
                 axes[row, column].set_ylabel(label if column == 0 else "")
             axes[0, column].set_title(layer)
             axes[-1, column].set_xlabel(unit)
+        _short_ticks(axes)
         _up_to_one(axes)
-        figures["routing"] = _parts.finish(
-            figure, routing, title=f"Routing against the clean image: {view}", mark="bands"
-        )
+        title = f"Routing against the clean image: {view}{_parts.undrawn(table)}"
+        figures["routing"] = _parts.finish(figure, routing, title=title, mark="bands")
     output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
     if output:
         figure, axes = _parts.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
             _curves(axes[0, column], table, metric, colours)
             axes[0, column].set(ylabel=label, xlabel=unit)
+        _short_ticks(axes)
         _up_to_one(axes)
         figures["output"] = _parts.finish(figure, table, title=f"Output: {view}", mark="bands")
     changes = [
@@ -71,9 +73,17 @@ def draw(
         for column, (metric, label) in enumerate(changes):
             _shares(axes[0, column], table, metric, colours)
             axes[0, column].set(ylabel=label, xlabel=unit)
+        _short_ticks(axes)
         title = f"What changes the output, features or switching experts? {view}, gates {gates}"
         figures["attribution"] = _parts.finish(figure, table, title=title, mark="bands")
     return figures
+
+
+def _short_ticks(axes: np.ndarray) -> None:
+    """Let severities stand apart from one another: few, and without zeros at the end."""
+    for panel in axes.flat:
+        panel.xaxis.set_major_locator(MaxNLocator(5))
+        panel.xaxis.set_major_formatter("{x:g}")
 
 
 def _up_to_one(axes: np.ndarray) -> None:

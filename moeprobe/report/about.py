@@ -13,6 +13,8 @@ _REQUESTED = {
     "trained_capacity": "capacity", "labels_used": "labels used",
 }  # fmt: skip
 _ABSENT = {"layers": "all", "limit": "all"}
+# More severities than this are a path, told by its ends.
+_MOST_NAMED = 20
 _TELLS_NOTHING = ("kind", "checkpoints")
 
 
@@ -24,6 +26,8 @@ def asked(run: Run) -> list[tuple[str, str]]:
         if name in _TELLS_NOTHING or given in ([], {}, "") or (name == "limit" and "images" in run.settings):
             continue
         text = _ABSENT.get(name, "none") if given is None else _text(given)
+        if name == "severities" and len(given) > _MOST_NAMED:
+            text = f"{given[0]:g} to {given[-1]:g} in {len(given) - 1} steps"
         if name == "trained_capacity":
             text = _capacity(run) if given else "unlimited"
         if name == "severities" and run.sidecar.get("severity_unit"):

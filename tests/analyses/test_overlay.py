@@ -1,7 +1,6 @@
 """Which patches of an overlay are compared, and which changed."""
 
 import numpy as np
-import pytest
 
 from moeprobe.analyses.overlay import overlay
 from moeprobe.geometry import Correspondence
@@ -41,12 +40,11 @@ def test_changed_patches_by_a_loop() -> None:
         } == partner
         assert found.meeting == (0, 2)[position]
         assert set(np.flatnonzero(found.changed)) == changed
-        assert found.changed_share == pytest.approx(len(changed) / len(partner))
         assert found.clean.shape == (16, 24, 3) and found.clean_expert.shape == (2, 3)
         assert found.clean_expert.ravel().tolist() == clean.selected[position, 1:, 0].tolist()
 
 
-def test_nothing_compared_is_no_share() -> None:
+def test_nothing_compared_is_nothing_changed() -> None:
     none = np.full((1, 6), -1)
     found = overlay(
         image_id="x",
@@ -58,4 +56,4 @@ def test_nothing_compared_is_no_share() -> None:
         pairs=Correspondence(none, none, np.array([False])),
         position=0,
     )
-    assert np.isnan(found.changed_share) and not found.changed.any()
+    assert not found.compared.any() and not found.changed.any()
