@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.accumulators import Cell
-from moeprobe.analyses.base import Analysis, Columns, LayerAnalysis, Metric
+from moeprobe.analyses.base import Analysis, Columns, Metric
 from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import FLOORS, cells, frame, over_draws
 
@@ -70,15 +70,12 @@ def summarise(
 
 def metrics(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Metric]:
     """Return all that the analyses say of the columns of one cell."""
-    found: list[Metric] = []
-    for analysis in analyses:
-        if analysis.signature not in columns:
-            continue
-        if isinstance(analysis, LayerAnalysis):
-            found += analysis.metrics(columns, aligned=aligned)
-        else:
-            found += analysis.metrics(columns)
-    return found
+    return [
+        metric
+        for analysis in analyses
+        if analysis.signature in columns
+        for metric in analysis.metrics(columns, aligned=aligned)
+    ]
 
 
 def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | None:

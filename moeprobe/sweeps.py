@@ -6,7 +6,7 @@ where it stopped.
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from moeprobe.analyses.base import (
     Corners,
     LayerAnalysis,
     LayerPair,
+    ModelAnalysis,
     OutputAnalysis,
     OutputPair,
+    Subject,
 )
 from moeprobe.analyses.match import Match
 from moeprobe.batches import Batch, batches
@@ -262,11 +264,7 @@ def _output_sums(
 ) -> dict[str, Tensor]:
     assert view is not None
     pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
-    columns: dict[str, Tensor] = {}
-    for analysis in probe.analyses:
-        if isinstance(analysis, OutputAnalysis):
-            columns |= analysis.sums(pair)
-    return columns
+    return _sums((analysis for analysis in probe.analyses if isinstance(analysis, OutputAnalysis)), pair)
 
 
 def _corner_sums(
@@ -283,8 +281,12 @@ def _corner_sums(
         gates=probe.replayed_gates,
     )
     corners = Corners(logits, _labels(probe, batch).to(clean[0].device))
+    return _sums((analysis for analysis in probe.analyses if isinstance(analysis, CornerAnalysis)), corners)
+
+
+def _sums(analyses: Iterable[ModelAnalysis[Subject]], subject: Subject) -> dict[str, Tensor]:
+    """Return the columns of all of these analyses."""
     columns: dict[str, Tensor] = {}
-    for analysis in probe.analyses:
-        if isinstance(analysis, CornerAnalysis):
-            columns |= analysis.sums(corners)
+    for analysis in analyses:
+        columns |= analysis.sums(subject)
     return columns

@@ -199,7 +199,7 @@ def test_sums_and_metrics_by_hand() -> None:
     columns = {name: column.numpy() for name, column in Discontinuity().sums(made).items()}
     found = {
         m.name: m.statistic.evaluate(np.ones((3, 1)))[0]
-        for m in Discontinuity().metrics(columns)
+        for m in Discontinuity().metrics(columns, aligned=True)
     }
     variation = sum(np.abs(np.diff(one.probability)).sum() for one in made) / 3
     assert found.pop("total_variation_4_steps") == pytest.approx(variation)

@@ -48,7 +48,7 @@ class Attribution(CornerAnalysis):
             columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
         return columns
 
-    def metrics(self, columns: Columns) -> list[Metric]:
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the corners and the shares; nothing about labels where no image has one."""
         found = []
         for value, denominator in (

@@ -9,7 +9,7 @@ Axes: B images, P patches, K choices, n images of a whole run.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from moeprobe.statistics import Statistic
 if TYPE_CHECKING:
     from moeprobe.analyses.discontinuity import Path
 
+# What a batch is to an analysis.
+Subject = TypeVar("Subject")
 # Per image: sums and counts (n,), or a short list (n, ...) where a statistic needs more than a sum.
 Columns = Mapping[str, NDArray[np.generic]]
 
@@ -91,14 +93,22 @@ class Metric:
         return self.name, self.null, self.expert, self.expert_b
 
 
-class LayerAnalysis(ABC):
-    """An analysis of routing, layer by layer.
+class Analysis(ABC):
+    """A measurement that adds up over images.
 
     Attributes:
         signature: a column that its sums always have and no other analysis' do.
     """
 
     signature: ClassVar[str]
+
+    @abstractmethod
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said; ``aligned`` as in ``LayerPair``."""
+
+
+class LayerAnalysis(Analysis):
+    """An analysis of routing, layer by layer."""
 
     @abstractmethod
     def applies(self, layer: LayerRouting) -> bool:
@@ -108,51 +118,26 @@ class LayerAnalysis(ABC):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return, for each kind of tokens (patch, prefix), columns with one entry per image of the batch."""
 
+
+class ModelAnalysis(Analysis, Generic[Subject]):
+    """An analysis of what the model makes of a batch in the end."""
+
     @abstractmethod
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
-        """Return what the columns of a whole run allow to be said."""
+    def sums(self, subject: Subject) -> dict[str, Tensor]:
+        """Return columns with one entry per image of the batch."""
 
 
-class OutputAnalysis(ABC):
+class OutputAnalysis(ModelAnalysis[OutputPair]):
     """An analysis of the model's output."""
 
-    signature: ClassVar[str]
 
-    @abstractmethod
-    def sums(self, pair: OutputPair) -> dict[str, Tensor]:
-        """Return columns with one entry per image of the batch."""
-
-    @abstractmethod
-    def metrics(self, columns: Columns) -> list[Metric]:
-        """Return what the columns of a whole run allow to be said."""
-
-
-class CornerAnalysis(ABC):
+class CornerAnalysis(ModelAnalysis[Corners]):
     """An analysis of the model's output with pixels and routing exchanged; needs a model that can replay a routing."""
 
-    signature: ClassVar[str]
 
-    @abstractmethod
-    def sums(self, corners: Corners) -> dict[str, Tensor]:
-        """Return columns with one entry per image of the batch."""
-
-    @abstractmethod
-    def metrics(self, columns: Columns) -> list[Metric]:
-        """Return what the columns of a whole run allow to be said."""
-
-
-class PathAnalysis(ABC):
+class PathAnalysis(Analysis):
     """An analysis of how the model's output moves along a severity."""
-
-    signature: ClassVar[str]
 
     @abstractmethod
     def sums(self, paths: "Sequence[Path]") -> dict[str, Tensor]:
         """Return columns with one entry per path, that is, per image."""
-
-    @abstractmethod
-    def metrics(self, columns: Columns) -> list[Metric]:
-        """Return what the columns of a whole run allow to be said."""
-
-
-Analysis = LayerAnalysis | OutputAnalysis | CornerAnalysis | PathAnalysis

@@ -64,7 +64,7 @@ class Discontinuity(PathAnalysis):
             "switches_above": torch.tensor(above).reshape(len(paths), len(THRESHOLDS)),
         }
 
-    def metrics(self, columns: Columns) -> list[Metric]:
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return means per image, the mean jump of a switch, and the total variation with its number of steps."""
         images = columns["followed"]
         per_image = {

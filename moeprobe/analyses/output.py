@@ -34,7 +34,7 @@ class Output(OutputAnalysis):
             columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
         return columns
 
-    def metrics(self, columns: Columns) -> list[Metric]:
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the ratios; nothing about labels where no image has one."""
         denominators = {
             "accuracy": "labelled",

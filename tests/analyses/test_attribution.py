@@ -84,7 +84,10 @@ def test_a_planted_switch_has_its_closed_form_effect(gates: str) -> None:
     np.testing.assert_allclose(
         columns["class_probability_perturbed_perturbed"], np.exp(score[1]) / (np.exp(score[1]) + 2), atol=1e-6
     )
-    metrics = {m.name: m.statistic.evaluate(np.ones((30, 1)))[0] for m in Attribution().metrics(columns)}
+    metrics = {
+        m.name: m.statistic.evaluate(np.ones((30, 1)))[0]
+        for m in Attribution().metrics(columns, aligned=True)
+    }
     # Where no term mixes the two, the Shapley shares are the closed forms themselves, and there is no interaction.
     add = {
         name: np.asarray(share) @ (np.arange(4) % 2 * 2.0 + np.arange(4) // 2 * 5.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 from moeprobe import catalog
 from moeprobe.accumulators import Accumulator
 from moeprobe.analyses.base import (
+    Analysis,
     CornerAnalysis,
     Corners,
     LayerAnalysis,
@@ -128,12 +129,7 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
             arrays = {key: column.numpy() for key, column in columns.items()}
             doubled = {key: np.concatenate([array, array]) for key, array in arrays.items()}
             analysis = AGGREGATES[name]
-            found, twice = (
-                analysis.metrics(a, aligned=True)
-                if isinstance(analysis, LayerAnalysis)
-                else analysis.metrics(a)
-                for a in (arrays, doubled)
-            )
+            found, twice = (analysis.metrics(a, aligned=True) for a in (arrays, doubled))
             names = [metric.key for metric in found]
             assert names and len(set(names)) == len(names)
             for one, two in zip(found, twice, strict=True):
@@ -163,14 +159,12 @@ def test_influence_is_the_derivative_by_the_weights_of_the_images(name: str) -> 
                     )
 
 
-def metrics_of(analysis: object, arrays: dict[str, np.ndarray]) -> list[Metric]:
+def metrics_of(analysis: Analysis, arrays: dict[str, np.ndarray]) -> list[Metric]:
     """All that an analysis can say, matches with every null."""
     if isinstance(analysis, Match):
         analysis = Match(class_null=True)
         return [*analysis.metrics(arrays, aligned=True), *analysis.metrics(arrays, aligned=False)]
-    if isinstance(analysis, LayerAnalysis):
-        return analysis.metrics(arrays, aligned=True)
-    return analysis.metrics(arrays)  # type: ignore[attr-defined]
+    return analysis.metrics(arrays, aligned=True)
 
 
 def test_signatures_tell_the_analyses_apart() -> None:
