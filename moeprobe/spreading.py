@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe import neighbours, sweeps
+from moeprobe.analyses._contagion import Contagion
 from moeprobe.analyses.batch_contagion import BatchContagion
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models
@@ -47,7 +48,7 @@ def contagion(
     options = _options(options, changes)
     loaded, question, exchange = _ask(models, data=data, share=share, options=options)
     request = make_request(KIND, data, question, options, loaded) | {
-        "analyses": [analysis.metric for analysis in question.analyses],  # type: ignore[union-attr]
+        "analyses": [analysis.metric for analysis in question.analyses if isinstance(analysis, Contagion)],
         "group_images": exchange.group_images,
         "share": share,
     }

@@ -29,7 +29,7 @@ class Fewshot(OutputAnalysis):
             "fewshot_predicted": predicted.masked_fill(~labelled, -1)[:, None],
         }
 
-    def metrics(self, columns: Columns) -> list[Metric]:
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return accuracy, how often a prediction is the class of *another* image in its draw, and kappa.
 
         Another one, since an image has one prediction: its pair with itself would count for a whole 1 / n.

@@ -22,7 +22,7 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Metr
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
     ((_, _, _, together),) = cells(over_draws(image_table(sums, checkpoint="a")))
-    return {metric.name: metric for metric in Fewshot().metrics(together)}
+    return {metric.name: metric for metric in Fewshot().metrics(together, aligned=True)}
 
 
 def test_against_plain_loops() -> None:
