@@ -58,6 +58,9 @@ class ModelConfig(_Section):
     patch_size: int | None = Field(None, gt=0)
     num_classes: int | None = Field(None, gt=0)  # None = that of the data
     pre_logits: bool | None = None
+    head: Literal["token", "gap"] | None = (
+        None  # reads the class token; gap = the mean of the patches, no such token
+    )
     num_experts: int | None = Field(None, gt=0)
     layers: list[int] | str | None = None  # blocks from 0, or "last-2", "every-2"
     router: Plugin | None = None

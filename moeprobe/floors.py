@@ -13,7 +13,7 @@ from moeprobe.tables import FLOORS
 
 AGAIN, OTHER_BATCH, OTHER_DTYPE = FLOORS
 _DTYPES = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float16}
-_PER_IMAGE = ("gates", "selected", "processed", "valid")
+_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")
 
 
 def repeats(
@@ -38,8 +38,11 @@ def _joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     layers = {}
     for name, first in parts[0].layers.items():
         both = [part.layers[name] for part in parts]
-        whole = {field: torch.cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
-        scores = [layer.scores for layer in both if layer.scores is not None]
-        joined = {"scores": torch.cat(scores) if scores else None}
-        layers[name] = LayerRouting(**(vars(first) | whole | joined))
+        joined = {field: _cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
+        layers[name] = LayerRouting(**(vars(first) | joined))
     return RoutingTrace(layers)
+
+
+def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the images of all parts; None where a routing has no such thing."""
+    return None if values[0] is None else torch.cat([value for value in values if value is not None])

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
+from moeprobe.applicability import check_choices
 from moeprobe.data.base import Example
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, pick_images
@@ -171,6 +172,7 @@ def _check(models: Sequence[Checkpoint]) -> None:
             raise UserError(f"{model.name} cannot replay a routing, so its jumps cannot be measured.")
         if model.model.group_images > 1:
             raise UserError("A path is followed image by image: use --group-images 1.")
+    check_choices(models, "there are no switches to find")
 
 
 def _severities(question: Probe, *, until: float | None, steps: int) -> tuple[float, ...]:

@@ -16,8 +16,9 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalisation, provenance.
 
     Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
-    take a token on average where the experts choose. FLOPs are those of one image in a group of its own, with
-    unlimited capacity where there can be; a multiply-add is counted as two.
+    take a token on average where the experts choose, or all where every slot holds a share of every token. FLOPs are
+    those of one image in a group of its own, with unlimited capacity where there can be; a multiply-add is counted as
+    two.
 
     Raises:
         UserError: it is missing, truncated or foreign.
@@ -31,7 +32,11 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     rows = []
     for name, layer in layers.items():
         router, experts = layer.router, sum(parameter.numel() for parameter in layer.experts.parameters())
-        met = min(router.experts_per_token(tokens), router.num_experts)
+        met = (
+            router.num_experts
+            if router.mixes_tokens
+            else min(router.experts_per_token(tokens), router.num_experts)
+        )
         idle += round(experts * (router.num_experts - met) / router.num_experts)
         rows.append(
             {

@@ -99,16 +99,21 @@ def load_model(
         provenance={
             "path": str(info.path),
             "sha256": info.hash,
-            "capacity": _capacity(traceable) if trained_capacity else "unlimited",
+            "capacity": _capacity(traceable, trained=trained_capacity),
             "group_images": traceable.group_images,
             "training": info.training,
         },
     )
 
 
-def _capacity(model: Vmoe) -> str:
-    """Return the capacity factors that a model evaluates with, of all its layers; "none" where it has no limit."""
+def _capacity(model: Vmoe, *, trained: bool) -> str:
+    """Return the capacity factors that a model is probed with, of all its layers.
+
+    "none" where it has no limit of its own; "unlimited" where ``trained`` False has lifted what limits there may be.
+    """
     factors = dict.fromkeys(model.capacity_factors.values())
+    if not trained and not any(factors):
+        return "unlimited"
     return " and ".join("none" if factor is None else f"{factor:g}" for factor in factors)
 
 

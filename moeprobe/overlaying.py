@@ -10,6 +10,7 @@ import pandas as pd
 
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
+from moeprobe.applicability import check_choices
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, load_models, pick_images
 from moeprobe.palette import colours
@@ -162,6 +163,7 @@ def _ask(
         severities = (SEVERITY if severity is None else severity,)
     loaded = load_models(models, options)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
+    check_choices(loaded, "no patch has an expert to draw", layers=options.layers)
     dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
     chosen = question.indices[:count] if named is None else named
     if len(chosen) > MAX_IMAGES:

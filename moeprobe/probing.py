@@ -13,6 +13,7 @@ import pyarrow as pa
 from moeprobe import summaries, sweeps
 from moeprobe.analyses.base import Analysis
 from moeprobe.analyses.match import Match
+from moeprobe.applicability import check_applies, check_choices
 from moeprobe.catalog import ANALYSES
 from moeprobe.data._masks import Masked
 from moeprobe.data.base import ImageDataset
@@ -247,6 +248,7 @@ def make_probe(
         raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
     _check_layers(models, options.layers)
     analyses = KINDS[kind]
+    check_applies(kind, make_analyses(analyses), models, layers=options.layers)
     if attribute is not None:
         _check_attribution(kind, view, models, attribute)
         analyses += ("attribution",)
@@ -301,6 +303,7 @@ def _check_attribution(
     for model in models:
         if not isinstance(model.model, Replayable):
             raise UserError(f"{model.name} cannot replay a routing, so its changes cannot be attributed.")
+    check_choices(models, "there are no choices to replay")
 
 
 def check_severities(severities: tuple[float, ...]) -> None:

@@ -16,8 +16,8 @@ LEVELS = {
     },
     2: {"adapters", "analyses", "batches"},
     3: {
-        "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths", "probes", "report", "runs",
-        "shots", "sources", "summaries", "sweeps", "training",
+        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths", "probes",
+        "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
         "api", "comparing", "corresponding", "demo", "doctor", "fewshot", "following", "gathering", "inspection",
@@ -36,6 +36,7 @@ NEIGHBOURS = {
     ("api", "overlaying"),
     ("api", "probing"),
     ("api", "spreading"),
+    ("applicability", "probes"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "loading"),

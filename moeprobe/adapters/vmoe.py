@@ -49,6 +49,8 @@ class Vmoe:
         if group_images < 1:
             raise UserError(f"A group needs at least one image; got group_images {group_images}.")
         routers = [layer.router for layer in self._layers.values()]
+        # Mixtures are of one image's tokens: no number of images changes them.
+        meeting = [router for router in routers if not router.mixes_tokens]
         if not trained_capacity:
             for router in routers:
                 # Where experts take a fixed number of tokens, that number is the choice itself.
@@ -57,8 +59,8 @@ class Vmoe:
         self.capacity_factors = {
             name: layer.router.eval_capacity.factor for name, layer in self._layers.items()
         }
-        limited = any(factor is not None for factor in self.capacity_factors.values())
-        coupled = limited or not all(router.token_local for router in routers)
+        limited = any(router.eval_capacity.factor is not None for router in meeting)
+        coupled = limited or not all(router.token_local for router in meeting)
         self.group_images = group_images if coupled else 1
         for layer in self._layers.values():
             layer.group_images = self.group_images

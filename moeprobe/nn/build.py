@@ -38,15 +38,19 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     if config.router is not None:
         moe |= {"router": config.router.name, "router_options": config.router.parameters}
     if model_entrypoint(config.name).__module__.startswith("moeprobe."):
-        if config.pre_logits is not None:
-            arguments["pre_logits"] = config.pre_logits
+        arguments |= {key: value for key, value in _head(config).items() if value is not None}
         return _create(config.name, arguments | moe)
-    if config.pre_logits is not None:
-        raise UserError(
-            f"model.pre_logits is for V-MoE's own models; {config.name!r} keeps its head as it is."
-        )
+    for key, value in _head(config).items():
+        if value is not None:
+            raise UserError(
+                f"model.{key} is for V-MoE's own models; {config.name!r} keeps its head as it is."
+            )
     dense = _create(config.name, arguments)
     return make_sparse(dense, MoeConfig(**moe))
+
+
+def _head(config: ModelConfig) -> dict[str, Any]:
+    return {"pre_logits": config.pre_logits, "head": config.head}
 
 
 def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:

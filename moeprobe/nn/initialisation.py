@@ -6,7 +6,7 @@ Source: the released program of V-MoE (Riquelme et al. 2021); its layers are fla
 import math
 
 from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from torch import Tensor, nn
 
 # Standard deviation of a standard normal that is truncated at two standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
@@ -48,8 +48,12 @@ def _initialise_linear(name: str, linear: nn.Linear) -> None:
 
 def lecun_normal(module: nn.Conv2d | nn.Linear) -> None:
     """Draw the kernel with variance 1 / fan-in, truncated at two standard deviations, and set the bias to zero."""
-    fan_in = module.weight[0].numel()
-    std = fan_in**-0.5 / _TRUNCATED_STD
-    nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    lecun_normal_(module.weight, fan_in=module.weight[0].numel())
     if module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def lecun_normal_(values: Tensor, *, fan_in: int) -> None:
+    """Fill ``values`` with variance 1 / fan-in, truncated at two standard deviations."""
+    std = fan_in**-0.5 / _TRUNCATED_STD
+    nn.init.trunc_normal_(values, std=std, a=-2 * std, b=2 * std)

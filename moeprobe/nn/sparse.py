@@ -3,6 +3,7 @@
 Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are 0-based.
 """
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ _OF_THE_MODEL = {
     "batch_priority": "batch_priority",
     "capacity": "capacity_factor",
     "eval_capacity": "eval_capacity_factor",
+    "num_tokens": "image_size",
 }
 
 
@@ -94,13 +96,14 @@ def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransforme
     Raises:
         UserError: the block's MLP is no plain two-layer perceptron, or the configuration does not fit.
     """
+    num_tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     for index in config.blocks(len(model.blocks)):
         block = model.blocks[index]
-        block.mlp = _moe_layer(block, config, where=f"blocks.{index}")
+        block.mlp = _moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
     return model
 
 
-def _moe_layer(block: Block, config: MoeConfig, *, where: str) -> MoeLayer:
+def _moe_layer(block: Block, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
     mlp = block.mlp
     if not isinstance(getattr(mlp, "fc1", None), nn.Linear) or not isinstance(mlp.fc2, nn.Linear):
         raise UserError(
@@ -116,7 +119,7 @@ def _moe_layer(block: Block, config: MoeConfig, *, where: str) -> MoeLayer:
     )
     experts.fc1.copy_linear(mlp.fc1)
     experts.fc2.copy_linear(mlp.fc2)
-    router = make_router(config, width)
+    router = make_router(config, width, num_tokens=num_tokens)
     return MoeLayer(
         router,
         experts,
@@ -125,20 +128,27 @@ def _moe_layer(block: Block, config: MoeConfig, *, where: str) -> MoeLayer:
     )
 
 
-def make_router(config: MoeConfig, width: int) -> Router:
-    """Return the configured router for tokens of ``width``.
+def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
+    """Return the configured router for tokens of ``width``, ``num_tokens`` of them in an image.
 
     Raises:
         UserError: there is none of this name, it has no such parameter, or a value does not fit.
     """
     kind = ROUTERS.get(config.router)
+    if kind.mixes_tokens and (config.group_images or 1) > 1:
+        raise UserError(
+            f"The router {config.router!r} mixes the tokens of one image: leave out model.group_images, "
+            f"which is {config.group_images}."
+        )
     for name in config.router_options:
         if name in _OF_THE_MODEL:
             raise UserError(
                 f"A router's {name} is given as model.{_OF_THE_MODEL[name]}, not in its own section."
             )
     shared = {"top_k": config.top_k, "noise_std": config.noise_std, "batch_priority": config.batch_priority}
-    given = {name: value for name, value in shared.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
+    if "num_tokens" in inspect.signature(kind).parameters:
+        given["num_tokens"] = num_tokens
     rule = kind.default_capacity
     if config.capacity_rounding is not None:
         rule = replace(rule, rounding=config.capacity_rounding)

@@ -14,6 +14,7 @@ from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 from moeprobe.nn.experts import ExpertLinear
 from moeprobe.nn.initialisation import initialise
@@ -51,8 +52,17 @@ def kernel_names(model: nn.Module) -> set[str]:
     return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, owners)}
 
 
-def _vmoe(*, pre_logits: bool = True, **kwargs: Any) -> VisionTransformer:
-    """Build a V-MoE; keyword arguments are timm's, ``pre_logits`` and the fields of ``MoeConfig``."""
+# What the head reads: the class token, or the mean of the (normalised) patches, without a class token.
+_HEADS: dict[str, dict[str, Any]] = {
+    "token": {},
+    "gap": {"global_pool": "avg", "class_token": False, "fc_norm": False},
+}
+
+
+def _vmoe(*, pre_logits: bool = True, head: str = "token", **kwargs: Any) -> VisionTransformer:
+    """Build a V-MoE; keyword arguments are timm's, ``pre_logits``, ``head`` and the fields of ``MoeConfig``."""
+    if head not in _HEADS:
+        raise UserError(unknown("head", head, _HEADS))
     if kwargs.pop("pretrained", False):
         raise UserError("There are no downloadable weights for V-MoE models; load a checkpoint instead.")
     for key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
@@ -64,7 +74,7 @@ def _vmoe(*, pre_logits: bool = True, **kwargs: Any) -> VisionTransformer:
         raise UserError(
             f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
         )
-    model = VisionTransformer(act_layer=_TanhGelu, **kwargs)
+    model = VisionTransformer(act_layer=_TanhGelu, **{**_HEADS[head], **kwargs})
     if pre_logits:
         model.fc_norm = nn.Sequential(nn.Linear(model.embed_dim, model.embed_dim), nn.Tanh())
     initialise(model)

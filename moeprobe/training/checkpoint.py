@@ -177,6 +177,11 @@ def initialise_from(
     wanted = model.state_dict()
     fresh = () if keep_head else ("head.", "fc_norm.")
     taken = {name: tensor for name, tensor in tensors.items() if not name.startswith(fresh)}
+    if ("cls_token" in taken) != ("cls_token" in wanted):
+        there, here = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
+        raise UserError(
+            f"{info.path} has the head {there!r} and the configured model {here!r}: set model.head={there}."
+        )
     if "pos_embed" in taken and "pos_embed" in wanted:
         rows, columns = model.patch_embed.grid_size
         taken["pos_embed"] = resize_position_embedding(
@@ -188,8 +193,10 @@ def initialise_from(
     for name, tensor in taken.items():
         if name not in wanted or wanted[name].shape != tensor.shape:
             shape = tuple(wanted[name].shape) if name in wanted else "no such parameter"
+            mend = f"; set model.router.slots={tensor.shape[-1]}" if name.endswith(".router.phi") else ""
             raise UserError(
-                f"{info.path} does not fit the configured model: {name} is {tuple(tensor.shape)} there, {shape} here."
+                f"{info.path} does not fit the configured model: {name} is {tuple(tensor.shape)} there, "
+                f"{shape} here{mend}."
             )
     missing = [name for name in wanted if name not in taken and not name.startswith(fresh)]
     if missing:

@@ -24,7 +24,7 @@ GROUPS, SIZE, WIDTH, NUM_EXPERTS = 3, 10, 12, 8
 def router(name: str, *, num_experts: int = NUM_EXPERTS, width: int = WIDTH, **options: object) -> Router:
     torch.manual_seed(0)
     config = MoeConfig(num_experts=num_experts, router=name, **options)  # type: ignore[arg-type]
-    return make_router(config, width).eval()
+    return make_router(config, width, num_tokens=SIZE).eval()
 
 
 def tokens(groups: int = GROUPS, size: int = SIZE, width: int = WIDTH) -> torch.Tensor:
@@ -68,7 +68,7 @@ def test_a_decision_is_one_record_of_matching_shapes(name: str) -> None:
 def test_the_index_plan_is_the_dense_plan(name: str, factor: float) -> None:
     """The papers' form: out[t] = Σ_e Σ_c C[t,e,c] · expert_e(Σ_s D[s,e,c] x[s])."""
     given = tokens()
-    made = router(name, eval_capacity_factor=factor)
+    made = router(name, capacity_factor=factor, eval_capacity_factor=factor)
     found = decide(made, given)
     dispatch, combine = found.plan.dense()
     torch.manual_seed(2)
@@ -83,7 +83,7 @@ def test_the_index_plan_is_the_dense_plan(name: str, factor: float) -> None:
 
 @EVERY
 def test_a_slot_of_a_sparse_router_holds_one_token_and_no_expert_takes_too_many(name: str) -> None:
-    made = router(name, eval_capacity_factor=0.5)
+    made = router(name, capacity_factor=0.5, eval_capacity_factor=0.5)
     found = decide(made, tokens())
     if not isinstance(found.plan, DispatchPlan):
         return

@@ -48,7 +48,7 @@ def test_any_vit_of_timm_is_made_sparse() -> None:
         ({"top_k": 9}, "between 1 and the 8 experts; got 9"),
         ({"layers": [4]}, "blocks 0 to 3"),
         ({"layers": []}, "blocks 0 to 3"),
-        ({"router": "softmax"}, "Did you mean 'softmax_token_choice'"),
+        ({"router": "softmax_token"}, "Did you mean 'softmax_token_choice'"),
     ],
 )
 def test_what_cannot_be_built_is_one_sentence(settings: dict[str, object], sentence: str) -> None:

@@ -50,6 +50,8 @@ class Router(nn.Module, ABC):
         gates_sum_to_one: the gates of a token are a distribution over the experts.
         fills_experts: who goes where depends on the room there is (experts take a fixed number of tokens, or send on
             what they have no room for), so the capacity is part of the choice, and is kept in probing.
+        mixes_tokens: experts run on mixtures of all tokens of an image, so every token meets every expert and there is
+            nothing to choose; no image knows of another.
         default_capacity: the rule in training where none is given. In evaluation it is the same where the capacity
             is part of the choice, else without limit.
         default_group_images: images of a group in training where no number is given.
@@ -61,6 +63,7 @@ class Router(nn.Module, ABC):
     token_local: ClassVar[bool]
     gates_sum_to_one: bool
     fills_experts: ClassVar[bool] = False
+    mixes_tokens: ClassVar[bool] = False
     default_capacity: ClassVar[CapacityRule] = CapacityRule(1.05)
     default_group_images: ClassVar[int] = 8
     num_experts: int

@@ -1,0 +1,90 @@
+"""Sparsity-constrained optimal transport: a plan with few entries per row and nearly even columns.
+
+Axes: G groups, N rows, M columns. Where experts choose, a row is an expert and a column a token; where tokens choose,
+it is the other way round.
+
+The plan solves max ⟨Π, similarity⟩ − γ/2 ‖Π‖² with given sums of rows and columns and at most k entries per row that
+are not zero. Its semi-dual has one potential per column; given those, every row is a projection onto the sparse
+simplex. So the rows are met exactly, and the columns as far as the steps take it (where k is small, perhaps never).
+
+Source: Liu, Puigcerver, Blondel 2023, "Sparsity-constrained optimal transport"; V-MoE's authors take 20 steps of Adam.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.errors import UserError
+
+# Adam's own, as everywhere.
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class SparseTransport:
+    """How a plan is found.
+
+    Attributes:
+        gamma: weight of the squared norm; the larger, the more even the entries of a row.
+        learning_rate: of Adam on the potentials, which start at zero.
+        iterations: its steps.
+
+    Raises:
+        UserError: one of them is not positive.
+    """
+
+    gamma: float = 1.0
+    learning_rate: float = 1e-2
+    iterations: int = 20
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise UserError(f"The router's {name} must be a positive number; got {value}.")
+
+    def plan(self, similarity: Tensor, *, row_sum: float, max_nonzeros: int) -> Tensor:
+        """Return the plan ``(G, N, M)`` for a similarity of that shape, each group by itself.
+
+        Every row sums to ``row_sum`` and has at most ``max_nonzeros`` entries that are not zero; the columns are
+        steered to share all rows evenly. The potentials and the places of the entries are constants to autograd;
+        through the values of the entries the gradient flows.
+        """
+        potentials = self.potentials(similarity, row_sum=row_sum, max_nonzeros=max_nonzeros)
+        scores = (similarity + potentials[:, None]) / (row_sum * self.gamma)
+        return row_sum * project(scores, max_nonzeros=max_nonzeros)
+
+    @torch.no_grad()
+    def potentials(self, similarity: Tensor, *, row_sum: float, max_nonzeros: int) -> Tensor:
+        """Return the potentials of the columns ``(G, M)`` after Adam's steps up the semi-dual."""
+        num_groups, num_rows, num_columns = similarity.shape
+        wanted = num_rows * row_sum / num_columns
+        potentials = similarity.new_zeros(num_groups, num_columns)
+        mean, square = torch.zeros_like(potentials), torch.zeros_like(potentials)
+        for step in range(1, self.iterations + 1):
+            scores = (similarity + potentials[:, None]) / (row_sum * self.gamma)
+            gradient = wanted - row_sum * project(scores, max_nonzeros=max_nonzeros).sum(1)
+            mean = _BETAS[0] * mean + (1 - _BETAS[0]) * gradient
+            square = _BETAS[1] * square + (1 - _BETAS[1]) * gradient**2
+            scale = (square / (1 - _BETAS[1] ** step)).sqrt() + _EPSILON
+            potentials = potentials + self.learning_rate * mean / (1 - _BETAS[0] ** step) / scale
+        return potentials
+
+
+def project(scores: Tensor, *, max_nonzeros: int) -> Tensor:
+    """Return the points of the simplex nearest to ``scores`` ``(..., M)`` that have at most ``max_nonzeros`` entries.
+
+    The largest scores are kept, of equal ones the first, and projected onto the simplex. The gradient flows through the
+    values that are kept, not through their choice.
+    """
+    order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :max_nonzeros]
+    kept = scores.gather(-1, order)
+    # A shift changes nothing, and sums of small numbers are exact.
+    kept = kept - kept[..., :1]
+    excess = kept.cumsum(-1) - 1
+    size = torch.arange(1, kept.shape[-1] + 1, device=scores.device)
+    # At least one, but for what is no number: training says so of its loss.
+    positive = (kept * size > excess).sum(-1, keepdim=True).clamp_min(1)
+    threshold = excess.gather(-1, positive - 1) / positive
+    return torch.zeros_like(scores).scatter(-1, order, (kept - threshold).clamp_min(0))
