@@ -61,7 +61,7 @@ def layer(name: str, sizes: Sizes) -> MoeLayer:
         capacity_factor=FACTOR if chooses else FACTOR * sizes.top_k,
         capacity_multiple_of=1,
     )
-    router = make_router(config, sizes.width)
+    router = make_router(config, sizes.width, num_tokens=sizes.tokens)
     experts = MlpExperts(sizes.experts, sizes.width, sizes.hidden)
     return MoeLayer(router, experts, group_images=router.default_group_images).train()
 

@@ -177,7 +177,8 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
     )
     if table.empty:
         raise UserError(
-            f"{', '.join(measured.checkpoints)} have no MoE layer in common, so there is nothing to compare."
+            f"{', '.join(measured.checkpoints)} have no MoE layer in common in which this is measured, "
+            "so there is nothing to compare."
         )
     return table
 

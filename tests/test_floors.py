@@ -123,3 +123,14 @@ def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
     assert "25 images" in str(figure.get_suptitle())
     shown = command(*arguments).output
     assert "Noise floor: top-1 match of 25 clean images with themselves" in shown and "bfloat16" in shown
+
+
+def test_parts_of_a_batch_are_joined_field_by_field() -> None:
+    """Slots and scores too, where there are some."""
+    model = Vmoe(tiny(router="soft_moe", head="gap"), mean=(0.5,) * 3, std=(0.5,) * 3, router_name="soft_moe")
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = dict(floors.repeats(model, images, layers=None, device=torch.device("cpu")))
+    whole, joined = (found[name].layers["blocks.3"] for name in (floors.AGAIN, floors.OTHER_BATCH))
+    assert whole.slot is not None and joined.slot is not None
+    assert torch.equal(whole.slot, joined.slot)
+    assert joined.scores is None

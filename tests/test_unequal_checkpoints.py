@@ -38,7 +38,7 @@ def test_every_probe_runs_and_compares_what_is_shared(
     assert (
         "baseline has blocks.1, blocks.3; middle has blocks.2, blocks.3; apart has blocks.2" in result.output
     )
-    assert "no MoE layer in common, so no differences" in result.output
+    assert "no MoE layer in common in which this is measured, so no differences" in result.output
     table, comparison = pd.read_csv(out / "table.csv"), pd.read_csv(out / "comparison.csv")
     layers = table.dropna(subset="layer").groupby("checkpoint")["layer"].agg(set).to_dict()
     assert layers == {

@@ -175,6 +175,6 @@ def _layers_apart(table: "pd.DataFrame") -> list[str]:
     which = (
         "differences only in the MoE layers they share"
         if common
-        else "no MoE layer in common, so no differences"
+        else "no MoE layer in common in which this is measured, so no differences"
     )
     return [f"{which} ({said})"]

@@ -96,7 +96,7 @@ def patches(
             text = axes.text(
                 x + width / 2,
                 y + height / 2,
-                str(experts[row, column]) if compared[row, column] else "·",
+                _name(experts[row, column]) if compared[row, column] else "·",
                 ha="center",
                 va="center",
                 fontsize=size,
@@ -104,3 +104,8 @@ def patches(
                 fontweight="bold",
             )
             text.set_path_effects(outline)
+
+
+def _name(expert: int) -> str:
+    """Return what stands in a patch; a dash where no expert took it."""
+    return "–" if expert < 0 else str(expert)

@@ -37,11 +37,12 @@ def draw(
     view = table["view"].iloc[0]
     figures = {}
     layers = _parts.layers(table)
-    if layers:
-        routing = table[table["tokens"] == "patch"]
-        figure, axes = _parts.panels(len(_ROUTING), len(layers))
+    routing = table[table["tokens"] == "patch"]
+    measured = [(metric, label) for metric, label in _ROUTING if (routing["metric"] == metric).any()]
+    if measured:
+        figure, axes = _parts.panels(len(measured), len(layers))
         for column, layer in enumerate(layers):
-            for row, (metric, label) in enumerate(_ROUTING):
+            for row, (metric, label) in enumerate(measured):
                 here = _parts.select(routing, layer=layer)
                 _curves(axes[row, column], here, metric, colours)
                 if metric == "top1_match":

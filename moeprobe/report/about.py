@@ -29,7 +29,7 @@ def asked(run: Run) -> list[tuple[str, str]]:
         if name == "severities" and len(given) > _MOST_NAMED:
             text = f"{given[0]:g} to {given[-1]:g} in {len(given) - 1} steps"
         if name == "trained_capacity":
-            text = _capacity(run) if given else "unlimited"
+            text = _capacity(run, trained=bool(given))
         if name == "severities" and run.sidecar.get("severity_unit"):
             text += f" ({run.sidecar['severity_unit']})"
         lines.append((_REQUESTED.get(name, name.replace("_", " ")), text))
@@ -45,15 +45,23 @@ def asked(run: Run) -> list[tuple[str, str]]:
     return lines
 
 
-def _capacity(run: Run) -> str:
-    """Return the capacity that each checkpoint was probed with."""
+def _capacity(run: Run, *, trained: bool) -> str:
+    """Return the capacity that each checkpoint was probed with; where it is the choice itself it is never lifted."""
     parts = []
-    for name, about in run.checkpoints.items():
+    limited = {
+        name: about
+        for name, about in run.checkpoints.items()
+        if trained or about.get("capacity", "unlimited") != "unlimited"
+    }
+    if not trained and not limited:
+        return "unlimited"
+    for name, about in limited.items():
         images = about.get("group_images", 1)
         parts.append(
             f"{name}: {about.get('capacity', 'unknown')}, {images} image{'s' if images != 1 else ''} per group"
         )
-    return f"as trained ({'; '.join(parts)})"
+    listed = f"as trained ({'; '.join(parts)})"
+    return listed if len(limited) == len(run.checkpoints) else f"unlimited, but {listed}"
 
 
 def _intervals(run: Run) -> str:

@@ -118,3 +118,56 @@ def mlp(row: Array, fc1: tuple[Array, Array], fc2: tuple[Array, Array]) -> Array
     hidden = row @ fc1[0] + fc1[1]
     hidden = 0.5 * hidden * (1 + np.tanh(math.sqrt(2 / math.pi) * (hidden + 0.044715 * hidden**3)))
     return hidden @ fc2[0] + fc2[1]
+
+
+def sparse_simplex(row: Array, *, max_nonzeros: int) -> Array:
+    """The largest entries projected onto the simplex: the best m, for the largest m that keeps them all positive."""
+    best = ranking(row)[:max_nonzeros]
+    widest = 1
+    for size in range(1, len(best) + 1):
+        if row[best[size - 1]] - (sum(row[best[:size]]) - 1) / size > 0:
+            widest = size
+    threshold = (sum(row[best[:widest]]) - 1) / widest
+    found = np.zeros(len(row))
+    for index in best[:widest]:
+        found[index] = row[index] - threshold
+    return found
+
+
+def sparse_plan(
+    similarity: Array, potentials: Array, *, row_sum: float, max_nonzeros: int, gamma: float
+) -> Array:
+    """The plan ``(N, M)`` that potentials ``(M,)`` of the columns give."""
+    rows = (similarity + potentials) / (row_sum * gamma)
+    return np.stack([row_sum * sparse_simplex(row, max_nonzeros=max_nonzeros) for row in rows])
+
+
+def semi_dual(similarity: Array, potentials: Array, plan: Array, *, gamma: float) -> float:
+    """The semi-dual of a plan ``(N, M)`` to be maximised: Σ_m wanted · α_m − Σ_n max ⟨sim + α, Π_n⟩ − γ/2 ‖Π_n‖²."""
+    wanted = plan.sum() / plan.shape[1]
+    return float(wanted * potentials.sum() - ((similarity + potentials) * plan - gamma / 2 * plan**2).sum())
+
+
+def adam_on_semi_dual(
+    similarity: Array,
+    *,
+    row_sum: float,
+    max_nonzeros: int,
+    gamma: float,
+    learning_rate: float,
+    iterations: int,
+) -> Array:
+    """Potentials ``(M,)`` after steps of Adam, from zero, one column after the other."""
+    rows, columns = similarity.shape
+    potentials, mean, square = np.zeros(columns), np.zeros(columns), np.zeros(columns)
+    for step in range(1, iterations + 1):
+        plan = sparse_plan(similarity, potentials, row_sum=row_sum, max_nonzeros=max_nonzeros, gamma=gamma)
+        for column in range(columns):
+            gradient = rows * row_sum / columns - plan[:, column].sum()
+            mean[column] = 0.9 * mean[column] + 0.1 * gradient
+            square[column] = 0.999 * square[column] + 0.001 * gradient**2
+            direction = mean[column] / (1 - 0.9**step)
+            potentials[column] += (
+                learning_rate * direction / (math.sqrt(square[column] / (1 - 0.999**step)) + 1e-8)
+            )
+    return potentials

@@ -15,7 +15,7 @@ def build(**settings: object) -> torch.nn.Module:
 
 def test_every_value_reaches_the_model() -> None:
     model = build(
-        image_size=64, patch_size=16, pre_logits=True, num_experts=5, top_k=3, layers=[0, 2], noise_std=0.5,
+        image_size=64, patch_size=16, pre_logits=True, head="gap", num_experts=5, top_k=3, layers=[0, 2], noise_std=0.5,
         capacity_factor=1.5, eval_capacity_factor="none", batch_priority=True, group_images=2, expert_dropout=0.3,
         bfloat16_dispatch=True,
     )  # fmt: skip
@@ -26,6 +26,7 @@ def test_every_value_reaches_the_model() -> None:
     assert (router.capacity.factor, router.eval_capacity.factor) == (1.5, None)
     assert (layer.group_images, layer.bfloat16_dispatch, layer.experts.dropout) == (2, True, 0.3)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert model.num_prefix_tokens == 0
     assert {"fc_norm.0.weight", "pos_embed"} <= {name for name, _ in model.named_parameters()}
 
 
@@ -43,6 +44,7 @@ def test_any_vit_of_timm_is_made_sparse() -> None:
         ({"image_size": 33}, "use a multiple of 8"),
         ({"name": "vit_tiny_patch16_224", "image_size": 40}, "use a multiple of 16"),
         ({"name": "vit_tiny_patch16_224", "pre_logits": True}, r"model\.pre_logits is for V-MoE's own"),
+        ({"name": "vit_tiny_patch16_224", "head": "gap"}, r"model\.head is for V-MoE's own"),
         ({"name": "resnet18"}, "ResNet; only vision transformers"),
         ({"name": "resnet18", "image_size": 64}, "timm cannot build 'resnet18'"),
         ({"top_k": 9}, "between 1 and the 8 experts; got 9"),

@@ -253,4 +253,4 @@ def test_float32_inside_autocast(kind: type[SinkhornRouter], combine: str) -> No
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], sentence: str) -> None:
     config = MoeConfig(router="sinkhorn_token_choice", router_options=options)
     with pytest.raises(UserError, match=sentence):
-        make_router(config, 4)
+        make_router(config, 4, num_tokens=9)

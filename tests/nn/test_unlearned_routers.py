@@ -94,7 +94,7 @@ def test_construction_seeds_what_is_fixed() -> None:
 @pytest.mark.parametrize("option", [{"noise_std": 1.0}, {"batch_priority": True}])
 def test_there_is_no_noise_to_configure(name: str, option: dict[str, float]) -> None:
     with pytest.raises(UserError, match=f"no parameter of the router '{name}' called '{next(iter(option))}'"):
-        make_router(MoeConfig(router=name, **option), 4)  # type: ignore[arg-type]
+        make_router(MoeConfig(router=name, **option), 4, num_tokens=9)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("objective", [Balanced(), Balanced(0, 0, 1.0), Balanced(0, 0, 0, 1.0), Prc(), Jsd()])

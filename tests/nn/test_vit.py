@@ -306,3 +306,23 @@ def test_capacity_rule_is_replaceable_for_probing() -> None:
     with torch.no_grad(), capture(model) as unlimited:
         model(torch.randn(4, 3, 32, 32))
     assert unlimited["blocks.1"].processed.all()
+
+
+def test_a_gap_head_reads_the_mean_of_the_normalised_patches_and_has_no_class_token() -> None:
+    model = timm.create_model("vmoe_tiny_patch8_32", head="gap", pre_logits=True).eval()
+    assert model.num_prefix_tokens == 0 and model.cls_token is None and model.pos_embed.shape == (1, 16, 64)
+    nn.init.normal_(model.head.weight)
+    seen: list[torch.Tensor] = []
+    model.blocks[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
+    with torch.no_grad():
+        found = model(torch.rand(2, 3, 32, 32))
+        normalised = nn.functional.layer_norm(
+            seen[0], (64,), weight=model.norm.weight, bias=model.norm.bias, eps=1e-6
+        )
+        expected = model.head(torch.tanh(model.fc_norm[0](normalised.mean(1))))
+    torch.testing.assert_close(found, expected)
+
+
+def test_there_is_no_other_head() -> None:
+    with pytest.raises(UserError, match="no head 'map'"):
+        timm.create_model("vmoe_tiny_patch8_32", head="map")
