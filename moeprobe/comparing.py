@@ -144,11 +144,13 @@ def _request(measured: Measured, margin: float) -> dict[str, Any]:
     }
 
 
-def _analyses(measured: Measured) -> Analyses:
+def analyses_of(measured: Measured) -> Analyses:
+    """Return what was measured, to be said again of the sums."""
     return make_analyses(measured.request["analyses"], class_null=measured.request.get("class_null", False))
 
 
-def _aligned(measured: Measured) -> bool:
+def is_aligned(measured: Measured) -> bool:
+    """Whether the view leaves the patches where they are."""
     name = measured.request["view"]["name"]
     return name != CLEAN and VIEWS.get(name).aligned
 
@@ -161,7 +163,7 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
         dataset=request["data"],
         split=request["split"],
         seed=request["seed"],
-        aligned=_aligned(measured),
+        aligned=is_aligned(measured),
         train_seeds=seeds,
         groups=groups,
     )
@@ -169,7 +171,7 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
     watcher.start("differences", images.num_rows)
     table = comparisons.compare(
         images,
-        analyses=_analyses(measured),
+        analyses=analyses_of(measured),
         about=about,
         wanted=comparisons.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
         margin=margin,
@@ -188,7 +190,7 @@ def _check_metric(metric: str, measured: Measured) -> None:
     names = {
         found.name
         for _, _, _, columns in cells(measured.images)
-        for found in metrics(columns, _analyses(measured), aligned=_aligned(measured))
+        for found in metrics(columns, analyses_of(measured), aligned=is_aligned(measured))
     }
     known = sorted(name for name in names if verdicts.direction(name))
     if metric in names and metric not in known:

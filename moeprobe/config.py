@@ -3,10 +3,9 @@
 The classes below are the schema: every key of a configuration file is a field here, with its default.
 """
 
-import difflib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
+from moeprobe.validation import lower_first, sentence
 
 # A section may be written as its one essential value: ``objective: prc`` is ``objective: {name: prc}``.
 _SHORTHANDS = {
@@ -25,14 +25,18 @@ _SHORTHANDS = {
     "model.router": "name",
 }
 # Of the two ways to give a run's length, an override of one replaces the other.
-_LENGTHS = {"steps": "epochs", "epochs": "steps"}
+LENGTHS = {"steps": "epochs", "epochs": "steps"}
+# The sub-folder whose files are no configurations but sweeps of them (``grids``).
+SWEEPS = "sweeps"
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A part of a configuration: an unknown key is an error, and nothing is changed later."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
-class Plugin(_Section):
+class Plugin(Section):
     """A plug-in by name, with parameters for it."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
@@ -50,7 +54,7 @@ class Plugin(_Section):
         return {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which transformer, and how it is made sparse. None = the named model's own value."""
 
     name: str = "vmoe_tiny_patch8_32"
@@ -84,14 +88,14 @@ class ModelConfig(_Section):
         return "softmax_token_choice" if self.router is None else self.router.name
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Which data set: ``name`` or ``name:location``."""
 
     name: str = "digits"
     workers: int = Field(0, ge=0)
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """One of timm's optimisers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
 
     name: str = "adamw"
@@ -102,7 +106,7 @@ class OptimizerConfig(_Section):
     clip_norm: float | None = Field(None, gt=0)
 
 
-class ScheduleConfig(_Section):
+class ScheduleConfig(Section):
     """Linear warm-up from 0, then a cosine or a straight line to ``end_value``; counted in steps."""
 
     name: Literal["cosine", "linear"] = "cosine"
@@ -110,14 +114,14 @@ class ScheduleConfig(_Section):
     end_value: float = Field(0.0, ge=0)
 
 
-class InitialiseConfig(_Section):
+class InitialiseConfig(Section):
     """Start from a checkpoint: everything but the head and the pre-logits, positions resampled."""
 
     checkpoint: str
     keep_head: bool = False
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """One training run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -156,8 +160,15 @@ def folders() -> list[Path]:
 
 
 def names() -> list[str]:
-    """Return the names of the configurations that come with moeprobe."""
-    return sorted({path.stem for folder in folders() for path in folder.glob("*.yaml")})
+    """Return the names of the configurations that come with moeprobe; those of a sub-folder begin with its name."""
+    return sorted(
+        {
+            path.relative_to(folder).with_suffix("").as_posix()
+            for folder in folders()
+            for path in folder.rglob("*.yaml")
+            if SWEEPS not in path.relative_to(folder).parts
+        }
+    )
 
 
 def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
@@ -168,9 +179,20 @@ def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
     Raises:
         UserError: there is none, it is no YAML mapping, a key is unknown, a value has the wrong type.
     """
-    content = _read(_find(source))
-    given = {_set(content, override) for override in overrides}
-    for length, other in _LENGTHS.items():
+    return change(source, [pair(override) for override in overrides])
+
+
+def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
+    """Return the configuration called ``source`` with values put in by dotted key, one after the other.
+
+    Raises:
+        UserError: as for ``load``.
+    """
+    content = read(path_of(source))
+    for key, value in changes:
+        put(content, key, value)
+    given = {key for key, _ in changes}
+    for length, other in LENGTHS.items():
         if length in given and other not in given and content[length] is not None:
             content.pop(other, None)
     return parse(content)
@@ -185,7 +207,7 @@ def parse(content: dict[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(_written_out(content))
     except ValidationError as error:
-        raise UserError(_sentence(error)) from None
+        raise UserError(sentence(error, TrainConfig, what="configuration")) from None
 
 
 def dump(config: TrainConfig) -> str:
@@ -209,21 +231,36 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
         try:
             TypeAdapter(hints[key]).validate_python(value, strict=True)
         except ValidationError as error:
-            message = _lower_first(error.errors()[0]["msg"])
+            message = lower_first(error.errors()[0]["msg"])
             raise UserError(f"In the {what} {plugin.name!r}, {key}: {message}; got {value!r}.") from None
     return kind(**values)
 
 
-def _find(source: str) -> Path:
+def path_of(source: str) -> Path:
+    """Return the file of the configuration called ``source``, a name or a path.
+
+    Raises:
+        UserError: there is none.
+    """
+    return find(source, names(), what="configuration")
+
+
+def find(source: str, known: Iterable[str], *, what: str, folder: str = "") -> Path:
+    """Return the file that a name or a path to a YAML file means; ``what`` it is stands in the sentence.
+
+    Raises:
+        UserError: there is none.
+    """
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
-            raise UserError(f"There is no configuration file {source}.")
+            raise UserError(f"There is no {what} file {source}.")
         return path
-    for folder in folders():
-        if (folder / f"{source}.yaml").is_file():
-            return folder / f"{source}.yaml"
-    raise UserError(unknown("configuration", source, names()))
+    known = list(known)
+    for root in folders():
+        if source in known and (root / folder / f"{source}.yaml").is_file():
+            return root / folder / f"{source}.yaml"
+    raise UserError(unknown(what, source, known))
 
 
 class _Loader(yaml.SafeLoader):
@@ -245,7 +282,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds; ``name`` is that of the file where it gives none.
+
+    Raises:
+        UserError: it cannot be read or holds something else.
+    """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -268,69 +310,33 @@ def _long_form(path: str, value: Any) -> Any:
     return _written_out(value, f"{path}.") if isinstance(value, dict) else value
 
 
-def _set(content: dict[str, Any], override: str) -> str:
-    """Put an override into ``content``; returns its key."""
+def pair(override: str) -> tuple[str, Any]:
+    """Return the key and the value of a ``key=value``.
+
+    Raises:
+        UserError: it is none, or the value is no YAML.
+    """
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {override!r}.")
     try:
-        value = yaml.load(text, _Loader)
+        return key, yaml.load(text, _Loader)
     except (ValueError, yaml.YAMLError):
         raise UserError(f"Cannot read the value of {override!r}.") from None
+
+
+def put(content: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value into ``content`` by its dotted key.
+
+    Raises:
+        UserError: a section of the key is a value.
+    """
     *sections, last = key.split(".")
     for section in sections:
         child = content.setdefault(section, {})
         if child is None:
             child = content[section] = {}
         if not isinstance(child, dict):
-            raise UserError(f"{section!r} in {override!r} is a value, not a section.")
+            raise UserError(f"{section!r} in {key!r} is a value, not a section.")
         content = child
     content[last] = _long_form(key, value)
-    return key
-
-
-def _sentence(error: ValidationError) -> str:
-    """Return the first problem as a sentence; a misspelt key before the one that is missed for it."""
-    problem = min(error.errors(), key=lambda one: one["type"] == "missing")
-    *sections, key = path = _key(problem["loc"])
-    where = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        known = _fields(sections)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f" Did you mean {'.'.join([*sections, near[0]])!r}?" if near else ""
-        return f"There is no configuration key {where!r}.{hint} Known here: {', '.join(sorted(known))}."
-    given = "" if problem["type"] == "missing" or not where else f"; got {_short(problem['input'])}"
-    if problem["type"] == "model_type":
-        inside = ", ".join(f"{where}.{name}" for name in _fields([key]))
-        return f"In the configuration, {where} is a section of keys ({inside}){given}."
-    message = _lower_first(problem["msg"].removeprefix("Value error, "))
-    return f"In the configuration, {where or 'the whole'}: {message}{given}."
-
-
-def _key(location: tuple[str | int, ...]) -> list[str]:
-    """Return the key that a problem is about, without the marks of a union's members; [""] for the whole."""
-    names = [str(part) for part in location] or [""]
-    depth = 2 if names[0] in TrainConfig.model_fields and _fields(names[:1]) else 1
-    return names[:depth] + [name for name in names[depth:] if name.isdecimal()]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-def _fields(sections: list[str]) -> list[str]:
-    """Return the keys of a section, [] where it is none."""
-    model: Any = TrainConfig
-    for section in sections:
-        annotation = model.model_fields[section].annotation
-        choices = [annotation, *getattr(annotation, "__args__", ())]
-        models = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    return list(model.model_fields)

@@ -44,6 +44,7 @@ class Options:
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
+        figures: draw figures into ``out`` too.
         command: what was typed, for the sidecar.
     """
 
@@ -61,6 +62,7 @@ class Options:
     skip_bad_images: bool = False
     out: Path | None = None
     overwrite: bool = False
+    figures: bool = True
     command: str = ""
 
 

@@ -88,7 +88,8 @@ def probe(
     if folder is not None:
         # The tables first: what a figure may stumble over is not lost.
         folder.write(result)
-        draw_figures(kind, result, folder.path / "figures")
+        if options.figures:
+            draw_figures(kind, result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 

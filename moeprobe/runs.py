@@ -51,13 +51,16 @@ class OutputFolder:
         path: the folder.
         request: what is asked, as JSON; a folder with another request is not touched.
         overwrite: replace what an earlier run left there.
+        again: go on with what a run of this kind left there, finished or not, whatever it was asked.
 
     Raises:
         UserError: the folder holds a finished or a different run and ``overwrite`` is off, or something that
             moeprobe did not write, or it cannot be written to.
     """
 
-    def __init__(self, path: Path, request: dict[str, Any], *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: Path, request: dict[str, Any], *, overwrite: bool = False, again: bool = False
+    ) -> None:
         self.path = path
         request = json.loads(json.dumps(request))
         if path.exists() and not path.is_dir():
@@ -71,6 +74,8 @@ class OutputFolder:
             begun = any(item.name != _REQUEST for item in path.iterdir())
             if overwrite:
                 _remove(path)
+            elif again and earlier["kind"] == request["kind"]:
+                (path / _FINISHED).unlink(missing_ok=True)
             elif finished or (begun and earlier != request):
                 state = "holds a finished run" if finished else "holds an unfinished run of something else"
                 raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")

@@ -9,7 +9,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
-    0: {"_torchvision", "catalog", "config", "errors", "files", "geometry", "palette", "seeds", "watching", "wording"},
+    0: {
+        "_torchvision", "catalog", "config", "errors", "files", "geometry", "grids", "palette", "seeds", "validation",
+        "watching", "wording",
+    },
     1: {
         "accumulators", "data", "divergence", "families", "nn", "regions", "ridge", "routing", "statistics", "tables",
         "verdicts", "views",
@@ -21,7 +24,7 @@ LEVELS = {
     },
     4: {
         "api", "comparing", "corresponding", "demo", "doctor", "fewshot", "following", "gathering", "inspection",
-        "loading", "overlaying", "probing", "spreading",
+        "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip
@@ -37,6 +40,8 @@ NEIGHBOURS = {
     ("api", "probing"),
     ("api", "spreading"),
     ("applicability", "probes"),
+    ("api", "tradeoff"),
+    ("api", "trainings"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "loading"),
@@ -44,6 +49,7 @@ NEIGHBOURS = {
     ("comparisons", "summaries"),
     ("config", "catalog"),
     ("config", "errors"),
+    ("config", "validation"),
     ("corresponding", "loading"),
     ("demo", "api"),
     ("exhibits", "probes"),
@@ -56,6 +62,9 @@ NEIGHBOURS = {
     ("gathering", "loading"),
     ("gathering", "probing"),
     ("neighbours", "probes"),
+    ("grids", "config"),
+    ("grids", "errors"),
+    ("grids", "validation"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
     ("paths", "probes"),
@@ -69,6 +78,12 @@ NEIGHBOURS = {
     ("sweeps", "floors"),
     ("sweeps", "probes"),
     ("tables", "accumulators"),
+    ("tradeoff", "comparing"),
+    ("tradeoff", "inspection"),
+    ("tradeoff", "loading"),
+    ("tradeoff", "probing"),
+    ("tradeoff", "trainings"),
+    ("trainings", "loading"),
     ("verdicts", "families"),
 }
 NEVER = {(part, "nn") for part in ("analyses", "views", "figures", "data")} | {
@@ -154,9 +169,10 @@ def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
         "import moeprobe.cli",
         "import moeprobe.figures.match_ratio, moeprobe.figures.sweep, moeprobe.figures.overlay",
         "import moeprobe.figures.s_matrix, moeprobe.figures.correspond, moeprobe.figures.animation",
-        "import moeprobe.figures.fewshot, moeprobe.ridge",
+        "import moeprobe.figures.fewshot, moeprobe.ridge", "import moeprobe.figures.tradeoff",
         "import moeprobe.catalog; moeprobe.catalog.VIEWS.names(); moeprobe.catalog.ROUTERS.names()",
         "import moeprobe.config; moeprobe.config.load('digits-prc')",
+        "import moeprobe.grids; moeprobe.grids.load('routers-digits')",
     ],
 )
 def test_what_must_not_import_torch(statement: str) -> None:

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 from typer.main import get_command
 
-from moeprobe import catalog, config
+from moeprobe import catalog, config, grids
 from moeprobe.cli._app import app
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
+from moeprobe.tradeoff.table import TRADEOFF_COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -59,12 +60,12 @@ def test_every_plugin_is_named(plugins: catalog.Catalog) -> None:
 
 
 def test_every_configuration_is_named() -> None:
-    for name in config.names():
+    for name in [*config.names(), *grids.names()]:
         assert f"`{name}`" in README, name
 
 
 def test_every_column_is_described() -> None:
-    for name, meaning in (COLUMNS | COMPARISON_COLUMNS).items():
+    for name, meaning in (COLUMNS | COMPARISON_COLUMNS | TRADEOFF_COLUMNS).items():
         assert f"| `{name}` | {meaning} |" in README, name
 
 

@@ -25,6 +25,7 @@ from moeprobe.cli import (
     report,
     s_matrix,
     sweep,
+    tradeoff,
     train,
 )
 from moeprobe.errors import UserError
@@ -74,6 +75,7 @@ def _options(
 
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
+app.command("tradeoff")(tradeoff.tradeoff)
 app.command("match-ratio")(match_ratio.match_ratio)
 app.command("s-matrix")(s_matrix.s_matrix)
 app.command("compare")(compare.compare)

@@ -1,17 +1,18 @@
 """``moeprobe list``."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-KINDS = ("routers", "views", "data", "analyses", "objectives", "adapters", "models", "configs")
+KINDS = ("routers", "views", "data", "analyses", "objectives", "adapters", "models", "configs", "sweeps")
 
 
 def listing(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations.
+    """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations, sweeps.
 
     Example: `moeprobe list views`
     """
@@ -39,10 +40,12 @@ def listing(
 
 def _find(kind: str) -> dict[str, str]:
     """Return name -> first line of the description."""
-    from moeprobe import catalog, config
+    from moeprobe import catalog, config, grids
 
     if kind == "configs":
-        return {name: _first_comment(name) for name in config.names()}
+        return {name: _first_comment(config.path_of(name)) for name in config.names()}
+    if kind == "sweeps":
+        return {name: _first_comment(grids.path_of(name)) for name in grids.names()}
     if kind == "models":
         import moeprobe.nn  # noqa: F401  (registers the models; must come before timm)
 
@@ -62,11 +65,5 @@ def _find(kind: str) -> dict[str, str]:
     return {name: plugins.describe(name) for name in plugins.names()}
 
 
-def _first_comment(name: str) -> str:
-    from moeprobe import config
-
-    for folder in config.folders():
-        path = folder / f"{name}.yaml"
-        if path.is_file():
-            return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-    return ""
+def _first_comment(path: Path) -> str:
+    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")

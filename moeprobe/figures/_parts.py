@@ -58,6 +58,11 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
     )
     lines = [*title.split("\n"), f"{first['dataset']} {first['split']}{rests}"]
     figure.suptitle("\n".join(wrapped(line, figure.get_figwidth()) for line in lines))
+    return legend_below(figure)
+
+
+def legend_below(figure: Figure) -> Figure:
+    """Add one legend for all panels."""
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

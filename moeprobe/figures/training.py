@@ -24,7 +24,8 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
                 metrics["step"], metrics[column], "o-", color=COLOURS[number], markersize=4, label=label
             )
         axis.set_xlabel("step")
-        axis.legend(frameon=False)
+        if columns:
+            axis.legend(frameon=False)
     loss.set(title="supervised loss", ylim=(0, None))
     accuracy.set(title="accuracy", ylim=(None, 1.01))
     terms.set(title="auxiliary losses, unweighted", ylim=(0, None))

@@ -36,6 +36,7 @@ from moeprobe.training.optimise import make_optimizer, make_schedule, total_step
 from moeprobe.training.state import Averages, load_state, save_state
 from moeprobe.training.step import backward, supervised_loss, total_loss
 from moeprobe.training.tensorboard import Board
+from moeprobe.training.timing import Clock
 from moeprobe.views.base import Framing, PairView
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
@@ -111,6 +112,7 @@ class Trainer:
         self.step = 0
         self.best_accuracy = -1.0
         self.averages = Averages()
+        self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
         if config.compile:
             _compile(self.model)
@@ -127,14 +129,17 @@ class Trainer:
         board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
         write_text(self.folder / "config.yaml", configuration.dump(self.config))
         started, images_done = time.perf_counter(), 0
+        self.clock.start()
         try:
             # A run that was interrupted in an evaluation begins with it.
             self._evaluate_if_due(board)
             for batch in self._batches():
-                values = self._train_step(batch)
+                with self.clock.step():
+                    values = self._train_step(batch)
                 images_done += len(batch.image_ids)
                 if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                     self._check_finite(values["loss"])
+                    self.clock.read()
                     rate = images_done / (time.perf_counter() - started)
                     shown = {name: float(value) for name, value in values.items()}
                     report(Report(self.step, self.total_steps, shown | self._learning_rate(), rate))
@@ -167,6 +172,18 @@ class Trainer:
         self.step = description["step"]
         self.best_accuracy = description["best_accuracy"]
         self.history = description["history"]
+        self.clock.restore(description["clock"])
+
+    def time_steps(self, count: int) -> float:
+        """Return the seconds of a step with its data, from ``count`` steps after a first one; they use the run up."""
+        begun, number = time.perf_counter(), 0
+        for number, batch in enumerate(self._batches()):
+            self._train_step(batch)["loss"].item()  # read, so that a device has done what was asked of it
+            if number == 0 and self.step < self.total_steps:
+                begun = time.perf_counter()
+            if number == count:
+                break
+        return (time.perf_counter() - begun) / max(number, 1)
 
     def _batches(self) -> Iterator[Batch]:
         """Yield what is left of the run; each epoch is a fresh permutation, an incomplete last batch is dropped."""
@@ -296,6 +313,7 @@ class Trainer:
             "best_accuracy": self.best_accuracy,
             "history": self.history,
             "train_images": len(self.train_data),
+            "clock": self.clock.state(),
         }
         path = self.folder / "state.safetensors"
         save_state(path, self.model, self.optimizer, self.averages, description)
@@ -307,7 +325,7 @@ class Trainer:
             "val_accuracy": self.history[-1]["val_accuracy"],
             "best_val_accuracy": self.best_accuracy,
             "images_per_second": images_per_second,
-        }
+        } | self.clock.summary()
         write_json(self.folder / "finished.json", summary)
         (self.folder / "state.safetensors").unlink(missing_ok=True)
         return summary

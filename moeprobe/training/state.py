@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.training.checkpoint import read_tensors, write_tensors
 
-_FORMAT = "moeprobe-state-1"
+_FORMAT = "moeprobe-state-2"
 
 
 @dataclass

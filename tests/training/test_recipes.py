@@ -21,7 +21,8 @@ from tests.data import making
 from tests.golden import oracle
 
 PAPER = [name for name in config.names() if name.startswith("vmoe-")]
-OWN = [name for name in config.names() if not name.startswith("vmoe-")]
+LAYOUTS = [name for name in config.names() if name.startswith("routers/vmoe-")]
+OWN = [name for name in config.names() if name not in (*PAPER, *LAYOUTS)]
 DUMPS = {
     "vmoe-s32-imagenet224-baseline": "vmoe_s32_pretrain",
     "vmoe-s32-imagenet224-prc": "prc_ilsvrc2012_full",
@@ -140,7 +141,9 @@ def test_every_recipe_fits_itself(name: str) -> None:
     """Its view, objective and groups exist and fit; k = 1 is an override."""
     recipe = config.load(name, ["model.top_k=1"])
     api.open_view(recipe.view.name, **recipe.view.parameters)
-    layers = moe_layers(build_model(recipe.model.model_copy(update={"num_classes": 3}))).values()
+    # Without memory: the largest of them has three thousand million parameters.
+    with torch.device("meta"):
+        layers = moe_layers(build_model(recipe.model.model_copy(update={"num_classes": 3}))).values()
     assert {layer.router.top_k for layer in layers} == {1}
     assert {recipe.batch_size * recipe.views_per_image % layer.group_images for layer in layers} == {0}
 
@@ -159,8 +162,26 @@ def one_step(name: str, folder: Path, *more: str) -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_one_step_of_our_own_recipes(name: str, tmp_path: Path) -> None:
-    small = ["batch_size=8"] if name.startswith("shapes") else []
+    small = ["batch_size=8"] if "shapes" in name else []
     one_step(name, tmp_path / name, *small)
+
+
+def test_the_layouts_of_the_study_of_routers() -> None:
+    """32 experts in every second block; C = round(k · T / E), for a group of whole images."""
+    tokens = {"routers/vmoe-b32": 50, "routers/vmoe-b16": 197, "routers/vmoe-l16": 197}
+    assert set(LAYOUTS) == set(tokens)
+    for name in LAYOUTS:
+        recipe = config.load(name)
+        with torch.device("meta"):
+            model: Any = build_model(recipe.model.model_copy(update={"num_classes": 1000}))
+        layers = moe_layers(model)
+        assert list(layers) == [f"blocks.{block}" for block in range(1, len(model.blocks), 2)]
+        for layer in layers.values():
+            router, size = layer.router, layer.group_images * tokens[name]
+            assert router.num_experts == 32
+            for k in (1, 2):
+                capacity = router.capacity.capacity(group_size=size, num_experts=32, top_k=k)
+                assert capacity == round(k * size / 32)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,170 @@
+"""``moeprobe tradeoff``."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.table import Table
+
+    from moeprobe.tradeoff import TradeoffPlan, TradeoffResult
+
+
+def tradeoff(
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SWEEP | RUN...] [KEY=VALUE]...",
+            help="A sweep of trainings (moeprobe list sweeps, or a YAML file) or folders of finished trainings; "
+            "without any, what --out holds is drawn anew. KEY=VALUE overrides a key of the sweep (measure.limit=100) "
+            "or of its configurations (epochs=5).",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for table and figures; one of an earlier call is gone on with."),
+    ] = None,
+    checkpoints: Annotated[
+        Path, typer.Option(help="Where a sweep's trainings go, in a folder of its name.")
+    ] = Path("checkpoints"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Measure anew what was measured; trainings are kept.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what is left to do and how long it takes; write nothing.")
+    ] = False,
+) -> None:
+    """What does a router bring for what it costs? Accuracy and robustness against training time, FLOPs, parameters.
+
+    Trains the cells of a sweep that are not trained yet, measures each, and draws them together. Ctrl-C leaves what
+    goes on when the same command is given again; several processes may share the work of one sweep.
+
+    Example: `moeprobe tradeoff routers-digits --out reports/routers/digits`
+    """
+    if out is None:
+        raise typer.BadParameter("name a folder, e.g. --out reports/tradeoff", param_hint="--out")
+    from moeprobe import api
+    from moeprobe.cli._options import command_line
+    from moeprobe.cli._trainings import Bars
+
+    overrides = [text for text in given or [] if "=" in text]
+    sources = [text for text in given or [] if "=" not in text]
+    if dry_run:
+        plan = api.plan_tradeoff(
+            sources, out=out, overrides=overrides, checkpoints=checkpoints, device=device
+        )
+        _print_plan(plan, as_json=json)
+        return
+    with Bars() as bars:
+        result = api.tradeoff(
+            sources,
+            out=out,
+            overrides=overrides,
+            checkpoints=checkpoints,
+            device=device,
+            overwrite=overwrite,
+            command=command_line(),
+            watcher=bars,
+        )
+    _print_result(result, as_json=json)
+
+
+def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
+    import json
+
+    from rich.table import Table
+
+    from moeprobe.cli._screen import console
+
+    if as_json:
+        print(json.dumps(dataclasses.asdict(plan)))
+        return
+    table = Table(title="Cells", title_justify="left", title_style="bold")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("state")
+    for name in ("steps left", "about, s"):
+        table.add_column(name, justify="right")
+    for cell in plan.cells:
+        left = (f"{cell.steps:,}", f"{cell.seconds:,.0f}") if cell.steps else ("", "")
+        table.add_row(cell.name, cell.state, *left)
+    screen = console()
+    screen.print(table)
+    screen.print(
+        f"{len(plan.cells)} cells, about {plan.seconds / 60:,.1f} minutes of training, one after the other and without "
+        "evaluations and measurements, judging by a few steps of each kind. Nothing was written.",
+        soft_wrap=True,
+    )
+
+
+def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
+    import json
+    from collections import Counter
+
+    from moeprobe.cli._screen import console, records
+
+    if as_json:
+        content = {
+            "table": records(result.table),
+            "states": result.states,
+            "sidecar": result.sidecar,
+            "out": str(result.out),
+        }
+        print(json.dumps(content, ensure_ascii=False))
+        return
+    screen = console()
+    for dataset, rows in result.table.groupby("dataset", sort=False):
+        screen.print(_table(rows, str(dataset)))
+    counted = Counter(result.states.values())
+    said = ", ".join(
+        f"{counted[state]} {state}" for state in ("trained", "measured", "kept") if counted[state]
+    )
+    timed = sorted({about["device"] for about in result.sidecar["checkpoints"].values() if about["device"]})
+    screen.print(
+        f"{len(result.states)} cells: {said}; [low, high]: 95 % bootstrap over images, 2,000 resamples; training seeds "
+        f"are cells of their own; last MoE layer; times are of {' and '.join(timed) or 'no training'}.",
+        style="dim",
+        soft_wrap=True,
+    )
+    screen.print(
+        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, cells/ (what all of it is "
+        "made from; no weights)",
+        soft_wrap=True,
+    )
+
+
+def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
+    """Return a line per cell: last MoE layer, patches."""
+    from rich.table import Table
+
+    from moeprobe.figures.tradeoff import numbers_of
+    from moeprobe.wording import interval
+
+    numbers = numbers_of(rows)
+    accuracy = rows[rows["metric"] == "accuracy"].iloc[0]
+    title = f"{dataset} {accuracy['split']}, {accuracy['images']:,} images"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("cell", no_wrap=True)
+    scales = {"step_seconds": ("ms per step", 1e3), "flops_per_image": ("MFLOPs", 1e-6)}
+    scales |= {"active_parameters": ("active, M", 1e-6)}
+    shown = {name: found for name, found in numbers.items() if name not in scales and name != "training_time"}
+    costs = {name: rows[rows["metric"] == name].set_index("checkpoint")["value"] for name in scales}
+    for name in shown:
+        table.add_column(name, justify="right")
+    for heading, _ in scales.values():
+        table.add_column(heading, justify="right")
+    for cell in dict.fromkeys(rows["checkpoint"]):
+        values = [
+            interval(found.loc[cell], stacked=True) if cell in found.index else "–"
+            for found in shown.values()
+        ]
+        spent = [
+            f"{costs[name][cell] * scale:,.2f}" if cell in costs[name].index else "–"
+            for name, (_, scale) in scales.items()
+        ]
+        table.add_row(cell, *values, *spent)
+    return table
