@@ -18,7 +18,6 @@ from torch import Tensor
 
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
-from moeprobe.errors import UserError
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
@@ -32,7 +31,6 @@ from moeprobe.spreading import contagion, plan_contagion
 from moeprobe.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
 from moeprobe.training.loop import Report
 from moeprobe.trainings import train
-from moeprobe.views.base import PairView
 
 __all__ = [
     "Checkpoint",

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
-from moeprobe.figures import COLOURS, _parts
+from moeprobe.figures import _parts
+from moeprobe.palette import COLOURS
 from moeprobe.wording import full_label
 
 _MARKS = "osD^vP*X"
