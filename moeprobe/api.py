@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
+from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
 from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
@@ -38,6 +39,8 @@ __all__ = [
     "CorrespondResult",
     "DiscontinuityResult",
     "Document",
+    "Exported",
+    "Imported",
     "Model",
     "Options",
     "OverlayResult",
@@ -53,7 +56,9 @@ __all__ = [
     "correspond",
     "discontinuity",
     "evaluate",
+    "export_vmoe",
     "fewshot",
+    "import_vmoe",
     "load_model",
     "match_ratio",
     "noise_sweep",
@@ -91,13 +96,13 @@ def trace(
 
 
 def match_ratio(
-    models: Sequence[Model], *, data: str = "digits", view: str = "random_crop", **more: Any
+    models: Sequence[Model], *, data: str | None = None, view: str = "random_crop", **more: Any
 ) -> Result:
     """Measure how often corresponding patches of two random views choose the same experts.
 
     Args:
         models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``.
+        data: data set, ``name`` or ``name:location``; None = digits, unless a checkpoint was imported.
         view: a view that makes pairs.
         more: ``options`` (an ``Options``), its fields by name (``limit=100``), ``watcher``.
 
@@ -108,7 +113,7 @@ def match_ratio(
 
 
 def s_matrix(
-    models: Sequence[Model], *, data: str = "digits", view: str = "random_crop", **more: Any
+    models: Sequence[Model], *, data: str | None = None, view: str = "random_crop", **more: Any
 ) -> Result:
     """Measure the correlation matrix S of the gates of corresponding patches, and the terms of the PRC loss.
 
@@ -117,7 +122,7 @@ def s_matrix(
     return probe("s-matrix", models, data=data, view=view, **more)
 
 
-def confidence(models: Sequence[Model], *, data: str = "digits", **more: Any) -> Result:
+def confidence(models: Sequence[Model], *, data: str | None = None, **more: Any) -> Result:
     """Measure how sure the routers are on clean images: highest gate, second, rest, and the margin.
 
     Arguments and errors as in ``match_ratio``.
@@ -129,7 +134,7 @@ def sweep(
     models: Sequence[Model],
     *,
     view: str,
-    data: str = "digits",
+    data: str | None = None,
     severities: Sequence[float] | None = None,
     **more: Any,
 ) -> Result:
@@ -141,12 +146,12 @@ def sweep(
 
 
 def noise_sweep(
-    models: Sequence[Model], *, data: str = "digits", sigmas: Sequence[float] | None = None, **more: Any
+    models: Sequence[Model], *, data: str | None = None, sigmas: Sequence[float] | None = None, **more: Any
 ) -> Result:
     """Sweep over Gaussian noise; ``sigmas`` in units of the [0, 1] pixel range. Otherwise as ``sweep``."""
     return sweep(models, view="gaussian_noise", data=data, severities=sigmas, **more)
 
 
-def evaluate(models: Sequence[Model], *, data: str = "digits", **more: Any) -> Result:
+def evaluate(models: Sequence[Model], *, data: str | None = None, **more: Any) -> Result:
     """Measure accuracy, top-5 accuracy and cross-entropy on clean images. Arguments as in ``match_ratio``."""
     return probe("eval", models, data=data, **more)

@@ -60,6 +60,10 @@ class ModelConfig(Section):
     name: str = "vmoe_tiny_patch8_32"
     image_size: int | None = Field(None, gt=0)
     patch_size: int | None = Field(None, gt=0)
+    width: int | None = Field(None, gt=0)
+    depth: int | None = Field(None, gt=0)  # blocks
+    num_heads: int | None = Field(None, gt=0)
+    hidden_width: int | None = Field(None, gt=0)  # of the perceptrons and of each expert
     num_classes: int | None = Field(None, gt=0)  # None = that of the data
     pre_logits: bool | None = None
     head: Literal["token", "gap"] | None = (

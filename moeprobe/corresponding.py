@@ -13,7 +13,7 @@ from moeprobe.analyses.correspond import correspond as pair_up
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
-from moeprobe.loading import Options, open_data, open_view, pick_images
+from moeprobe.loading import DEFAULT_DATA, Options, open_data, open_view, pick_images
 from moeprobe.probes import Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -46,7 +46,7 @@ class _Input:
 def correspond(
     model: str | Path | None = None,
     *,
-    data: str = "digits",
+    data: str | None = None,
     images: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     count: int = 4,
@@ -62,7 +62,7 @@ def correspond(
 
     Args:
         model: checkpoint that says the size of the input and of a patch; it is not run.
-        data: data set, used unless ``files`` are given.
+        data: data set, used unless ``files`` are given; None = digits.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.
@@ -83,6 +83,7 @@ def correspond(
     watcher = watcher or Watcher()
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
+    data = data or DEFAULT_DATA
     taken = _input(model, image_size, patch_size)
     opened = None if files else open_data(data, split=options.split)
     dataset, named, data = pick_images(opened, images=images, files=files, data=data)

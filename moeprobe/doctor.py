@@ -9,7 +9,7 @@ from moeprobe import __version__
 
 _REQUIRED = (
     "torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pyarrow", "pillow", "matplotlib", "scikit-learn",
-    "safetensors", "pydantic", "pyyaml", "typer", "rich", "jinja2",
+    "safetensors", "msgpack", "pydantic", "pyyaml", "typer", "rich", "jinja2",
 )  # fmt: skip
 _OPTIONAL = {"datasets": "huggingface", "tensorboard": "tensorboard"}
 

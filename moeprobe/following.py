@@ -15,7 +15,7 @@ from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.applicability import check_choices
 from moeprobe.data.base import Example
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
 from moeprobe.routing import Replayable
@@ -38,7 +38,7 @@ class DiscontinuityResult:
 def discontinuity(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     view: str = "gaussian_noise",
     steps: int = MIN_STEPS,
     until: float | None = None,
@@ -53,7 +53,7 @@ def discontinuity(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set, used unless ``files`` are given.
+        data: data set, used unless ``files`` are given; None = see ``choose_data``.
         view: a view with a severity.
         steps: equal steps from no perturbation to the largest, at least 200; switches between them are bisected.
         until: largest severity; None = the last of the view's own steps.
@@ -105,7 +105,7 @@ def discontinuity(
 def plan_discontinuity(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     view: str = "gaussian_noise",
     steps: int = MIN_STEPS,
     until: float | None = None,
@@ -128,7 +128,7 @@ def _run(question: Probe, model: Checkpoint, **more: Any) -> tuple[pa.Table, lis
 def _ask(
     models: Sequence[Model],
     *,
-    data: str,
+    data: str | None,
     view: str,
     steps: int,
     until: float | None,
@@ -141,6 +141,7 @@ def _ask(
         raise UserError(f"A path takes at least {MIN_STEPS} steps; got {steps}.")
     loaded = load_models(models, options)
     _check(loaded)
+    data = choose_data(data, loaded, files=files)
     question = make_probe(KIND, loaded, data=data, view_name=view, severities=None, options=options)
     dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
     question = dataclasses.replace(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from moeprobe import probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models
+from moeprobe.loading import DEFAULT_DATA, Model, Options, choose_data, load_models
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
 from moeprobe.watching import Watcher
@@ -126,6 +126,7 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
         return FinishedRuns(_of_runs([Path(str(path)) for path in given], asked, options))
     arguments = probe_arguments(**asked)
     loaded = load_models(given, options)
+    arguments["data"] = choose_data(asked["data"], loaded)
     question = probing.make_probe(
         arguments["kind"],
         loaded,
@@ -156,7 +157,7 @@ def probe_arguments(
     chosen = view or usual
     if chosen is None:
         raise UserError("Name the view of the sweep, e.g. --view affine.")
-    return {"kind": kind, "data": data or "digits", "view": chosen, "severities": severities}
+    return {"kind": kind, "data": data or DEFAULT_DATA, "view": chosen, "severities": severities}
 
 
 def are_runs(given: Sequence[Model]) -> bool:

@@ -23,6 +23,7 @@ from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
+DEFAULT_DATA = "digits"
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,21 @@ def open_data(name: str, *, split: str = "test") -> ImageDataset:
     """
     kind, _, location = name.partition(":")
     return DATA.get(kind)(split=split, location=location or None)
+
+
+def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequence[str | Path] = ()) -> str:
+    """Return the data set to probe on: the one that is named, or digits.
+
+    Raises:
+        UserError: none is named, nor a file, and a checkpoint was imported: nobody knows what it was trained on.
+    """
+    imported = [model.name for model in models if "imported" in model.provenance.get("training", {})]
+    if data is None and imported and not files:
+        raise UserError(
+            f"{imported[0]} was imported and does not say what it was trained on; name the data, e.g. "
+            "--data imagenet:PATH or --data folder:PATH."
+        )
+    return data or DEFAULT_DATA
 
 
 def pick_images(

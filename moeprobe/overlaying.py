@@ -12,7 +12,7 @@ from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.applicability import check_choices
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, make_probe, make_request, time_sample
@@ -38,7 +38,7 @@ class OverlayResult:
 def overlay(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     images: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     count: int = 4,
@@ -54,7 +54,7 @@ def overlay(
 
     Args:
         models: checkpoints, side by side.
-        data: data set, used unless ``files`` are given.
+        data: data set, used unless ``files`` are given; None = see ``choose_data``.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.
@@ -162,6 +162,7 @@ def _ask(
     if not animate:
         severities = (SEVERITY if severity is None else severity,)
     loaded = load_models(models, options)
+    data = choose_data(data, loaded, files=files)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
     check_choices(loaded, "no patch has an expert to draw", layers=options.layers)
     dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)

@@ -19,7 +19,7 @@ from moeprobe.data._masks import Masked
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.floors import dtype_name
-from moeprobe.loading import Model, Options, choose_device, load_models, open_data, open_view
+from moeprobe.loading import Model, Options, choose_data, choose_device, load_models, open_data, open_view
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
@@ -51,7 +51,7 @@ def probe(
     kind: str,
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     view: str = CLEAN,
     severities: Sequence[float] | None = None,
     attribute: str | None = None,
@@ -64,7 +64,7 @@ def probe(
     Args:
         kind: which; discontinuity and fewshot have functions of their own.
         models: checkpoints, loaded or by path.
-        data: data set, ``name`` or ``name:location``.
+        data: data set, ``name`` or ``name:location``; None = see ``choose_data``.
         view: perturbation.
         severities: of a sweep; None = the view's own steps.
         attribute: in a sweep, exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
@@ -77,6 +77,7 @@ def probe(
     _check_kind(kind)
     options = dataclasses.replace(options or Options(), **changes)
     loaded = load_models(models, options)
+    data = choose_data(data, loaded)
     question = make_probe(
         kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
     )
@@ -171,7 +172,7 @@ def plan(
     kind: str,
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     view: str = CLEAN,
     severities: Sequence[float] | None = None,
     attribute: str | None = None,
@@ -181,6 +182,7 @@ def plan(
     _check_kind(kind)
     options = options or Options()
     loaded = load_models(models, options)
+    data = choose_data(data, loaded)
     question = make_probe(
         kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
     )
@@ -257,6 +259,12 @@ def make_probe(
         if given and "match" not in analyses:
             raise UserError(f"{option} is about matches: use it with match-ratio, sweep or noise-sweep.")
     labelled = all(_same_classes(model, dataset) for model in models)
+    unknown = [model.name for model in models if not model.class_names]
+    if kind == "eval" and unknown:
+        raise UserError(
+            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate; "
+            f"where it was imported, import it again with --classes {data}."
+        )
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
         raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")

@@ -5,7 +5,7 @@ class Watcher:
     """Told how a run advances; the command line draws a progress bar with it. This one ignores it."""
 
     def start(self, description: str, total: int) -> None:
-        """Begin a piece of work of ``total`` images."""
+        """Begin a piece of work of ``total`` images (or arrays of a checkpoint)."""
 
     def advance(self, count: int) -> None:
-        """Report ``count`` more images."""
+        """Report ``count`` more of them."""

@@ -21,13 +21,19 @@ VALUES, GRADIENTS = 1e-5, 1e-4
 
 def oracle(name: str) -> Any:
     """Return the numbers called ``name`` (``router/a_k1.npz``, ``router/cases.json``), or skip the test."""
-    path = _ORACLE / name
-    if not path.exists():
-        pytest.skip(f"golden numbers {name} are not beside this checkout")
+    path = oracle_path(name)
     if path.suffix == ".json":
         return json.loads(path.read_text())
     with np.load(path) as arrays:
         return dict(arrays)
+
+
+def oracle_path(name: str) -> Path:
+    """Return the golden file called ``name``, or skip the test."""
+    path = _ORACLE / name
+    if not path.exists():
+        pytest.skip(f"golden numbers {name} are not beside this checkout")
+    return path
 
 
 def oracle_names(pattern: str) -> list[str]:

@@ -14,8 +14,8 @@ LEVELS = {
         "watching", "wording",
     },
     1: {
-        "accumulators", "data", "divergence", "families", "nn", "regions", "ridge", "routing", "statistics", "tables",
-        "verdicts", "views",
+        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "statistics",
+        "tables", "verdicts", "views",
     },
     2: {"adapters", "analyses", "batches"},
     3: {
@@ -23,8 +23,8 @@ LEVELS = {
         "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
-        "api", "comparing", "corresponding", "demo", "doctor", "fewshot", "following", "gathering", "inspection",
-        "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
+        "api", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following", "gathering",
+        "inspection", "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip
@@ -34,6 +34,7 @@ NEIGHBOURS = {
     ("api", "comparing"),
     ("api", "corresponding"),
     ("api", "fewshot"),
+    ("api", "exchange"),
     ("api", "following"),
     ("api", "loading"),
     ("api", "overlaying"),
@@ -52,6 +53,7 @@ NEIGHBOURS = {
     ("config", "validation"),
     ("corresponding", "loading"),
     ("demo", "api"),
+    ("exchange", "loading"),
     ("exhibits", "probes"),
     ("families", "statistics"),
     ("files", "errors"),
@@ -174,6 +176,7 @@ def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
         "import moeprobe.catalog; moeprobe.catalog.VIEWS.names(); moeprobe.catalog.ROUTERS.names()",
         "import moeprobe.config; moeprobe.config.load('digits-prc')",
         "import moeprobe.grids; moeprobe.grids.load('routers-digits')",
+        "import moeprobe.formats.vmoe, moeprobe.formats.vmoe_writing",
     ],
 )
 def test_what_must_not_import_torch(statement: str) -> None:

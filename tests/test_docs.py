@@ -17,13 +17,30 @@ from moeprobe.tradeoff.table import TRADEOFF_COLUMNS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+
+
+def flat(commands: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Commands by what is typed; those of a group by the group's name and theirs."""
+    found: dict[str, Any] = {}
+    for name, command in commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{above}{name}": command} if inner is None else flat(inner, f"{above}{name} ")
+    return found
+
+
+COMMANDS = flat(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def documented_commands() -> list[list[str]]:
     blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("moeprobe ")]
-    return [shlex.split(line, comments=True)[1:] for line in lines]
+    return [split(shlex.split(line, comments=True)[1:]) for line in lines]
+
+
+def split(words: list[str]) -> list[str]:
+    """The command as one word, and its arguments."""
+    size = 1 if words[0] in COMMANDS else 2
+    return [" ".join(words[:size]), *words[size:]]
 
 
 def help_examples() -> list[list[str]]:
@@ -31,7 +48,7 @@ def help_examples() -> list[list[str]]:
         re.search(r"Example: `moeprobe (.*?)`", command.help or "", re.DOTALL)
         for command in COMMANDS.values()
     ]
-    return [shlex.split(" ".join(example[1].split())) for example in examples if example]
+    return [split(shlex.split(" ".join(example[1].split()))) for example in examples if example]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -27,6 +27,7 @@ from moeprobe.cli import (
     sweep,
     tradeoff,
     train,
+    vmoe,
 )
 from moeprobe.errors import UserError
 
@@ -90,5 +91,11 @@ app.command("eval")(evaluate.evaluate)
 app.command("fewshot")(fewshot.fewshot)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
+importing = typer.Typer(no_args_is_help=True, help="Make a checkpoint of moeprobe of another program's.")
+importing.command("vmoe")(vmoe.import_vmoe)
+app.add_typer(importing, name="import")
+exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
+exporting.command("vmoe")(vmoe.export_vmoe)
+app.add_typer(exporting, name="export")
 app.command("list")(listing.listing)
 app.command("doctor")(doctor.doctor)

@@ -20,7 +20,12 @@ Checkpoints = Annotated[
         help="Run folders (their last checkpoint) or .safetensors files; with two or more, the first is the reference.",
     ),
 ]
-Data = Annotated[str, typer.Option(help="Data set: NAME or NAME:LOCATION, e.g. digits, folder:photos.")]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos; default digits, for imported checkpoints none."
+    ),
+]
 Attribute = Annotated[
     bool,
     typer.Option(

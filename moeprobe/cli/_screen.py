@@ -37,14 +37,14 @@ def console() -> Console:
 
 
 class Bar(Watcher):
-    """A progress bar on standard error, silent when that is not a terminal."""
+    """A progress bar on standard error, silent when that is not a terminal; ``unit`` is what it counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "images") -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("images"),
+            TextColumn(unit),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,
@@ -59,11 +59,11 @@ class Bar(Watcher):
         self._progress.stop()
 
     def start(self, description: str, total: int) -> None:
-        """Begin a piece of work of ``total`` images."""
+        """Begin a piece of work of ``total`` units."""
         self._task = self._progress.add_task(description, total=total)
 
     def advance(self, count: int) -> None:
-        """Report ``count`` more images."""
+        """Report ``count`` more."""
         self._progress.advance(self._task, count)
 
 

@@ -4,7 +4,7 @@ from moeprobe.cli._options import Checkpoints, Common, Data, probe
 
 
 @probe
-def confidence(checkpoints: Checkpoints, data: Data = "digits", *, common: Common) -> None:
+def confidence(checkpoints: Checkpoints, data: Data = None, *, common: Common) -> None:
     """How sure are the routers on clean images?
 
     Mean highest gate, second gate, sum of the rest, and the margin between the first two.

@@ -24,7 +24,7 @@ def correspond(
             help="A run folder or .safetensors file whose image and patch size are taken; it is not run.",
         ),
     ] = None,
-    data: Data = "digits",
+    data: Data = None,
     split: Annotated[str, typer.Option(help="Split of the data set: train, val or test.")] = "test",
     images: Images = None,
     file: File = None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @probe
 def discontinuity(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     view: Annotated[
         str, typer.Option(help="A view with a severity; see: moeprobe list views.")
     ] = "gaussian_noise",

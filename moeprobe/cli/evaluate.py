@@ -4,7 +4,7 @@ from moeprobe.cli._options import Checkpoints, Common, Data, probe
 
 
 @probe
-def evaluate(checkpoints: Checkpoints, data: Data = "digits", *, common: Common) -> None:
+def evaluate(checkpoints: Checkpoints, data: Data = None, *, common: Common) -> None:
     """Accuracy, top-5 accuracy and cross-entropy on clean images, and images per second.
 
     Example: `moeprobe eval checkpoints/demo-baseline checkpoints/demo-prc --data digits`

@@ -51,9 +51,7 @@ def _find(kind: str) -> dict[str, str]:
 
         from timm.models import list_models, model_entrypoint  # isort: skip
 
-        return {
-            name: (model_entrypoint(name).__doc__ or "").splitlines()[0] for name in list_models("vmoe_*")
-        }
+        return {name: (model_entrypoint(name).__doc__ or "").splitlines()[0] for name in list_models("vmoe*")}
     plugins = {
         "routers": catalog.ROUTERS,
         "views": catalog.VIEWS,

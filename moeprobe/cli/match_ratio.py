@@ -10,7 +10,7 @@ from moeprobe.cli._options import Checkpoints, Common, Data, probe
 @probe
 def match_ratio(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     view: Annotated[
         str, typer.Option(help="A view that makes pairs; see: moeprobe list views.")
     ] = "random_crop",

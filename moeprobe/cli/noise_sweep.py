@@ -19,7 +19,7 @@ from moeprobe.cli._options import (
 @probe
 def noise_sweep(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     sigmas: Annotated[
         str | None,
         typer.Option(help="Comma-separated standard deviations, in units of the [0, 1] pixel range."),

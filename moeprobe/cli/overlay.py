@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @drawing
 def overlay(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     images: Images = None,
     file: File = None,
     count: Annotated[int, typer.Option(help="How many images, if none is named.")] = 4,

@@ -20,7 +20,7 @@ from moeprobe.cli._options import (
 def sweep(
     checkpoints: Checkpoints,
     view: Annotated[str, typer.Option(help="A view with a severity; see: moeprobe list views.")],
-    data: Data = "digits",
+    data: Data = None,
     severities: Annotated[
         str | None, typer.Option(help="Comma-separated severities; default: the view's own steps.")
     ] = None,

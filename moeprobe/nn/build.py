@@ -15,6 +15,11 @@ _MOE_KEYS = (
     "num_experts", "layers", "top_k", "noise_std", "capacity_factor", "eval_capacity_factor", "capacity_rounding",
     "capacity_multiple_of", "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
 )  # fmt: skip
+# Ours and timm's.
+_SIZES = {
+    "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
+    "num_heads": "num_heads",
+}  # fmt: skip
 
 
 def build_model(config: ModelConfig) -> VisionTransformer:
@@ -28,16 +33,17 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     if config.num_classes is None:
         raise UserError("The model needs model.num_classes.")
     arguments: dict[str, Any] = {"num_classes": config.num_classes}
-    if config.image_size is not None:
-        arguments["img_size"] = config.image_size
-    if config.patch_size is not None:
-        arguments["patch_size"] = config.patch_size
+    arguments |= {
+        theirs: getattr(config, ours) for ours, theirs in _SIZES.items() if getattr(config, ours) is not None
+    }
+    if config.hidden_width is not None:
+        arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
     moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
     if isinstance(config.layers, list):
         moe["layers"] = tuple(config.layers)
     if config.router is not None:
         moe |= {"router": config.router.name, "router_options": config.router.parameters}
-    if model_entrypoint(config.name).__module__.startswith("moeprobe."):
+    if is_ours(config.name):
         arguments |= {key: value for key, value in _head(config).items() if value is not None}
         return _create(config.name, arguments | moe)
     for key, value in _head(config).items():
@@ -53,6 +59,11 @@ def _head(config: ModelConfig) -> dict[str, Any]:
     return {"pre_logits": config.pre_logits, "head": config.head}
 
 
+def is_ours(name: str) -> bool:
+    """Whether a model is a V-MoE of ``nn.vit``, and not one of timm's that is made sparse."""
+    return is_model(name) and model_entrypoint(name).__module__.startswith("moeprobe.")
+
+
 def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
     try:
         model = timm.create_model(name, **arguments)
@@ -66,6 +77,13 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
             f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
         )
     return model
+
+
+def _mlp_ratio(hidden_width: int, width: int | None) -> float:
+    """Return the ratio that timm multiplies the width with, and cuts off: half a unit keeps it from rounding down."""
+    if width is None:
+        raise UserError("model.hidden_width needs model.width beside it.")
+    return (hidden_width + 0.5) / width
 
 
 def _one_line(error: Exception) -> str:

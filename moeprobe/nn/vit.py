@@ -92,9 +92,25 @@ def _entry(variant: dict[str, Any], kwargs: dict[str, Any]) -> VisionTransformer
     return _vmoe(**{**variant, **kwargs})
 
 
+# timm's argument -> the configuration's key, for what a model without a size of its own must be told.
+_SIZES = {
+    "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth",
+    "num_heads": "num_heads", "mlp_ratio": "hidden_width",
+}  # fmt: skip
 _SMALL = {"embed_dim": 512, "depth": 8, "num_heads": 8, "mlp_ratio": 4.0}
 _BASE = {"embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0}
 _LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "mlp_ratio": 4.0}
+
+
+@register_model
+def vmoe(**kwargs: Any) -> VisionTransformer:
+    """Build a V-MoE of any size: resolution, patch size, width, depth, heads and hidden width must be given."""
+    missing = [name for name in _SIZES if name not in kwargs]
+    if missing:
+        raise UserError(
+            f"The model 'vmoe' has no sizes of its own; give {', '.join(_SIZES[m] for m in missing)}."
+        )
+    return _entry({}, kwargs)
 
 
 @register_model

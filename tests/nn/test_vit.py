@@ -20,7 +20,7 @@ from moeprobe.nn.sparse import MoeConfig, make_sparse
 from moeprobe.nn.vit import kernel_names, resize_position_embedding
 from tests.golden import GRADIENTS, assert_golden, oracle
 from tests.nn import references
-from tests.nn.vmoe_names import to_state_dict
+from tests.nn.released import to_state_dict
 
 KEY_BIAS_TOLERANCE = 1e-6
 

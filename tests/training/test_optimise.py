@@ -16,8 +16,8 @@ from moeprobe.training.objectives.balanced import Balanced
 from moeprobe.training.optimise import make_optimizer, make_schedule, total_steps
 from moeprobe.training.step import backward, supervised_loss, total_loss
 from tests.golden import assert_golden, oracle
+from tests.nn.released import to_state_dict
 from tests.nn.test_vit import released_images, released_model
-from tests.nn.vmoe_names import to_state_dict
 from tests.training.deciding import random_views
 
 ADAM = OptimizerConfig(name="adamw", learning_rate=3e-3, weight_decay=0.1, clip_norm=1.0)

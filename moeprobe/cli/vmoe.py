@@ -1,0 +1,183 @@
+"""``moeprobe import vmoe`` and ``moeprobe export vmoe``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moeprobe.cli._options import numbers
+from moeprobe.errors import UserError
+
+if TYPE_CHECKING:
+    from moeprobe.exchange.vmoe import Imported
+
+
+def import_vmoe(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PREFIX", help="P of the files P.index and P.data-00000-of-…, or a flax msgpack file."
+        ),
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new checkpoint.")],
+    top_k: Annotated[int, typer.Option(help="Experts chosen per token.")] = 2,
+    capacity_factor: Annotated[
+        str, typer.Option(help="Capacity factor in training; none = no limit.")
+    ] = "1.05",
+    eval_capacity_factor: Annotated[
+        str, typer.Option(help="Capacity factor in evaluation (see --capacity trained); none = no limit.")
+    ] = "none",
+    group_images: Annotated[int, typer.Option(help="Images that compete for the same capacity.")] = 8,
+    batch_priority: Annotated[
+        bool, typer.Option("--batch-priority", help="Tokens whose gate is larger are served first.")
+    ] = False,
+    bfloat16_dispatch: Annotated[
+        bool, typer.Option("--bfloat16-dispatch", help="Experts are sent, and send back, bfloat16.")
+    ] = False,
+    mean: Annotated[str, typer.Option(help="Of the normalisation, one number or one per channel.")] = "0.5",
+    std: Annotated[
+        str, typer.Option(help="Of the normalisation; 0.5 and 0.5 give V-MoE's range of [-1, 1].")
+    ] = "0.5",
+    crop_fraction: Annotated[
+        float | None,
+        typer.Option(help="Of the shorter side, cropped from the centre (0.875 at 224 px); default: squash."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Data set whose classes the scores are about, for accuracies; default: unknown."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make a checkpoint of moeprobe of one of V-MoE's (or PRC's), without JAX.
+
+    Sizes are read off the parameters; what leaves no trace in them is given by the options. Of a state of training,
+    the parameters are taken.
+
+    Example: `moeprobe import vmoe ckpt_46449 checkpoints/vmoe-s32 --eval-capacity-factor 4 --bfloat16-dispatch`
+    """
+    from moeprobe import api
+    from moeprobe.cli._screen import Bar
+
+    with Bar("arrays") as bar:
+        imported = api.import_vmoe(
+            source,
+            folder,
+            classes=classes,
+            overwrite=overwrite,
+            watcher=bar,
+            top_k=top_k,
+            capacity_factor=_factor(capacity_factor, "--capacity-factor"),
+            eval_capacity_factor=_factor(eval_capacity_factor, "--eval-capacity-factor"),
+            group_images=group_images,
+            batch_priority=batch_priority,
+            bfloat16_dispatch=bfloat16_dispatch,
+            mean=_channels(mean, "--mean"),
+            std=_channels(std, "--std"),
+            crop_fraction=crop_fraction,
+        )
+    _print_imported(imported, as_json=json)
+
+
+def export_vmoe(
+    checkpoint: Annotated[str, typer.Argument(help="A run folder or a .safetensors file, of a V-MoE.")],
+    prefix: Annotated[
+        Path, typer.Argument(metavar="PREFIX", help="Beginning of the files' names: PREFIX.index …")
+    ],
+    shards: Annotated[
+        int, typer.Option(help="Number of data shards, which the experts are spread over.")
+    ] = 1,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint of this prefix.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Write a V-MoE's parameters as V-MoE's program keeps them: an index and data shards of msgpack.
+
+    Example: `moeprobe export vmoe checkpoints/demo-prc exported/demo-prc --shards 4`
+    """
+    import json as json_module
+
+    from moeprobe import api
+    from moeprobe.cli._screen import console
+
+    exported = api.export_vmoe(checkpoint, prefix, shards=shards, overwrite=overwrite)
+    files = [str(file) for file in exported.files]
+    if json:
+        print(
+            json_module.dumps(
+                {"files": files, "parameters": exported.parameters, "bytes": exported.nbytes},
+                ensure_ascii=False,
+            )
+        )
+        return
+    screen = console()
+    screen.print(
+        f"{exported.parameters:,} parameters, {exported.nbytes:,} bytes. The format has no place for top-k, capacity, "
+        "normalisation and classes.",
+        soft_wrap=True,
+    )
+    shown = files if len(files) <= 6 else [*files[:4], "…", files[-1]]
+    screen.print(f"Written: {', '.join(shown)}", soft_wrap=True)
+
+
+def _print_imported(imported: "Imported", *, as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    from moeprobe.cli._screen import console
+
+    sizes, model = imported.sizes, imported.model
+    if as_json:
+        content: dict[str, Any] = {
+            "folder": str(imported.folder),
+            "parameters": imported.parameters,
+            "dtypes": imported.dtypes,
+            "sizes": dataclasses.asdict(sizes),
+            "model": model.model_dump(),
+            "classes": imported.classes,
+            "ignored": imported.ignored,
+        }
+        print(json.dumps(content, ensure_ascii=False))
+        return
+    layers = ", ".join(f"blocks.{layer}" for layer in sizes.layers)
+    head = "with pre-logits" if sizes.pre_logits else "without pre-logits"
+    priority, narrow = ("yes" if on else "no" for on in (model.batch_priority, model.bfloat16_dispatch))
+    classes = "unknown" if imported.classes is None else f"those of {imported.classes}"
+    lines = [
+        f"Found: {imported.parameters:,} parameters ({', '.join(imported.dtypes)}); {sizes.depth} blocks of width "
+        f"{sizes.width} with {sizes.num_heads} heads; {sizes.num_experts} experts of hidden width {sizes.hidden_width} "
+        f"in {layers}; patches of {sizes.patch_size} at {sizes.image_size} pixels; {sizes.num_classes:,} classes, "
+        f"{head}.",
+        f"Not in the file, as the options have it: top-k {model.top_k}; capacity factor {model.capacity_factor} in "
+        f"training, {model.eval_capacity_factor} in evaluation; groups of {model.group_images} images; batch priority "
+        f"{priority}; bfloat16 dispatch {narrow}; mean {model.mean}, std {model.std}; classes {classes}.",
+    ]
+    if imported.ignored:
+        parts = [f"{name!r} ({count})" for name, count in list(imported.ignored.items())[:8]]
+        lines.append(f"Ignored, as it is no parameter: {', '.join(parts)}.")
+    folder = imported.folder
+    lines.append(f"Written to {folder}/: last.safetensors, last.json")
+    lines.append(f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}")
+    for line in lines:
+        console().print(line, soft_wrap=True)
+
+
+def _factor(text: str, option: str) -> float | str:
+    """Return a capacity factor: a number, or "none"."""
+    if text == "none":
+        return text
+    values = numbers(text, option)
+    assert values is not None
+    if len(values) != 1:
+        raise UserError(f"{option} takes one number, or none; got {text!r}.")
+    return values[0]
+
+
+def _channels(text: str, option: str) -> list[float]:
+    """Return a number per channel."""
+    values = numbers(text, option)
+    assert values is not None
+    if len(values) not in (1, 3):
+        raise UserError(f"{option} takes one number, or three with commas between; got {text!r}.")
+    return list(values) * (3 // len(values))

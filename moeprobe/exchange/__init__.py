@@ -1,0 +1,1 @@
+"""Checkpoints of other programs, in and out; one module per format."""

@@ -1,0 +1,334 @@
+"""V-MoE's checkpoints into moeprobe's, and back."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from torch import Tensor
+
+import moeprobe.nn  # noqa: F401  (registers the models)
+from moeprobe.config import ModelConfig
+from moeprobe.errors import UserError
+from moeprobe.exchange.vmoe_architecture import infer
+from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
+from moeprobe.files import whole_folder
+from moeprobe.formats.arrays import BFLOAT16, Stored, StoredArray
+from moeprobe.formats.cursor import quoted
+from moeprobe.formats.vmoe import read_vmoe
+from moeprobe.formats.vmoe_writing import held, write_vmoe
+from moeprobe.loading import open_data
+from moeprobe.nn.build import build_model, is_ours
+from moeprobe.nn.capture import moe_layers
+from moeprobe.training import checkpoint
+from moeprobe.watching import Watcher
+
+_TRAINED = "params/"
+_MOST_SHARDS = 99_999  # the files' names have five digits
+# What leaves no trace in the parameters: V-MoE's own values, but that nothing is dropped unless somebody says so.
+_UNSEEN = {
+    "router": "softmax_token_choice", "top_k": 2, "noise_std": 1.0, "capacity_factor": 1.05,
+    "eval_capacity_factor": "none", "group_images": 8, "batch_priority": False, "bfloat16_dispatch": False,
+    "expert_dropout": 0.0,
+}  # fmt: skip
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype("<f4"),
+    torch.float16: np.dtype("<f2"),
+    torch.bfloat16: BFLOAT16,
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """The parameters of a V-MoE in a file of V-MoE's.
+
+    Attributes:
+        arrays: by V-MoE's names.
+        sizes: what was read off their shapes.
+        ignored: what else the file holds (optimiser, step …): first key -> entries.
+    """
+
+    arrays: dict[str, StoredArray]
+    sizes: Architecture
+    ignored: dict[str, int]
+
+    def read(self, advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
+        """Return the state of our model, in the types that are stored; ``advance`` is called for each array."""
+
+        def array(name: str) -> Tensor:
+            advance()
+            return _tensor(self.arrays[name].read())
+
+        return to_state_dict(array, self.sizes)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What was imported.
+
+    Attributes:
+        folder: where it lies.
+        sizes: what was read off the parameters.
+        model: the whole description; what is not among the sizes was given, or is a default.
+        parameters: their number.
+        dtypes: of the parameters as stored.
+        ignored: as in ``Found``.
+        classes: data set whose classes the scores are about, None where nobody said.
+    """
+
+    folder: Path
+    sizes: Architecture
+    model: ModelConfig
+    parameters: int
+    dtypes: tuple[str, ...]
+    ignored: dict[str, int]
+    classes: str | None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was exported: the files, the number of parameters, and their bytes."""
+
+    files: tuple[Path, ...]
+    parameters: int
+    nbytes: int
+
+
+def import_vmoe(
+    source: str | Path,
+    folder: str | Path,
+    *,
+    classes: str | None = None,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Imported:
+    """Make a checkpoint of moeprobe of one of V-MoE's.
+
+    Args:
+        source: the prefix of a sharded checkpoint, or a flax msgpack file; of a state of training, the parameters.
+        folder: of the new checkpoint, written whole or not at all.
+        classes: data set, ``name`` or ``name:location``, whose classes the scores are about; None = unknown, and
+            then nothing is said of accuracy.
+        overwrite: replace a checkpoint that is there.
+        watcher: told how many of the arrays are read.
+        settings: keys of ``ModelConfig`` that leave no trace in the parameters: ``top_k``, ``capacity_factor``,
+            ``eval_capacity_factor``, ``group_images``, ``batch_priority``, ``bfloat16_dispatch``, ``mean``, ``std``,
+            ``crop_fraction``. Without them the model is as V-MoE's are trained, and evaluates without a limit.
+
+    Raises:
+        UserError: the source is damaged or no V-MoE, a setting does not fit, or the folder holds something else.
+    """
+    source, folder, watcher = Path(source), Path(folder), watcher or Watcher()
+    _check_folder(folder, source, overwrite=overwrite)
+    found = find(source)
+    config = _config(found.sizes, settings)
+    class_names = () if classes is None else _class_names(classes, found.sizes.num_classes)
+    with torch.device("meta"):
+        model = build_model(config)
+    watcher.start(f"import {source.name}", len(found.arrays))
+    model.load_state_dict(found.read(lambda: watcher.advance(1)), assign=True)
+    with whole_folder(folder) as temporary:
+        checkpoint.save(
+            temporary / "last.safetensors",
+            model,
+            config=config,
+            training={"imported": "vmoe", "source": str(source)},
+            class_names=class_names,
+        )
+    return Imported(
+        folder=folder,
+        sizes=found.sizes,
+        model=config,
+        parameters=sum(math.prod(array.shape) for array in found.arrays.values()),
+        dtypes=tuple(sorted({array.dtype for array in found.arrays.values()})),
+        ignored=found.ignored,
+        classes=classes,
+    )
+
+
+def find(source: Path) -> Found:
+    """Return the parameters that a checkpoint of V-MoE's holds, checked and not read yet.
+
+    Raises:
+        UserError: it is damaged, or the parameters are not those of a V-MoE.
+    """
+    arrays, ignored = _parameters(read_vmoe(source), source)
+    sizes = infer({name: array.shape for name, array in arrays.items()}, source=str(source))
+    return Found(arrays, sizes, ignored)
+
+
+def export_vmoe(
+    source: str | Path, prefix: str | Path, *, shards: int = 1, overwrite: bool = False
+) -> Exported:
+    """Write the parameters of a V-MoE as a checkpoint that V-MoE's program reads.
+
+    Args:
+        source: a run folder or a ``.safetensors`` file.
+        prefix: of the files ``PREFIX.index`` and ``PREFIX.data-…``.
+        shards: number of data shards.
+        overwrite: replace a checkpoint of this prefix.
+
+    Raises:
+        UserError: the checkpoint is none, or no V-MoE; there are files of the prefix already.
+    """
+    prefix = Path(prefix)
+    if not 1 <= shards <= _MOST_SHARDS:
+        raise UserError(f"A checkpoint has 1 to {_MOST_SHARDS:,} shards; got {shards}.")
+    if not prefix.name or prefix.is_dir():
+        raise UserError(f"{prefix} is a folder; give the beginning of the files' names, e.g. {prefix}/vmoe.")
+    if held(prefix) and not overwrite:
+        raise UserError(
+            f"{held(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
+        )
+    info, tensors = checkpoint.read_info(source)
+    if not is_ours(info.model.name):
+        raise UserError(
+            f"{info.path} is a {info.model.name} made sparse, which is no V-MoE; its format has no place for that."
+        )
+    with torch.device("meta"):
+        model = build_model(info.model)
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    sizes = _sizes(model)
+    rows = list(parameters(sizes))
+    if {row.ours for row in rows} != set(wanted):
+        odd = sorted({row.ours for row in rows} ^ set(wanted))[0]
+        raise UserError(f"V-MoE's format has no place for {odd!r} of {info.path}.")
+    if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
+        raise UserError(f"The parameters in {info.path} do not fit the model it describes.")
+    places = {name: (row, part) for row in rows for part, name in enumerate(row.theirs)}
+
+    def array(name: str) -> NDArray[Any]:
+        row, part = places[name]
+        return _array(row.layout.to_theirs(tensors[row.ours], sizes)[part])
+
+    shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in places.items()}
+    files = write_vmoe(prefix, shapes, array, shards=shards)
+    return Exported(
+        files=tuple(files),
+        parameters=sum(math.prod(shape) for shape, _ in shapes.values()),
+        nbytes=sum(file.stat().st_size for file in files),
+    )
+
+
+def _check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
+    """Raise ``UserError`` unless a checkpoint may be put there."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder for the checkpoint.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "last.safetensors").is_file():
+        raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
+    if not overwrite:
+        raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
+    if folder.resolve() in source.resolve().parents:
+        raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
+
+
+def _parameters(stored: Stored, source: Path) -> tuple[dict[str, StoredArray], dict[str, int]]:
+    """Return the parameters by their names, and how much else there is by first key.
+
+    A state of training holds them under ``params``; what is released holds nothing else.
+
+    Raises:
+        UserError: a parameter is no array of floating-point numbers.
+    """
+    names = [*stored.arrays, *stored.others]
+    prefix = _TRAINED if any(name.startswith(_TRAINED) for name in names) else ""
+    others = [name for name in stored.others if name.startswith(prefix)]
+    if others:
+        raise UserError(f"In {source}, {quoted(others[0])} is no array, as a parameter should be.")
+    arrays = {
+        name.removeprefix(prefix): array for name, array in stored.arrays.items() if name.startswith(prefix)
+    }
+    for name, array in arrays.items():
+        if array.dtype not in ("float32", "float16", "bfloat16"):
+            raise UserError(
+                f"In {source}, {quoted(name)} is {array.dtype}; parameters are float32, bfloat16 or float16."
+            )
+    return arrays, dict(Counter(name.split("/")[0] for name in names if not name.startswith(prefix)))
+
+
+def _config(sizes: Architecture, settings: dict[str, Any]) -> ModelConfig:
+    try:
+        config = ModelConfig(
+            name="vmoe",
+            image_size=sizes.image_size,
+            patch_size=sizes.patch_size,
+            width=sizes.width,
+            depth=sizes.depth,
+            num_heads=sizes.num_heads,
+            hidden_width=sizes.hidden_width,
+            num_classes=sizes.num_classes,
+            pre_logits=sizes.pre_logits,
+            num_experts=sizes.num_experts,
+            layers=list(sizes.layers),
+            **(_UNSEEN | settings),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        option = str(problem["loc"][0]).replace("_", "-")
+        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        raise UserError(f"--{option}: {message}; got {problem['input']!r}.") from None
+    for option, factor in (
+        ("--capacity-factor", config.capacity_factor),
+        ("--eval-capacity-factor", config.eval_capacity_factor),
+    ):
+        if isinstance(factor, float) and factor <= 0:
+            raise UserError(f"{option}: a number above 0 or none is needed; got {factor}.")
+    if min(config.std) <= 0:
+        raise UserError(f"--std: numbers above 0 are needed; got {config.std}.")
+    return config
+
+
+def _class_names(data: str, num_classes: int) -> tuple[str, ...]:
+    names = open_data(data).class_names
+    if names is None or len(names) != num_classes:
+        found = "no classes" if names is None else f"{len(names):,} classes"
+        raise UserError(f"The scores are about {num_classes:,} classes, and {data} has {found}.")
+    return names
+
+
+def _sizes(model: Any) -> Architecture:
+    """Return the sizes of a V-MoE of ours."""
+    layers = moe_layers(model)
+    experts: Any = next(iter(layers.values())).experts
+    return Architecture(
+        width=model.embed_dim,
+        depth=len(model.blocks),
+        num_heads=model.blocks[0].attn.num_heads,
+        hidden_width=experts.fc1.weight.shape[2],
+        patch_size=model.patch_embed.patch_size[0],
+        image_size=model.patch_embed.img_size[0],
+        num_classes=model.num_classes,
+        num_experts=experts.num_experts,
+        layers=tuple(int(name.split(".")[1]) for name in layers),
+        pre_logits=any(name.startswith("fc_norm.") for name in model.state_dict()),
+    )
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    """Return an array as a tensor that shares its memory."""
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array."""
+    tensor = tensor.contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def _dtype(tensor: Tensor, name: str) -> np.dtype[Any]:
+    if tensor.dtype not in _DTYPES:
+        raise UserError(f"{name!r} is {tensor.dtype}; parameters are float32, bfloat16 or float16.")
+    return _DTYPES[tensor.dtype]

@@ -1,0 +1,1 @@
+"""File formats of other programs, read and written with NumPy alone: no torch, no JAX, no pickle."""
