@@ -31,7 +31,7 @@ _RULE = (
 def fewshot(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     shots: Sequence[int] = SHOTS,
     draws: int = DRAWS,
     options: Options | None = None,
@@ -94,7 +94,7 @@ def fewshot(
 def plan_fewshot(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     shots: Sequence[int] = SHOTS,
     draws: int = DRAWS,
     options: Options | None = None,
@@ -122,7 +122,7 @@ def _runner(chosen: Shots, strengths: dict[str, dict[Cases, float]]) -> Any:
 
 
 def _ask(
-    models: Sequence[Model], *, data: str, counts: Sequence[int], draws: int, options: Options
+    models: Sequence[Model], *, data: str | None, counts: Sequence[int], draws: int, options: Options
 ) -> tuple[list[Checkpoint], Probe, Shots]:
     """Return the checkpoints, what is asked of them, and the training images they are shown."""
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts) or any(count % 1 for count in counts):

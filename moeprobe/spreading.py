@@ -26,7 +26,7 @@ SHARE, GROUP_IMAGES = 0.25, 4
 def contagion(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     share: float = SHARE,
     options: Options | None = None,
     watcher: Watcher | None = None,
@@ -75,7 +75,7 @@ def contagion(
 def plan_contagion(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     share: float = SHARE,
     options: Options | None = None,
 ) -> Plan:
@@ -110,7 +110,7 @@ def _runner(exchange: Exchange) -> Any:
 
 
 def _ask(
-    models: Sequence[Model], *, data: str, share: float, options: Options
+    models: Sequence[Model], *, data: str | None, share: float, options: Options
 ) -> tuple[list[Checkpoint], Probe, Exchange]:
     """Return the checkpoints, what is asked of them, and what is exchanged."""
     if not 0 < share < 1:

@@ -16,7 +16,8 @@ def import_vmoe(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="PREFIX", help="P of the files P.index and P.data-00000-of-…, or a flax msgpack file."
+            metavar="PREFIX",
+            help="P of the files P.index and P.data-00000-of-…, a flax msgpack file, or Orbax's folder.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(metavar="DST", help="Folder of the new checkpoint.")],

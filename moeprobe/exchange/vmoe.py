@@ -19,7 +19,7 @@ from moeprobe.errors import UserError
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
 from moeprobe.files import whole_folder
-from moeprobe.formats.arrays import BFLOAT16, Stored, StoredArray
+from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.formats.cursor import quoted
 from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.formats.vmoe_writing import held, write_vmoe
@@ -54,7 +54,7 @@ class Found:
         ignored: what else the file holds (optimiser, step …): first key -> entries.
     """
 
-    arrays: dict[str, StoredArray]
+    arrays: dict[str, AnyArray]
     sizes: Architecture
     ignored: dict[str, int]
 
@@ -112,7 +112,8 @@ def import_vmoe(
     """Make a checkpoint of moeprobe of one of V-MoE's.
 
     Args:
-        source: the prefix of a sharded checkpoint, or a flax msgpack file; of a state of training, the parameters.
+        source: the prefix of a sharded checkpoint, a flax msgpack file, or a folder of Orbax's; of a state of
+            training, the parameters.
         folder: of the new checkpoint, written whole or not at all.
         classes: data set, ``name`` or ``name:location``, whose classes the scores are about; None = unknown, and
             then nothing is said of accuracy.
@@ -231,7 +232,7 @@ def _check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
         raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
 
 
-def _parameters(stored: Stored, source: Path) -> tuple[dict[str, StoredArray], dict[str, int]]:
+def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
     """Return the parameters by their names, and how much else there is by first key.
 
     A state of training holds them under ``params``; what is released holds nothing else.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,18 @@ class StoredArray:
         return array
 
 
+class AnyArray(Protocol):
+    """What is asked of an array that is not read yet: its axes, a key of ``DTYPES``, and to be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+
+    def read(self) -> NDArray[Any]: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class Stored:
     """What a checkpoint holds, by name; names are the keys on the way, joined by ``/``.
@@ -87,7 +99,7 @@ class Stored:
         others: names of what is no array (a step that is a plain number).
     """
 
-    arrays: Mapping[str, StoredArray]
+    arrays: Mapping[str, AnyArray]
     others: tuple[str, ...] = ()
 
 

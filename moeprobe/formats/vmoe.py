@@ -29,6 +29,7 @@ from moeprobe.formats.arrays import (
 )
 from moeprobe.formats.cursor import Cursor, File, quoted
 from moeprobe.formats.flax import MOST_LEVELS, read_flax
+from moeprobe.formats.orbax import read_orbax
 
 VERSION = "20220622"
 MARK = "__msgpack_array_chunk_a87ca2__"
@@ -59,7 +60,7 @@ def read_vmoe(source: Path) -> Stored:
     """Return what a checkpoint holds; its arrays are checked and not read yet.
 
     Args:
-        source: the prefix of a sharded checkpoint, one of its files, or a plain flax msgpack file.
+        source: the prefix of a sharded checkpoint, one of its files, a plain flax msgpack file, or a folder of Orbax's.
 
     Raises:
         UserError: there is none, a file is missing, truncated or damaged, or the files do not belong together.
@@ -68,14 +69,11 @@ def read_vmoe(source: Path) -> Stored:
     if index_path(prefix).is_file():
         return _read_sharded(prefix)
     if source.is_dir():
-        raise UserError(
-            f"{source} is a folder, as Orbax writes them; what is read is V-MoE's own format (PREFIX.index and "
-            "PREFIX.data-…) and plain flax msgpack files. Save the parameters with flax.serialization.to_bytes."
-        )
+        return read_orbax(source)
     if not source.is_file() or prefix != source:
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give the prefix P of the files P.index and P.data-00000-of-…, "
-            "or a flax msgpack file."
+            "a flax msgpack file, or a folder that Orbax wrote."
         )
     return read_flax(source)
 

@@ -229,7 +229,7 @@ def test_a_file_that_shrinks_after_it_was_looked_at(tmp_path: Path) -> None:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     assert "There is no checkpoint" in refusal(tmp_path / "nothing")
-    assert "is a folder, as Orbax writes them" in refusal(tmp_path)
+    assert "is a folder; checkpoints that Orbax wrote in it: none." in refusal(tmp_path)
     making.write(tmp_path / "c", *parts())
     (tmp_path / "c.data-00001-of-00002").unlink()
     assert "there is no" in refusal(tmp_path / "c")

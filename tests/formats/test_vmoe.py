@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeprobe.formats.arrays import check_tiles
+from moeprobe.formats.arrays import Chunk, Stored, StoredArray, check_tiles
 from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.formats.vmoe_writing import held, write_vmoe
 from tests.formats import making
@@ -25,6 +25,12 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
     """Whether type, shape and every bit are the same."""
     return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
+
+
+def boxes_of(stored: Stored, name: str) -> tuple[Chunk, ...]:
+    array = stored.arrays[name]
+    assert isinstance(array, StoredArray)
+    return array.chunks
 
 
 def example() -> dict[str, Any]:
@@ -140,7 +146,7 @@ def test_what_is_written_is_read_and_is_the_format(tmp_path: Path, data: st.Data
         assert same(stored.arrays[name].read(), array)
         assert all(
             np.prod([b - a for a, b in chunk.box]) * array.itemsize <= most
-            for chunk in stored.arrays[name].chunks
+            for chunk in boxes_of(stored, name)
         )
     index = msgpack.unpackb(files[-1].read_bytes())
     assert (index["shard_count"], index["version"]) == (shards, "20220622")
@@ -165,12 +171,16 @@ def test_shards_are_filled_evenly(tmp_path: Path) -> None:
     arrays = {name: np.zeros(shape, "<f4") for name, shape in shapes.items()}
     described = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     write_vmoe(tmp_path / "c", described, arrays.__getitem__, shards=4)
-    chunks = {name: array.chunks for name, array in read_vmoe(tmp_path / "c").arrays.items()}
-    kernel = chunks["block/Moe/Mlp/Dense_0/kernel"]
+    stored = read_vmoe(tmp_path / "c")
+    kernel = boxes_of(stored, "block/Moe/Mlp/Dense_0/kernel")
     assert [(chunk.box[0], chunk.pieces[0].path.name[-14:-9]) for chunk in kernel] == [
         ((0, 2), "00000"), ((2, 4), "00001"), ((4, 6), "00002"), ((6, 8), "00003"),
     ]  # fmt: skip
-    assert [chunks[name][0].pieces[0].path.name[-14:-9] for name in "xyz"] == ["00000", "00001", "00002"]
+    assert [boxes_of(stored, name)[0].pieces[0].path.name[-14:-9] for name in "xyz"] == [
+        "00000",
+        "00001",
+        "00002",
+    ]
 
 
 def test_a_checkpoint_of_other_shards_is_replaced(tmp_path: Path) -> None:
