@@ -101,7 +101,8 @@ def _with_empty(tree: Tree, index: dict[str, Any]) -> dict[str, Any]:
     for key, below in tree.items():
         if isinstance(below, Mapping):
             index[key] = _with_empty(below, index.get(key, {}))
-    return index
+    # Numbers belong to sorted keys, whatever their order in the file.
+    return dict(reversed(index.items()))
 
 
 def write(prefix: Path, index: Any, shards: Sequence[Any]) -> Path:
