@@ -9,7 +9,7 @@ import pyarrow as pa
 from moeprobe import sweeps
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, open_data
+from moeprobe.loading import Model, Options, choose_data, load_models, open_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, make_probe, make_request, measure, time_sample
 from moeprobe.ridge import STRENGTHS
@@ -42,7 +42,7 @@ def fewshot(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set with labels and a train split; ``options.split`` is judged.
+        data: data set with labels and a train split; ``options.split`` is judged; None = see ``choose_data``.
         shots: training images per class; several are nested.
         draws: independent draws of the training images, the same for every checkpoint.
         options: common options; ``changes`` are applied to them by name.
@@ -52,7 +52,7 @@ def fewshot(
         UserError: something named does not exist or does not fit, or a class has too few training images.
     """
     options = dataclasses.replace(options or Options(), **changes)
-    loaded, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
+    loaded, data, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
     held_out = chosen.held_out.shape[1]
     request = make_request(KIND, data, question, options, loaded)
     request |= {"draws": draws, "held_out_per_class": held_out, "l2_strengths": _L2}
@@ -101,7 +101,7 @@ def plan_fewshot(
 ) -> Plan:
     """Say what ``fewshot`` would take, by running two batches of each checkpoint; the regressions are not in it."""
     options = options or Options()
-    loaded, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
+    loaded, data, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
     plan = time_sample(question, loaded, images=2 * options.batch_size, passes=1, run=_features)
     images = plan.images + len(chosen.indices)
     return dataclasses.replace(plan, images=images, seconds=plan.seconds * images / plan.images)
@@ -123,7 +123,7 @@ def _runner(chosen: Shots, strengths: dict[str, dict[Cases, float]]) -> Any:
 
 def _ask(
     models: Sequence[Model], *, data: str | None, counts: Sequence[int], draws: int, options: Options
-) -> tuple[list[Checkpoint], Probe, Shots]:
+) -> tuple[list[Checkpoint], str, Probe, Shots]:
     """Return the checkpoints, what is asked of them, and the training images they are shown."""
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts) or any(count % 1 for count in counts):
         asked = ",".join(f"{count:g}" for count in counts)
@@ -140,6 +140,7 @@ def _ask(
     for model in loaded:
         if not isinstance(model.model, Featured):
             raise UserError(f"{model.name} does not say what its head reads, so nothing can be fitted to it.")
+    data = choose_data(data, loaded)
     question = make_probe(KIND, loaded, data=data, view_name=CLEAN, severities=None, options=options)
     train = _training_images(data, question, split=options.split)
     chosen = choose_shots(
@@ -147,7 +148,7 @@ def _ask(
     )
     # The classes are learnt here: those of the model do not matter.
     severities = tuple(float(count) for count in counts)
-    return loaded, dataclasses.replace(question, severities=severities, labelled=True), chosen
+    return loaded, data, dataclasses.replace(question, severities=severities, labelled=True), chosen
 
 
 def _training_images(data: str, question: Probe, *, split: str) -> ImageDataset:

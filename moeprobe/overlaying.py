@@ -106,7 +106,7 @@ def overlay(
 def plan_overlay(
     models: Sequence[Model],
     *,
-    data: str = "digits",
+    data: str | None = None,
     images: Sequence[str] = (),
     files: Sequence[str | Path] = (),
     count: int = 4,
@@ -140,7 +140,7 @@ def plan_overlay(
 def _ask(
     models: Sequence[Model],
     *,
-    data: str,
+    data: str | None,
     images: Sequence[str],
     files: Sequence[str | Path],
     count: int,

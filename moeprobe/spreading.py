@@ -11,7 +11,7 @@ from moeprobe import neighbours, sweeps
 from moeprobe.analyses._contagion import Contagion
 from moeprobe.analyses.batch_contagion import BatchContagion
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models
+from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.neighbours import Exchange
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, make_probe, make_request, measure, time_sample
@@ -36,7 +36,7 @@ def contagion(
 
     Args:
         models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``.
+        data: data set, ``name`` or ``name:location``; None = see ``choose_data``.
         share: how much of an image's patches is exchanged, in the last two of these.
         options: common options, None = the usual ones with groups of four images; ``changes`` are applied to them by
             name. In groups of one image there are no batch-mates.
@@ -46,7 +46,7 @@ def contagion(
         UserError: something named does not exist or does not fit, or there are fewer than two groups of images.
     """
     options = _options(options, changes)
-    loaded, question, exchange = _ask(models, data=data, share=share, options=options)
+    loaded, data, question, exchange = _ask(models, data=data, share=share, options=options)
     request = make_request(KIND, data, question, options, loaded) | {
         "analyses": [analysis.metric for analysis in question.analyses if isinstance(analysis, Contagion)],
         "group_images": exchange.group_images,
@@ -84,7 +84,7 @@ def plan_contagion(
     ``passes`` are those of the checkpoint that takes most.
     """
     options = _options(options, {})
-    loaded, question, exchange = _ask(models, data=data, share=share, options=options)
+    loaded, data, question, exchange = _ask(models, data=data, share=share, options=options)
     passes = max(neighbours.num_passes(question, model.model, exchange) for model in loaded)
     return time_sample(question, loaded, images=2 * options.batch_size, passes=passes, run=_runner(exchange))
 
@@ -111,7 +111,7 @@ def _runner(exchange: Exchange) -> Any:
 
 def _ask(
     models: Sequence[Model], *, data: str | None, share: float, options: Options
-) -> tuple[list[Checkpoint], Probe, Exchange]:
+) -> tuple[list[Checkpoint], str, Probe, Exchange]:
     """Return the checkpoints, what is asked of them, and what is exchanged."""
     if not 0 < share < 1:
         raise UserError(f"--share takes a share of the patches, between 0 and 1; got {share:g}.")
@@ -123,6 +123,7 @@ def _ask(
                 f"{model.name} was loaded with groups of {model.model.group_images} images and is to be probed with "
                 f"groups of {size}; load it with as many."
             )
+    data = choose_data(data, loaded)
     question = make_probe(KIND, loaded, data=data, view_name=CLEAN, severities=None, options=options)
     if len(question.indices) < 2 * size:
         raise UserError(
@@ -132,7 +133,7 @@ def _ask(
     if size == 1:
         analyses = tuple(one for one in question.analyses if not isinstance(one, BatchContagion))
         question = dataclasses.replace(question, analyses=analyses)
-    return loaded, question, Exchange(question.dataset, question.indices, size, share, options.seed)
+    return loaded, data, question, Exchange(question.dataset, question.indices, size, share, options.seed)
 
 
 def _notes(models: Sequence[Checkpoint], exchange: Exchange) -> list[str]:

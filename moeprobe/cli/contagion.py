@@ -11,7 +11,7 @@ from moeprobe.cli._options import Checkpoints, Common, Data, probe
 @partial(probe, group_images=4)
 def contagion(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     share: Annotated[
         float, typer.Option(help="Share of an image's patches that are exchanged, between 0 and 1.")
     ] = 0.25,

@@ -22,7 +22,7 @@ _COLUMNS = (
 @probe
 def fewshot(
     checkpoints: Checkpoints,
-    data: Data = "digits",
+    data: Data = None,
     shots: Annotated[
         str, typer.Option(help="Training images per class, comma-separated, e.g. 1,5,10,25.")
     ] = "10",
