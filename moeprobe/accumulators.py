@@ -16,6 +16,7 @@ class Cell:
     """What a set of sums is about; empty where it is about none (an output has no layer, a pair no severity).
 
     ``draw`` is 1, 2, … where there are several random draws; 0 = there are none, or all of them together.
+    ``top_k``: the experts that a token chooses, 0 where tokens do not choose.
     """
 
     layer: str = ""

@@ -179,8 +179,8 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
     )
     if table.empty:
         raise UserError(
-            f"{', '.join(measured.checkpoints)} have no MoE layer in common in which this is measured, "
-            "so there is nothing to compare."
+            f"{', '.join(measured.checkpoints)} have no MoE layer in common in which the same was measured, so there "
+            "is nothing to compare."
         )
     return table
 
@@ -209,8 +209,10 @@ def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     """
     rows = table[table["metric"] == metric]
     if metric is not None and rows.empty:
+        shared = sorted({name for name in table["metric"] if verdicts.direction(name)})
         raise UserError(
-            f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse."
+            f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
+            f"{', '.join(shared) or 'nothing that could be'}."
         )
     unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
     unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")

@@ -241,4 +241,6 @@ def _line(line: pd.Series) -> verdicts.Line:
 
 
 def _base(metric: str) -> str:
-    return metric.removesuffix("_kappa").removesuffix("_chance")
+    base = metric.removesuffix("_kappa").removesuffix("_chance")
+    # The distance has no pooled kappa of its own.
+    return "weight_cosine" if base == "weight_distance" else base

@@ -93,6 +93,7 @@ def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
                 }
             )
     table = pd.DataFrame(rows)
-    partner = ["clean_patch", "clean_patch_expert"]
-    table[partner] = table[partner].astype("Int64").where(table["compared"])
-    return table
+    table["clean_patch"] = table["clean_patch"].astype("Int64").where(table["clean_patch"] >= 0)
+    # -1 is no expert.
+    experts = ["clean_expert", "perturbed_expert", "clean_patch_expert"]
+    return table.assign(**{name: table[name].astype("Int64").where(table[name] >= 0) for name in experts})

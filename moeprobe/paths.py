@@ -119,7 +119,15 @@ def _run(subject: _Subject, severity: NDArray[np.float64]) -> tuple[Tensor, Tens
 
 
 def _experts(layer: LayerRouting) -> Tensor:
-    """Return the experts ``(N, T, K)`` that work on each token, sorted: their order changes nothing in the output."""
+    """Return the experts ``(N, T, K)`` that work on each token, sorted: their order changes nothing in the output.
+
+    Raises:
+        UserError: every expert works on every token.
+    """
+    if layer.top_k == 0:
+        raise UserError(
+            f"With {layer.router} every expert has a share of every token, so none switches; use: moeprobe sweep."
+        )
     return layer.selected.where(layer.processed, torch.full_like(layer.selected, -1)).sort(-1).values.cpu()
 
 

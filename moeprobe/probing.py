@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from moeprobe import summaries, sweeps
 from moeprobe.analyses.base import Analysis
-from moeprobe.analyses.match import Match
 from moeprobe.applicability import check_applies, check_choices
 from moeprobe.catalog import ANALYSES
 from moeprobe.data._masks import Masked
@@ -28,12 +27,15 @@ from moeprobe.tables import concatenate
 from moeprobe.views.base import PairView, SeverityView
 from moeprobe.watching import Watcher
 
+# How much the routing of two views agrees; each says of which routers.
+_MATCHES = ("match", "set_match", "slot_match")
+_AGREEMENT = (*_MATCHES, "weights", "churn")
 # What each kind of probe measures.
 KINDS: dict[str, tuple[str, ...]] = {
-    "match-ratio": ("match", "load"),
-    "s-matrix": ("s_matrix", "load"),
-    "confidence": ("confidence", "load"),
-    "sweep": ("match", "confidence", "load", "output"),
+    "match-ratio": (*_AGREEMENT, "load", "unserved"),
+    "s-matrix": ("s_matrix", "load", "unserved"),
+    "confidence": ("confidence", "load", "unserved"),
+    "sweep": (*_AGREEMENT, "confidence", "load", "unserved", "output"),
     "eval": ("output",),
     "discontinuity": ("discontinuity",),
     "fewshot": ("fewshot",),
@@ -129,7 +131,12 @@ def measure(
         skipped.append(bad)
     images = concatenate(tables)
     if images.num_rows == 0:
-        raise UserError(f"None of the {len(question.indices)} images of {data} could be read.")
+        if all(len(bad) == len(question.indices) for bad in skipped):
+            raise UserError(f"None of the {len(question.indices)} images of {data} could be read.")
+        names = ", ".join(model.name for model in models)
+        raise UserError(
+            f"Nothing that {kind} measures applies to the routers of {names}; match-ratio and sweep measure any."
+        )
     about = summaries.About(
         run=kind if options.out is None else options.out.name,
         dataset=data,
@@ -290,7 +297,10 @@ def make_probe(
 
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
     """Return the analyses called so; ``class_null`` concerns matches."""
-    return tuple(Match(class_null=class_null) if name == "match" else ANALYSES.get(name)() for name in names)
+    return tuple(
+        ANALYSES.get(name)(class_null=class_null) if name in _MATCHES else ANALYSES.get(name)()
+        for name in names
+    )
 
 
 def _check_kind(kind: str) -> None:

@@ -31,6 +31,7 @@ class LayerRouting:
         router: the router's catalog name.
         slot: ``(B, T)`` the slot (expert · slots + place) that gives a token most, where slots hold mixtures of tokens;
             else None.
+        experts_choose: experts take tokens, so that a token has any number of experts from none to E.
     """
 
     gates: Tensor
@@ -44,6 +45,7 @@ class LayerRouting:
     token_local: bool
     router: str
     slot: Tensor | None = None
+    experts_choose: bool = False
 
     @property
     def num_experts(self) -> int:
@@ -56,14 +58,31 @@ class LayerRouting:
         return self.selected.shape[-1]
 
     @property
+    def tokens_choose(self) -> bool:
+        """Whether each token chooses K experts: neither do experts choose, nor do all share every token."""
+        return self.top_k > 0 and not self.experts_choose
+
+    @property
+    def served(self) -> Tensor:
+        """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
+        return self._marked(self.processed & (self.selected >= 0))
+
+    @property
+    def wanted(self) -> Tensor:
+        """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
+        return self._marked(self.selected >= 0)
+
+    def _marked(self, which: Tensor) -> Tensor:
+        marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
+        # Added, not written: an absent choice stands for expert 0, and must not undo it.
+        return marks.scatter_add(-1, self.selected.long().clamp_min(0), which.to(torch.int8)) > 0
+
+    @property
     def weights(self) -> Tensor:
         """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed."""
         if self.top_k == 0:
             return self.gates
-        used = torch.zeros_like(self.gates).scatter_add(
-            -1, self.selected.long().clamp_min(0), (self.processed & (self.selected >= 0)).float()
-        )
-        return self.gates * used
+        return self.gates * self.served
 
 
 def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

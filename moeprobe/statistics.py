@@ -56,12 +56,12 @@ class Ratio:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the ratio under each set of weights."""
-        return _divide(self.numerator @ weights, self.denominator @ weights)
+        return divide(self.numerator @ weights, self.denominator @ weights)
 
     def influence(self) -> Array:
         """Return (numerator − value · denominator) / sum of the denominators."""
         total = self.denominator.sum()
-        return _divide(self.numerator - _divide(self.numerator.sum(), total) * self.denominator, total)
+        return divide(self.numerator - divide(self.numerator.sum(), total) * self.denominator, total)
 
 
 class Chance:
@@ -124,7 +124,7 @@ class Chance:
         weights = np.ascontiguousarray(weights, dtype=self._dtype)
         trials = (self._trials @ weights).astype(np.float64)
         # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
-        share = _divide(trials, trials**2 - self._own_pairs @ squared, empty=0.0)
+        share = divide(trials, trials**2 - self._own_pairs @ squared, empty=0.0)
         agreement = -(share * (self._own_hits @ squared)).sum(0)
         rows = max(1, _BLOCK_NUMBERS // weights.shape[1])
         for start in range(0, len(self._stratum_of_cell), rows):
@@ -135,7 +135,7 @@ class Chance:
             products *= share[self._stratum_of_cell[block]]
             agreement += products.sum(0)
         # Rounding may leave a collapsed router a hair above one.
-        return np.clip(_divide(agreement, (trials * (share > 0)).sum(0)), 0.0, 1.0)
+        return np.clip(divide(agreement, (trials * (share > 0)).sum(0)), 0.0, 1.0)
 
     def influence(self) -> Array:
         """Return the derivative of c = Σ_s (N_s / P_s) Q_s / Σ_s N_s; P_s counts the pairs, Q_s those that agree."""
@@ -143,19 +143,19 @@ class Chance:
         own = once if self._other_images else 0 * once
         trials = self._trials @ once
         pairs = trials**2 - self._own_pairs @ own
-        share = _divide(trials, pairs, empty=0.0)
+        share = divide(trials, pairs, empty=0.0)
         used = trials * (share > 0)
         counts = self._reference @ once, self._view @ once
         agree = np.bincount(self._stratum_of_cell, weights=counts[0] * counts[1], minlength=len(trials))
         agree = agree - self._own_hits @ own
-        value = _divide((share * agree).sum(), used.sum(), empty=0.0)
+        value = divide((share * agree).sum(), used.sum(), empty=0.0)
         # Transposed matrices times one number per stratum or cell: what each image adds to every count at once.
         of_cell = share[self._stratum_of_cell]
-        rate = _divide(agree, pairs, empty=0.0)
+        rate = divide(agree, pairs, empty=0.0)
         found = self._trials.T @ ((1 - 2 * share * trials) * rate - value * (share > 0))
         found += self._reference.T @ (of_cell * counts[1]) + self._view.T @ (of_cell * counts[0])
         found += 2 * own * (self._own_pairs.T @ (share * rate) - self._own_hits.T @ share)
-        return _divide(found, used.sum())
+        return divide(found, used.sum())
 
 
 def chance_within_image(
@@ -189,7 +189,7 @@ class Kappa:
     def evaluate(self, weights: Array) -> Array:
         """Return κ under each set of weights."""
         match, chance = self.match.evaluate(weights), self.chance.evaluate(weights)
-        return _divide(match - chance, np.where(chance > 1 - 1e-12, 0.0, 1 - chance))
+        return divide(match - chance, np.where(chance > 1 - 1e-12, 0.0, 1 - chance))
 
     def influence(self) -> Array:
         """Return (dm − (1 − κ) dc) / (1 − c)."""
@@ -208,7 +208,7 @@ class Entropy:
     def evaluate(self, weights: Array) -> Array:
         """Return the normalised entropy under each set of weights."""
         counts = self.histogram.T @ weights
-        share = _divide(counts, counts.sum(0))
+        share = divide(counts, counts.sum(0))
         terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
         entropy = -terms.sum(0) / np.log(max(len(counts), 2))
         return np.where(counts.sum(0) > 0, entropy + 0.0, np.nan)
@@ -216,10 +216,10 @@ class Entropy:
     def influence(self) -> Array:
         """Return −Σ_e (h_ie − p_e h_i) log p_e / (N log E)."""
         counts = self.histogram.sum(0)
-        share = _divide(counts, counts.sum())
+        share = divide(counts, counts.sum())
         own = self.histogram - self.histogram.sum(1, keepdims=True) * share
         logarithm = np.log(np.where(share > 0, share, 1.0))
-        return _divide(-(own @ logarithm), counts.sum() * np.log(max(len(counts), 2)))
+        return divide(-(own @ logarithm), counts.sum() * np.log(max(len(counts), 2)))
 
 
 @dataclass(frozen=True)
@@ -342,6 +342,7 @@ def _counts(
     return sparse.csr_array(counts)
 
 
-def _divide(numerator: Array, denominator: Array, *, empty: float = np.nan) -> Array:
+def divide(numerator: Array, denominator: Array, *, empty: float = np.nan) -> Array:
+    """Return the quotient, ``empty`` where the denominator is 0."""
     defined = denominator != 0
     return np.where(defined, numerator / np.where(defined, denominator, 1.0), empty)

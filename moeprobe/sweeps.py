@@ -29,6 +29,9 @@ from moeprobe.analyses.base import (
     Subject,
 )
 from moeprobe.analyses.match import Match
+from moeprobe.analyses.set_match import SetMatch
+from moeprobe.analyses.slot_match import SlotMatch
+from moeprobe.analyses.weights import Weights
 from moeprobe.batches import Batch, batches
 from moeprobe.corners import exchange
 from moeprobe.floors import repeats
@@ -39,6 +42,8 @@ from moeprobe.tables import concatenate, image_table, in_order, read_images, rea
 from moeprobe.views.base import SeverityView
 
 _BLOCK = 1024
+# What the noise floor is told by (see ``wording.AGREEMENTS``).
+_AGREEMENTS = (Match, SetMatch, SlotMatch, Weights)
 
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
@@ -168,7 +173,7 @@ def _run_floors(
     if len(rows) == 0:
         return
     matching = dataclasses.replace(
-        probe, analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, Match))
+        probe, analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, _AGREEMENTS))
     )
     device = next(iter(reference.layers.values())).gates.device
     for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
@@ -216,7 +221,8 @@ def _layer_sums(
         for analysis in analyses:
             if analysis.applies(layer):
                 for tokens, columns in analysis.sums(pair).items():
-                    cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=tokens)
+                    top_k = layer.top_k if layer.tokens_choose else 0
+                    cell = Cell(layer=name, router=layer.router, top_k=top_k, tokens=tokens)
                     found.setdefault(cell, {}).update(columns)
     return found
 

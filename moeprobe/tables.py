@@ -30,7 +30,7 @@ COLUMNS: dict[str, str] = {
     "split": "its split",
     "layer": "MoE layer, e.g. blocks.3; empty for the model's output",
     "router": "the layer's router",
-    "top_k": "experts chosen per token",
+    "top_k": "experts chosen per token; empty where tokens do not choose",
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
     "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",

@@ -20,11 +20,15 @@ _FLAGS = {
 def direction(metric: str) -> int:
     """Return 1 where more is better, −1 where less is, 0 where neither (how sure a router is, how even its load).
 
-    Less is better of a loss, and of switches and jumps of the output.
+    Less is better of a loss, of a distance of weights, of churn, and of switches and jumps of the output.
     """
-    if metric == "loss" or metric.startswith(("switche", "jump_", "total_variation")):
+    if metric in ("loss", "weight_distance", "churn") or metric.startswith(
+        ("switche", "jump_", "total_variation")
+    ):
         return -1
     more = metric.endswith(("_match", "_kappa")) or metric in (
+        "set_jaccard",
+        "weight_cosine",
         "accuracy",
         "top5_accuracy",
         "fewshot_accuracy",
@@ -35,12 +39,8 @@ def direction(metric: str) -> int:
 
 def has_margin(metric: str) -> bool:
     """Whether a margin in shares means anything for the metric: it is one, or a gate, or follows from such."""
-    return (
-        direction(metric) > 0
-        or metric.startswith(("gate_", "load_entropy"))
-        or metric.endswith("_chance")
-        or "_contagion" in metric
-    )
+    share = metric.startswith(("gate_", "load_entropy", "weight_", "churn", "unserved", "unweighted"))
+    return direction(metric) > 0 or share or metric.endswith("_chance") or "_contagion" in metric
 
 
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:

@@ -1,12 +1,20 @@
 """What metrics and values are called wherever people read them, on the screen and in reports; what is read first."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 METRICS: dict[str, str] = {
     "top1_match": "top-1 match",
     "top2_match": "top-2 match",
     "top2_set_match": "top-2 match, any order",
+    "set_jaccard": "overlap of expert sets",
+    "slot_match": "same slot",
+    "weight_cosine": "cosine of the weights",
+    "weight_distance": "JS distance of the weights",
+    "unweighted": "pairs without weights",
+    "churn": "churn: tokens an expert lost",
+    "unserved": "tokens without an expert",
+    "unserved_both": "pairs without an expert",
     "s_diagonal": "mean S_ii",
     "s_offdiagonal": "mean S_ij, i ≠ j",
     "prc_diagonal": "PRC loss: mean (1 − S_ii)²",
@@ -38,13 +46,16 @@ KAPPA: dict[str, str] = {
     "image": "κ, within image",
     "class": "κ, within class",
 }
-# The columns of tables along a severity: (metric, null, heading).
-SWEEP_ROUTING = (
-    ("top1_match", "", "top-1"),
-    *(("top1_match_kappa", null, name) for null, name in KAPPA.items()),
-    ("gate_highest", "", "highest gate"),
-    ("load_entropy", "", "load entropy"),
-)
+# How much two sides agree, what says most of a router first: where tokens choose, where anything is chosen, where slots
+# are shared, anywhere.
+AGREEMENTS = {
+    "top1_match": "top-1",
+    "set_jaccard": "set overlap",
+    "slot_match": "same slot",
+    "weight_cosine": "weight cosine",
+}
+# Of these the value and one kappa are enough at first.
+_BESIDE = ("weight_cosine", "weight_distance", "churn")
 SWEEP_OUTPUT = tuple((name, "", METRICS[name]) for name in ("accuracy", "prediction_agreement", "loss"))
 # What is attributed -> its columns.
 ATTRIBUTION = {
@@ -63,17 +74,47 @@ def floors(dtype: str | None) -> tuple[str, str, str]:
     return "same batch again", "other batch size", dtype or "other dtype"
 
 
-def random_router(checkpoint: str, share: float) -> str:
-    """Return what is said of a router of which a clean image, run again unchanged, finds only a share the same."""
-    return (
-        f"{checkpoint} is random at evaluation: run again unchanged, only {number(share)} of the tokens keep their "
-        "first expert"
-    )
-
-
 def sentence_case(text: str) -> str:
     """Return the beginning of a sentence; κ stays what it is."""
     return text if text.startswith("κ") else text[:1].upper() + text[1:]
+
+
+def agreement(measured: Iterable[tuple[str, str]]) -> str:
+    """Return the agreement that is read first, of (checkpoint, metric): the first one that all checkpoints have.
+
+    Checkpoints whose routers differ in kind are thus told by one measure.
+    """
+    of: dict[str, set[str]] = {}
+    for checkpoint, metric in measured:
+        of.setdefault(checkpoint, set()).add(metric)
+    shared = set.intersection(*of.values()) if of else set()
+    return next((metric for metric in AGREEMENTS if metric in shared), next(iter(AGREEMENTS)))
+
+
+def sweep_routing(first: str) -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a table along a severity, (metric, null, heading), by the agreement that is read first."""
+    columns = [
+        (first, "", AGREEMENTS[first]),
+        *((f"{first}_kappa", null, name) for null, name in KAPPA.items()),
+    ]
+    columns.append(("gate_highest", "", "highest gate"))
+    if first == "top1_match":
+        return (*columns, ("load_entropy", "", "load entropy"))
+    return (
+        *columns,
+        ("weight_distance", "", "JS distance"),
+        ("churn", "", "churn"),
+        ("unserved", "", "unserved"),
+    )
+
+
+def read_first(metric: str, null: str, *, first: str) -> bool:
+    """Whether a short table shows a number, given the agreement that is read first."""
+    base = metric.removesuffix("_chance").removesuffix("_kappa")
+    beside = base in _BESIDE and base != first
+    if metric.endswith("_chance"):
+        return null == "pooled" and not beside
+    return not (metric.endswith("_kappa") and beside) or null == "pooled" or base == "weight_distance"
 
 
 def label(metric: str, null: str) -> str:
@@ -101,6 +142,13 @@ def full_label(metric: str, null: str) -> str:
         of = KAPPA.get(null, f"κ, {null}").removeprefix("κ")
         return f"κ of {label(metric.removesuffix('_kappa'), '')}{of}"
     return label(metric, null)
+
+
+def random_router(checkpoint: str, lowest: float, *, first: str) -> str:
+    """Return a sentence on a checkpoint whose clean images agree with themselves no better than ``lowest``."""
+    kept = f"{number(lowest)} of the tokens keep their first expert"
+    other = f"{number(lowest)} of {full_label(first, '')}"
+    return f"{checkpoint} is random at evaluation: run again unchanged, only {kept if first == 'top1_match' else other}"
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:

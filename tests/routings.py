@@ -1,5 +1,7 @@
 """Routings and models made up for tests."""
 
+import dataclasses
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +13,7 @@ from moeprobe.analyses.base import LayerPair
 from moeprobe.data.digits import Digits
 from moeprobe.geometry import PatchGrid
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.routing import LayerRouting
+from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
 from moeprobe.views.base import Framing
 
 
@@ -49,6 +51,61 @@ def routing(
     return LayerRouting(**(fields | changes))
 
 
+def expert_choice(num_images: int = 3, *, capacity: int = 3, **changes: Any) -> LayerRouting:
+    """A random routing in which each expert takes its best tokens of each image; some tokens nobody takes."""
+    layer = routing(num_images, **changes)
+    gates = layer.gates
+    taken = torch.zeros_like(gates).scatter(1, gates.topk(capacity, dim=1).indices, 1.0).bool()
+    experts = torch.arange(layer.num_experts).expand_as(gates)
+    absent = torch.full_like(experts, -1)
+    selected, processed = order_choices(experts.where(taken, absent), taken, gates)
+    chosen: dict[str, Any] = {
+        "selected": selected,
+        "processed": processed,
+        "experts_choose": True,
+        "token_local": False,
+    }
+    return dataclasses.replace(layer, router="softmax_expert_choice", **chosen)
+
+
+def soft(num_images: int = 3, *, slots: int = 2, **changes: Any) -> LayerRouting:
+    """A random routing in which each token gets a share of every slot."""
+    layer = routing(num_images, **changes)
+    random = torch.Generator().manual_seed(changes.get("seed", 0))
+    shape = (*layer.gates.shape[:2], layer.num_experts * slots)
+    combine = torch.randn(shape, generator=random).mul(2).softmax(-1)
+    return dataclasses.replace(
+        layer,
+        gates=combine.unflatten(-1, (-1, slots)).sum(-1),
+        selected=layer.selected[..., :0],
+        processed=layer.processed[..., :0],
+        slot=combine.argmax(-1),
+        token_local=False,
+        router="soft_moe",
+    )
+
+
+class Softened(Vmoe):
+    """A model whose routers are said to be soft: every expert a share of every token, one slot each."""
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        scores, found = super().trace(images, layers=layers, logits=logits)
+        return scores, RoutingTrace(
+            {
+                name: dataclasses.replace(
+                    layer,
+                    selected=layer.selected[..., :0],
+                    processed=layer.processed[..., :0],
+                    slot=layer.gates.argmax(-1),
+                    router="soft_moe",
+                )
+                for name, layer in found.layers.items()
+            }
+        )
+
+
 def aligned(reference: LayerRouting, view: LayerRouting) -> LayerPair:
     assert view.grid is not None
     patches = torch.arange(view.grid.num_patches).expand(len(view.gates), -1)
@@ -57,7 +114,7 @@ def aligned(reference: LayerRouting, view: LayerRouting) -> LayerPair:
 
 def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
     """The routing of some images of a batch."""
-    per_image = ("gates", "selected", "processed", "valid")
+    per_image = ["gates", "selected", "processed", "valid"] + (["slot"] if layer.slot is not None else [])
     return LayerRouting(**(vars(layer) | {name: getattr(layer, name)[rows] for name in per_image}))
 
 
@@ -78,10 +135,10 @@ def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:
     return model
 
 
-def checkpoint(name: str = "a", *, seed: int = 0, **arguments: Any) -> Checkpoint:
+def checkpoint(name: str = "a", *, seed: int = 0, adapter: type[Vmoe] = Vmoe, **arguments: Any) -> Checkpoint:
     """A checkpoint of a tiny model; arguments are the adapter's and the model's."""
     own = {key: arguments.pop(key) for key in ("trained_capacity", "group_images") if key in arguments}
-    model = Vmoe(tiny(seed, **arguments), mean=(0.5,) * 3, std=(0.5,) * 3, **own)
+    model = adapter(tiny(seed, **arguments), mean=(0.5,) * 3, std=(0.5,) * 3, **own)
     return Checkpoint(name=name, model=model, framing=Framing(32), provenance={"sha256": f"hash of {name}"})
 
 

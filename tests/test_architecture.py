@@ -14,8 +14,8 @@ LEVELS = {
         "watching", "wording",
     },
     1: {
-        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "statistics",
-        "tables", "verdicts", "views",
+        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
+        "statistics", "tables", "verdicts", "views",
     },
     2: {"adapters", "analyses", "batches"},
     3: {
@@ -76,6 +76,7 @@ NEIGHBOURS = {
     ("shots", "sweeps"),
     ("spreading", "loading"),
     ("spreading", "probing"),
+    ("similarity", "statistics"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
     ("sweeps", "probes"),

@@ -181,4 +181,5 @@ class Vmoe:
             token_local=router.token_local,
             router=self.router_name,
             slot=slot,
+            experts_choose=decision.top_k is None and choices[-1] > 0,
         )

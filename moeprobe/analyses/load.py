@@ -1,4 +1,7 @@
-"""How evenly are the experts used? Always to be read beside a match ratio: a collapsed router matches perfectly."""
+"""How evenly are the experts used? Always to be read beside a match ratio: a collapsed router matches perfectly.
+
+Where experts choose their tokens all are equally busy, whatever they choose: see ``unserved`` there.
+"""
 
 import numpy as np
 import torch
@@ -16,7 +19,7 @@ class Load(LayerAnalysis):
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether tokens choose experts, and there is more than one."""
-        return layer.top_k > 0 and layer.num_experts > 1
+        return layer.tokens_choose and layer.num_experts > 1
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return how many patches of the view chose each expert first, ``(B, E)``."""

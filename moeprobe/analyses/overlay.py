@@ -18,7 +18,10 @@ if TYPE_CHECKING:  # figures import this file, and must not import torch
 
 @dataclass(frozen=True)
 class Overlay:
-    """First choices of one layer on a clean and a perturbed image, patch by patch.
+    """The expert of each patch in one layer, on a clean and a perturbed image.
+
+    Where tokens choose it is the first choice; where experts choose, the one that scores the patch best of those that
+    take it, -1 = none does; where every expert has a share of every token, the one of the largest weight.
 
     Attributes:
         image_id: name of the image.
@@ -27,11 +30,12 @@ class Overlay:
         severity: how strong the perturbation is, in the view's unit.
         clean: ``(S, S, 3)`` pixels in [0, 1].
         perturbed: ``(S, S, 3)``.
-        clean_expert: ``(rows, columns)`` first choice.
+        clean_expert: ``(rows, columns)``.
         perturbed_expert: ``(rows, columns)``.
         clean_patch: ``(rows, columns)`` of the perturbed image: the corresponding clean patch, numbered row by row from
             0; -1 = none. Of several that meet in one perturbed patch, the first.
         meeting: corresponding clean patches that are not shown, since another one is in the same perturbed patch.
+        shows: which expert it is, in words.
     """
 
     image_id: str
@@ -44,20 +48,21 @@ class Overlay:
     perturbed_expert: NDArray[np.int64]
     clean_patch: NDArray[np.int64]
     meeting: int
+    shows: str = "expert of the patch"
 
     @cached_property
     def compared(self) -> NDArray[np.bool_]:
-        """Which patches of the perturbed image have a corresponding clean one."""
-        return self.clean_patch >= 0
+        """Which patches of the perturbed image have a corresponding clean one, and an expert on at least one side."""
+        return (self.clean_patch >= 0) & ((self.clean_patch_expert >= 0) | (self.perturbed_expert >= 0))
 
     @cached_property
     def clean_patch_expert(self) -> NDArray[np.int64]:
-        """First choice of the corresponding clean patch; -1 where there is none."""
-        return np.where(self.compared, self.clean_expert.ravel()[self.clean_patch], -1)
+        """Expert of the corresponding clean patch; -1 where there is no such patch, or no expert took it."""
+        return np.where(self.clean_patch >= 0, self.clean_expert.ravel()[self.clean_patch], -1)
 
     @cached_property
     def changed(self) -> NDArray[np.bool_]:
-        """Which patches of the perturbed image choose another expert than the corresponding clean one."""
+        """Which patches of the perturbed image have another expert than the corresponding clean one."""
         return self.compared & (self.clean_patch_expert != self.perturbed_expert)
 
 
@@ -76,9 +81,7 @@ def overlay(
     grid = routing[0].grid
     assert grid is not None
     prefix = routing[0].num_prefix_tokens
-    clean, perturbed = (
-        side.selected[position, prefix:, 0].cpu().numpy().astype(np.int64) for side in routing
-    )
+    clean, perturbed = (_experts(side, position)[prefix:] for side in routing)
     reference, view = pairs.reference[position], pairs.view[position]
     paired = np.flatnonzero(reference >= 0)
     clean_patch = np.full(grid.num_patches, -1)
@@ -97,4 +100,20 @@ def overlay(
         perturbed_expert=perturbed.reshape(shape),
         clean_patch=clean_patch.reshape(shape),
         meeting=int(len(paired) - (clean_patch >= 0).sum()),
+        shows=_shows(routing[1]),
     )
+
+
+def _experts(layer: "LayerRouting", position: int) -> NDArray[np.int64]:
+    """Return the expert ``(T,)`` that is drawn for each token of an image."""
+    shown = layer.gates.argmax(-1) if layer.top_k == 0 else layer.selected[..., 0]
+    return shown[position].cpu().numpy().astype(np.int64)
+
+
+def _shows(layer: "LayerRouting") -> str:
+    """Return which expert is drawn, in words."""
+    if layer.top_k == 0:
+        return "expert of the largest weight (all have a share of every patch)"
+    if layer.experts_choose:
+        return "of the experts that take the patch, the one that scores it best (–: none takes it)"
+    return Overlay.shows

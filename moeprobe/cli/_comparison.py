@@ -8,8 +8,8 @@ from rich.table import Table
 
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
-from moeprobe.figures.forest import HEADLINES
-from moeprobe.wording import label, number
+from moeprobe.figures.forest import headlines
+from moeprobe.wording import agreement, label, number
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
-    order = {(metric, null): place for place, (metric, null, _) in enumerate(HEADLINES)}
+    order = {(metric, null): place for place, (metric, null, _) in enumerate(headlines(table))}
     keys = list(zip(table["metric"], table["null"], strict=True))
     first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(["patch", ""])
     # Of a run without any of them (jumps, say) everything is read.
@@ -27,14 +27,15 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
 
 
 # Along severities there are many lines: of the other metrics the sentences are enough.
-_ALONG_SEVERITIES = ("top1_match_kappa", "accuracy", "fewshot_accuracy", "prediction_agreement")
+_ALONG_SEVERITIES = ("accuracy", "fewshot_accuracy", "prediction_agreement")
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     """Return a table per metric: a line per layer, severity and pair."""
     shown = _headlines(table, extra)
     if shown["severity"].notna().any():
-        shown = shown[shown["metric"].isin([*_ALONG_SEVERITIES, extra])]
+        first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
+        shown = shown[shown["metric"].isin([f"{first}_kappa", *_ALONG_SEVERITIES, extra])]
     return [
         part
         for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)

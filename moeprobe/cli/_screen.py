@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.watching import Watcher
-from moeprobe.wording import random_router
+from moeprobe.wording import agreement, random_router
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,6 +122,7 @@ def footing(result: "Result") -> str:
         f"seed {request['seed']}",
     ]
     parts += _skipped(result.sidecar["skipped_images"])
+    parts += _nothing_of(request, table)
     parts += _layers_apart(table)
     parts += _random(table)
     parts += result.sidecar.get("notes", [])
@@ -152,13 +153,22 @@ def _skipped(names: "list[str]") -> list[str]:
     return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {shown}"]
 
 
+def _nothing_of(request: "dict[str, Any]", table: "pd.DataFrame") -> list[str]:
+    """Return a sentence where a checkpoint has no row."""
+    without = [name for name in request["checkpoints"] if name not in set(table["checkpoint"])]
+    return [f"nothing that was measured applies to the routers of {', '.join(without)}"] if without else []
+
+
 def _random(table: "pd.DataFrame") -> list[str]:
     """Return a sentence for each checkpoint that does not repeat itself."""
     from moeprobe.tables import FLOORS
 
-    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == "top1_match") & (table["value"] < 1)]
+    first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
+    # A cosine of the same weights is one but for its rounding.
+    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == first) & (table["value"] < 1 - 1e-6)]
     return [
-        random_router(name, rows["value"].min()) for name, rows in again.groupby("checkpoint", sort=False)
+        random_router(name, rows["value"].min(), first=first)
+        for name, rows in again.groupby("checkpoint", sort=False)
     ]
 
 

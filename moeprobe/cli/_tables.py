@@ -13,12 +13,15 @@ from moeprobe.tables import FLOORS
 from moeprobe.wording import (
     ATTRIBUTION,
     SWEEP_OUTPUT,
-    SWEEP_ROUTING,
+    agreement,
     attribution,
     floors,
+    full_label,
     interval,
     label,
     number,
+    read_first,
+    sweep_routing,
 )
 
 if TYPE_CHECKING:
@@ -44,10 +47,10 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
         if result.comparison is not None and len(result.comparison):
             table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
-    shown = result.table[
-        ~(result.table["metric"].str.endswith("_chance") & (result.table["null"] != "pooled"))
-        & result.table["expert"].isna()
-    ]
+    first = _agreement(result.table)
+    named = zip(result.table["metric"], result.table["null"], strict=True)
+    wanted = pd.Series([read_first(*name, first=first) for name in named], index=result.table.index)
+    shown = result.table[wanted & result.table["expert"].isna()]
     differences = (
         pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison
     )
@@ -66,6 +69,11 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
 
+def _agreement(table: pd.DataFrame) -> str:
+    """Return the agreement that is read first."""
+    return agreement(zip(table["checkpoint"], table["metric"], strict=True))
+
+
 def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked: bool) -> list[str]:
     """Return a cell per checkpoint; empty where it has no such row (another layer, another k)."""
     by_name = {row["checkpoint"]: interval(row, signed=signed, stacked=stacked) for _, row in rows.iterrows()}
@@ -78,8 +86,9 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"] == "patch"]
     tables: list[Table] = []
+    columns = sweep_routing(_agreement(result.table))
     for layer, rows in patches.groupby("layer", sort=False):
-        tables += _severity_tables(result, rows, SWEEP_ROUTING, f"{title}: {layer}, patches")
+        tables += _severity_tables(result, rows, columns, f"{title}: {layer}, patches")
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
@@ -93,13 +102,14 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
 
 def _floor_table(result: "Result") -> list[Table]:
     """Return a table of how far the clean images match themselves; none where that was not measured."""
-    rows = result.table[(result.table["metric"] == "top1_match") & (result.table["tokens"] == "patch")]
+    first = _agreement(result.table)
+    rows = result.table[(result.table["metric"] == first) & (result.table["tokens"] == "patch")]
     rows = rows[rows["view"].isin(FLOORS)]
     if rows.empty:
         return []
     images = int(rows["images"].max())
     stacked = console().width < _PLACE + 4 * _INTERVAL
-    title = f"Noise floor: top-1 match of {images} clean images with themselves, patches"
+    title = f"Noise floor: {full_label(first, '')} of {images} clean images with themselves, patches"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)
@@ -110,13 +120,14 @@ def _floor_table(result: "Result") -> list[Table]:
 
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
-    """Return a table per layer: kappa of top-1 match by what the patches show; none where that is not known."""
+    """Return a table per layer: kappa by what the patches show; none where that is not known."""
+    first = _agreement(result.table)
     columns = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
 
     def regional(table: pd.DataFrame) -> pd.DataFrame:
         kept = (
             table["tokens"].isin(REGIONS)
-            & (table["metric"] == "top1_match_kappa")
+            & (table["metric"] == f"{first}_kappa")
             & (table["null"] == "pooled")
         )
         return table[kept].assign(metric=table["tokens"], null="", tokens="region")

@@ -87,7 +87,7 @@ def _tables(result: "OverlayResult", view: str) -> "list[Table]":
     from moeprobe.cli._screen import console
 
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
-    table = Table(title=f"Changed first choices of patches, {view} at severity", title_justify="left")
+    table = Table(title=f"Patches that changed their expert, {view} at severity", title_justify="left")
     for column in ("layer", "checkpoint", "image"):
         table.add_column(column)
     for severity in severities:

@@ -10,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moeprobe import wording
 from moeprobe.figures import STYLE
 from moeprobe.regions import REGIONS
 
@@ -106,6 +107,11 @@ def select(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
 def by_metric(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """Return a row per metric, in the order asked for; empty where there is none."""
     return rows.set_index("metric").reindex(list(metrics))
+
+
+def agreement(table: pd.DataFrame) -> str:
+    """Return the agreement that all checkpoints of a table have."""
+    return wording.agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def layers(table: pd.DataFrame) -> list[str]:

@@ -14,13 +14,13 @@ from PIL import Image
 
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import STYLE, _parts
-from moeprobe.figures.overlay import moved, patches
+from moeprobe.figures.overlay import moved, numbers, patches
 from moeprobe.files import whole
 
 _SECONDS, _LAST_SECONDS = 0.8, 2.0
 # Number of white in the palette: the last of 256.
 _WHITE = 255
-_NUMBERS, _RED = "number: expert of the patch; ", "red: not that of the clean image"
+_RED = "red: not that of the clean image"
 
 
 def frame(overlays: Sequence[Overlay], *, title: str, note: str = "") -> Figure:
@@ -45,7 +45,8 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "") -> Figure:
         if row == 0:
             panel.set_title(_parts.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{_parts.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
-    figure.supxlabel(_parts.wrapped(f"{_NUMBERS}{_RED}{note}", size[0], size=9), fontsize=9)
+    legend = f"{numbers(overlays)}; {_RED}{note}"
+    figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
     return figure
 
 
@@ -74,10 +75,8 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
             name = _parts.wrapped(item.checkpoint, 1.3 * inches, size=9)
             panel.set_ylabel(name, fontsize=9, color=colours[item.checkpoint])
     figure.suptitle(_parts.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
-    numbers = _NUMBERS if axes[0, 0].texts else ""
-    legend = (
-        f"above: {unit}; below: how many of the compared patches changed; {numbers}{_RED}{moved(overlays)}"
-    )
+    named = f"{numbers(overlays)}; " if any(panel.texts for panel in axes.flat) else ""
+    legend = f"above: {unit}; below: how many of the compared patches changed; {named}{_RED}{moved(overlays)}"
     figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
     return figure
 

@@ -12,8 +12,10 @@ _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "res
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a panel per MoE layer; colours are of checkpoints."""
+    """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints."""
     patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
+    if patches.empty:
+        return {}
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
     figure, axes = _parts.panels(1, len(layers))
     for column, layer in enumerate(layers):

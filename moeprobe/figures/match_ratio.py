@@ -1,5 +1,6 @@
 """Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,12 +8,28 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.figures import _parts
+from moeprobe.wording import AGREEMENTS
+
+# What the raw values are where they are not shares of patches alone.
+_RAW = {"set_jaccard": "share of patches, of experts", "weight_cosine": "match, cosine"}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a column per MoE layer, raw match above, kappa below; colours are of checkpoints."""
-    patches = table[(table["tokens"] == "patch") & table["metric"].str.contains("_match")]
-    names = [name for name in dict.fromkeys(patches["metric"]) if name.endswith("_match")]
+    """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
+
+    Top-k matches are drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are
+    of checkpoints.
+    """
+    patches = table[table["tokens"] == "patch"]
+    first = _parts.agreement(patches)
+    names = [
+        name
+        for name in dict.fromkeys(patches["metric"])
+        if name == first or re.fullmatch(r"top.*_match", name)
+    ]
+    patches = patches[patches["metric"].str.removesuffix("_chance").str.removesuffix("_kappa").isin(names)]
+    if patches.empty:
+        return {}
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
     figure, axes = _parts.panels(2, len(layers))
     for column, layer in enumerate(layers):
@@ -35,17 +52,22 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
         # One entry for the kind of mark: its colour says whose it is.
         raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
         kappa.plot([], [], "D", color="#606060", markersize=5, label="κ within the image")
-        raw.set(title=layer, ylim=(0, 1.03), ylabel="share of patches" if column == 0 else "")
+        raw.set(
+            title=layer, ylim=(0, 1.03), ylabel=_RAW.get(first, "share of patches") if column == 0 else ""
+        )
         kappa.set(ylabel="κ (beyond chance)" if column == 0 else "")
         kappa.axhline(0, color="#808080", linewidth=0.8)
         for row in (raw, kappa):
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
             row.set_xlim(-0.6, len(names) - 0.4)
     view = patches["view"].iloc[0]
-    title = f"Same experts for corresponding patches: {view}{_parts.undrawn(table)}"
+    what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
+    title = f"{what} corresponding patches: {view}{_parts.undrawn(table)}"
     return {"match-ratio": _parts.finish(figure, patches, title=title)}
 
 
 def _label(metric: str) -> str:
+    if metric in AGREEMENTS:
+        return AGREEMENTS[metric].replace(" ", "\n")
     base = metric.removesuffix("_match")
     return base.replace("_set", "\nany order").replace("top", "top-")

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import STYLE
 
-_CHANGED, _SAME = "#e31a1c", "#ffffff"
+_CHANGED, _SAME, _NOBODY = "#e31a1c", "#ffffff", "#808080"
 # A patch of fewer points than this has no room for a number.
 _LEAST_ROOM = 5.5
 
@@ -45,7 +45,7 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
             if row == 0:
                 clean.set_title(f"{checkpoint}\nclean")
                 perturbed.set_title(f"{checkpoint}\nperturbed")
-    legend = f"number: expert of the patch; red: another one than in the clean image{moved(overlays)}"
+    legend = f"{numbers(overlays)}; red: another one than in the clean image{moved(overlays)}"
     # About eleven characters fit an inch.
     figure.suptitle(f"{title}\n{textwrap.fill(legend, int(11 * figure.get_figwidth()))}")
     return figure
@@ -54,11 +54,19 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
 def moved(overlays: Sequence[Overlay]) -> str:
     """Return the end of a legend that says what a view that moves the grid leaves open; empty where none does."""
     parts = ""
-    if not all(item.compared.all() for item in overlays):
+    if any((item.clean_patch < 0).any() for item in overlays):
         parts += "; ·: no clean patch corresponds"
     if any(item.meeting for item in overlays):
         parts += "; where clean patches meet in one perturbed patch, the first counts here, each of them in a sweep"
     return parts
+
+
+def numbers(overlays: Sequence[Overlay]) -> str:
+    """Return what the numbers in the patches are, by checkpoint where that differs."""
+    shown = {item.checkpoint: item.shows for item in overlays}
+    if len(set(shown.values())) == 1:
+        return f"number: {overlays[0].shows}"
+    return "; ".join(f"number in {checkpoint}: {what}" for checkpoint, what in shown.items())
 
 
 def patches(
@@ -84,6 +92,10 @@ def patches(
     for row in range(rows):
         for column in range(columns):
             x, y = column * width - 0.5, row * height - 0.5
+            if experts[row, column] < 0:
+                axes.add_patch(
+                    Rectangle((x, y), width, height, facecolor=_NOBODY, alpha=0.8, edgecolor="none")
+                )
             if changed[row, column]:
                 axes.add_patch(
                     Rectangle((x, y), width, height, facecolor=_CHANGED, alpha=0.35, edgecolor="none")
@@ -93,10 +105,12 @@ def patches(
             )
             if room < _LEAST_ROOM:
                 continue
+            expert = experts[row, column]
+            number = "–" if expert < 0 else str(expert) if compared[row, column] else "·"
             text = axes.text(
                 x + width / 2,
                 y + height / 2,
-                _name(experts[row, column]) if compared[row, column] else "·",
+                number,
                 ha="center",
                 va="center",
                 fontsize=size,
@@ -104,8 +118,3 @@ def patches(
                 fontweight="bold",
             )
             text.set_path_effects(outline)
-
-
-def _name(expert: int) -> str:
-    """Return what stands in a patch; a dash where no expert took it."""
-    return "–" if expert < 0 else str(expert)

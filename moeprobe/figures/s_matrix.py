@@ -17,8 +17,13 @@ _MOST_NUMBERED = 10
 
 
 def draw(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0."""
+    """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0.
+
+    None where no gates are a distribution.
+    """
     entries = table[table["metric"] == "s"]
+    if entries.empty:
+        return {}
     layers, checkpoints = _parts.layers(entries), _parts.checkpoints(entries)
     highest = entries["value"].max()
     scale = Normalize(0, float(highest) if np.isfinite(highest) else 1.0)

@@ -10,12 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from moeprobe.figures import _parts
 from moeprobe.tables import FLOORS
+from moeprobe.wording import full_label
 
-_ROUTING = (
-    ("top1_match", "top-1 match"),
-    ("top1_match_kappa", "κ of top-1 match\n(pooled)"),
-    ("gate_highest", "highest gate"),
-)
+_BESIDE = (("gate_highest", "highest gate"), ("unserved", "tokens without\nan expert"))
 _OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
 _CHANGES = (
     ("class_probability", "change in probability\nof the clean prediction"),
@@ -38,15 +35,16 @@ def draw(
     figures = {}
     layers = _parts.layers(table)
     routing = table[table["tokens"] == "patch"]
-    measured = [(metric, label) for metric, label in _ROUTING if (routing["metric"] == metric).any()]
-    if measured:
-        figure, axes = _parts.panels(len(measured), len(layers))
+    first = _parts.agreement(routing)
+    rows = _rows_of_panels(routing, first)
+    if rows:
+        figure, axes = _parts.panels(len(rows), len(layers))
         for column, layer in enumerate(layers):
-            for row, (metric, label) in enumerate(measured):
+            for row, (metric, label) in enumerate(rows):
                 here = _parts.select(routing, layer=layer)
                 _curves(axes[row, column], here, metric, colours)
-                if metric == "top1_match":
-                    _chance(axes[row, column], here, colours)
+                if metric == first:
+                    _chance(axes[row, column], here, metric, colours)
                     _floor(
                         axes[row, column], _parts.select(floors, layer=layer, tokens="patch", metric=metric)
                     )
@@ -54,9 +52,10 @@ def draw(
             axes[0, column].set_title(layer)
             axes[-1, column].set_xlabel(unit)
         _short_ticks(axes)
-        _up_to_one(axes)
+        _up_to_one(axes[[metric != "unserved" for metric, _ in rows]])
+        drawn = routing[routing["metric"].isin([metric for metric, _ in rows])]
         title = f"Routing against the clean image: {view}{_parts.undrawn(table)}"
-        figures["routing"] = _parts.finish(figure, routing, title=title, mark="bands")
+        figures["routing"] = _parts.finish(figure, drawn, title=title, mark="bands")
     output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
     if output:
         figure, axes = _parts.panels(1, len(output))
@@ -85,6 +84,15 @@ def _short_ticks(axes: np.ndarray) -> None:
     for panel in axes.flat:
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter("{x:g}")
+
+
+def _rows_of_panels(routing: pd.DataFrame, first: str) -> list[tuple[str, str]]:
+    """Return (metric, label) of each row: the agreement that all share, its kappa, and what stands beside it."""
+    kappa = full_label(f"{first}_kappa", "pooled").replace(" of ", " of\n", 1)
+    # Where all tokens choose, none is without an expert.
+    beside = [line for line in _BESIDE if line[0] != "unserved" or first != "top1_match"]
+    rows = [(first, full_label(first, "")), (f"{first}_kappa", f"{kappa}\n(pooled)"), *beside]
+    return [line for line in rows if (routing["metric"] == line[0]).any()]
 
 
 def _up_to_one(axes: np.ndarray) -> None:
@@ -117,12 +125,12 @@ def _shares(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, 
             _curve(axes, rows, colours[checkpoint], line + mark, label=f"{checkpoint}: {share}")
 
 
-def _chance(axes: Axes, table: pd.DataFrame, colours: Mapping[str, str]) -> None:
+def _chance(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
     """Draw what routers would reach that know nothing, the position alone, or the image alone."""
     for checkpoint in _parts.checkpoints(table):
         colour = colours[checkpoint]
         for null, style in (("pooled", ":"), ("position", "--"), ("image", "-.")):
-            rows = _rows(table, checkpoint, "top1_match_chance", nulls=(null,))
+            rows = _rows(table, checkpoint, f"{metric}_chance", nulls=(null,))
             if len(rows):
                 axes.plot(rows["severity"], rows["value"], style, color=colour, linewidth=1)
                 # One entry per kind of line: its colour says whose it is.

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.report.reading import Run
+from moeprobe.wording import agreement, full_label
 
 Row = dict[str, Any]
 Which = tuple[str, str]  # metric, null
@@ -49,16 +50,14 @@ class Found:
     differences: dict[Which, list[Row]]
 
 
-_MATCH = (("raw", ("top1_match", "")), ("by chance", ("top1_match_chance", "pooled")))
-_KAPPA: Which = ("top1_match_kappa", "pooled")
+# Kinds whose first headline is the agreement beyond chance, and which severity it is about.
+_AGREEMENT_AT = {"match-ratio": "only", "sweep": "strongest"}
 _OF_KIND: dict[str, tuple[Headline, ...]] = {
-    "match-ratio": (Headline("κ", _KAPPA, beside=_MATCH),),
     "confidence": (
         Headline("highest gate", ("gate_highest", "")),
         Headline("load entropy", ("load_entropy", "")),
     ),
     "sweep": (
-        Headline("κ", _KAPPA, at="strongest", beside=_MATCH),
         Headline("accuracy", ("accuracy", ""), at="weakest"),
         Headline("accuracy", ("accuracy", ""), at="strongest"),
         *(
@@ -100,12 +99,24 @@ _OF_KIND: dict[str, tuple[Headline, ...]] = {
 }
 
 
+def _headlines(run: Run, table: pd.DataFrame) -> list[Headline]:
+    """Return what is read first of a run of this kind."""
+    found = list(_OF_KIND.get(run.kind, ()))
+    if run.kind in _AGREEMENT_AT:
+        first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
+        kappa = (f"{first}_kappa", "pooled")
+        noun = "κ" if first == "top1_match" else full_label(*kappa)
+        beside = (("raw", (first, "")), ("by chance", (f"{first}_chance", "pooled")))
+        found.insert(0, Headline(noun, kappa, at=_AGREEMENT_AT[run.kind], beside=beside))
+    return found
+
+
 def find(run: Run) -> list[Found]:
     """Return the headlines of a run, in their order; one per layer where the last layers of checkpoints differ."""
     if run.table is None:
         return []
     found = []
-    for headline in _OF_KIND.get(run.kind, ()):
+    for headline in _headlines(run, run.table):
         here = _select(run.table, headline.which)
         severity = _severity(here, headline.at)
         last = here.groupby("checkpoint", sort=False)["layer"].last()

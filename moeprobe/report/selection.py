@@ -12,13 +12,15 @@ from moeprobe.tables import FLOORS
 from moeprobe.wording import (
     ATTRIBUTION,
     SWEEP_OUTPUT,
-    SWEEP_ROUTING,
+    agreement,
     attribution,
     floors,
     full_label,
     number,
     random_router,
+    read_first,
     sentence_case,
+    sweep_routing,
 )
 
 _KEYS = ("layer", "tokens", "metric", "null", "severity")
@@ -40,19 +42,23 @@ def short_tables(run: Run) -> list[Table]:
 
 
 def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
-    """Return the rows about no single expert, class or draw, without the noise floor; of chance levels the pooled.
-
-    None for no rows.
-    """
+    """Return what is read first, about no single expert, class or draw, without the noise floor; None for no rows."""
     if table is None:
         return None
-    keep = ~(table["metric"].str.endswith("_chance") & (table["null"] != "pooled"))
+    first = _agreement(table)
+    named = zip(table["metric"], table["null"], strict=True)
+    keep = pd.Series([read_first(*name, first=first) for name in named], index=table.index, dtype=bool)
     if "view" in table:
         keep &= ~table["view"].isin(FLOORS)
     for column in _DETAILS:
         if column in table:
             keep &= table[column] == ""
     return table[keep] if keep.any() else None
+
+
+def _agreement(table: pd.DataFrame) -> str:
+    """Return the agreement that is read first."""
+    return agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
@@ -114,7 +120,9 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     output = ("", "")
     found = [
         *(
-            _severity_table(table, comparison, f"{layer}, patches", (layer, "patch"), SWEEP_ROUTING)
+            _severity_table(
+                table, comparison, f"{layer}, patches", (layer, "patch"), sweep_routing(_agreement(table))
+            )
             for layer in dict.fromkeys(table["layer"])
             if layer
         ),
@@ -133,7 +141,8 @@ def _noise_floor(run: Run) -> Table | None:
     assert run.table is not None
     if "view" not in run.table:
         return None
-    floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == "top1_match")]
+    first = _agreement(run.table)
+    floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == first)]
     floor = floor[floor["tokens"] == "patch"]
     if floor.empty:
         return None
@@ -144,10 +153,12 @@ def _noise_floor(run: Run) -> Table | None:
         rows.append(
             [Cell(checkpoint), Cell(layer), *cells, *(counts(here[what]) for what in ("images", "trials"))]
         )
-    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1)]
-    note = "Top-1 match of clean images with themselves: what is missing from 1 is arithmetic."
+    # A cosine of the same weights is one but for its rounding.
+    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
+    what = sentence_case(full_label(first, ""))
+    note = f"{what} of clean images with themselves: what is missing from 1 is arithmetic."
     for name, lines in again.groupby("checkpoint", sort=False):
-        note += f" {random_router(name, lines['value'].min())}."
+        note += f" {random_router(name, lines['value'].min(), first=first)}."
     columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), "images", "trials"]
     return Table("Noise floor", columns, rows, note)
 
@@ -195,10 +206,8 @@ def _severity_table(
     return Table(caption, ["checkpoint", "severity", *(heading for _, _, heading in columns)], rows, note)
 
 
-# What of a comparison is read first; where there are severities, of each layer only what is marked.
+# What of a comparison is read after the agreement; where there are severities, of each layer only what is marked.
 _FIRST = {
-    ("top1_match_kappa", "pooled"): True,
-    ("top1_match", ""): False,
     ("gate_highest", ""): False,
     ("load_entropy", ""): False,
     ("accuracy", ""): True,
@@ -212,7 +221,9 @@ def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
     rows = [row for row in comparison.to_dict("records") if row["tokens"] in ("patch", "")]
     few = not comparison["severity"].notna().any()
-    first = [which for which, always in _FIRST.items() if few or always]
+    agree = _agreement(comparison)
+    order = {(f"{agree}_kappa", "pooled"): True, (agree, ""): False} | _FIRST
+    first = [which for which, always in order.items() if few or always]
     chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows
     columns = ["metric", "compared", "layer", "severity", "difference"]
     judged = "verdict" in comparison
@@ -243,7 +254,7 @@ def _simultaneous(row: Row) -> Cell:
 
 
 def _changed_patches(patches: pd.DataFrame) -> list[Table]:
-    """Return how many patches of each image changed their first expert."""
+    """Return how many patches of each image changed the expert that is drawn."""
     keys = [name for name in ("layer", "checkpoint", "image_id", "severity") if name in patches]
     if not {"layer", "checkpoint", "image_id", "changed", "compared"} <= set(patches.columns):
         return []
@@ -262,4 +273,4 @@ def _changed_patches(patches: pd.DataFrame) -> list[Table]:
     note = (
         "Single images, to be looked at: no interval belongs to them, and no conclusion about a checkpoint."
     )
-    return [Table("Patches that changed their first expert", [*columns, "changed", "of"], rows, note)]
+    return [Table("Patches that changed their expert", [*columns, "changed", "of"], rows, note)]

@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.headlines import Found, Row, find
 from moeprobe.report.reading import Run
-from moeprobe.wording import full_label, interval, number, sentence_case
+from moeprobe.wording import agreement, full_label, interval, number, sentence_case
 
 _TITLES = {
     "match-ratio": "Match of corresponding patches",
@@ -32,7 +32,7 @@ _ROW = [
     "ci_low", "ci_high", "images", "trials", "flag",
 ]  # fmt: skip
 # The families of a comparison that are told in words; all of them stand in its table.json.
-_JUDGED = (("top1_match_kappa", "pooled"), ("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
+_JUDGED = (("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,8 @@ def _beside(found: Found, row: Row) -> str:
 
 def _raw(found: Found, row: Row) -> str:
     """Return the match of a collapsed router."""
-    rows = found.rows.get(("top1_match", ""), [])
+    raw = next((which for noun, which in found.headline.beside if noun == "raw"), None)
+    rows = [] if raw is None else found.rows[raw]
     return next((number(other["value"]) for other in rows if other["checkpoint"] == row["checkpoint"]), "1")
 
 
@@ -235,9 +236,10 @@ def _verdicts(run: Run) -> list[str]:
     by = (
         f"by simultaneous intervals over {run.images:,} images" if run.images else "by simultaneous intervals"
     )
+    first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
     return [
         f"{sentence_case(full_label(*which))}, {by}: {family['sentence']}"
-        for which in _JUDGED
+        for which in ((f"{first}_kappa", "pooled"), *_JUDGED)
         for family in families
         if (family.get("metric"), family.get("null")) == which and family.get("tokens") in ("patch", "")
         if "sentence" in family

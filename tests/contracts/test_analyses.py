@@ -1,6 +1,5 @@
 """What holds for every aggregate analysis of the catalog; a new one is tested the moment its file exists."""
 
-import dataclasses
 import inspect
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from moeprobe import catalog
 from moeprobe.accumulators import Accumulator
+from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.analyses.base import (
     Analysis,
     CornerAnalysis,
@@ -23,9 +23,21 @@ from moeprobe.analyses.base import (
 )
 from moeprobe.analyses.discontinuity import Path
 from moeprobe.analyses.match import Match
+from moeprobe.analyses.set_match import SetMatch
+from moeprobe.analyses.slot_match import SlotMatch
+from moeprobe.routing import LayerRouting
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
-from tests.routings import aligned, checkpoint, images_of, probe, routing
+from tests.routings import (
+    Softened,
+    aligned,
+    checkpoint,
+    expert_choice,
+    images_of,
+    probe,
+    routing,
+    soft,
+)
 
 KINDS = {name: catalog.ANALYSES.get(name) for name in catalog.ANALYSES.names()}
 AGGREGATES = {
@@ -79,8 +91,14 @@ def examples(name: str) -> list[Asked]:
         (routing(SIZE, seed=1), routing(SIZE, seed=2)),
         (routing(SIZE, seed=1, prefix=0, top_k=1), routing(SIZE, seed=2, prefix=0, top_k=1)),
         (routing(SIZE, seed=1, top_k=3), routing(SIZE, seed=2, top_k=3, valid=valid)),
+        (expert_choice(SIZE, seed=1), expert_choice(SIZE, seed=2)),
+        (expert_choice(SIZE, seed=1, capacity=1, valid=valid), expert_choice(SIZE, seed=2, capacity=1)),
+        (soft(SIZE, seed=1), soft(SIZE, seed=2)),
+        (soft(SIZE, seed=1, prefix=0), soft(SIZE, seed=2, prefix=0)),
     ]
-    return [aligned(*both) for both in layers]
+    found: list[Asked] = [aligned(*both) for both in layers if LAYERED[name].applies(both[1])]
+    assert found
+    return found
 
 
 def path(number: int) -> Path:
@@ -104,7 +122,7 @@ def test_sums_are_whole_numbers_or_floats_one_entry_per_image(name: str) -> None
             assert AGGREGATES[name].signature in columns
             for column in columns.values():
                 assert len(column) == SIZE
-                assert column.dtype in (torch.int64, torch.int16, torch.float32, torch.float64)
+                assert column.dtype in (torch.int64, torch.int32, torch.int16, torch.float32, torch.float64)
                 assert not column.requires_grad
 
 
@@ -161,8 +179,8 @@ def test_influence_is_the_derivative_by_the_weights_of_the_images(name: str) -> 
 
 def metrics_of(analysis: Analysis, arrays: dict[str, np.ndarray]) -> list[Metric]:
     """All that an analysis can say, matches with every null."""
-    if isinstance(analysis, Match):
-        analysis = Match(class_null=True)
+    if isinstance(analysis, Match | SetMatch | SlotMatch):
+        analysis = type(analysis)(class_null=True)
         return [*analysis.metrics(arrays, aligned=True), *analysis.metrics(arrays, aligned=False)]
     return analysis.metrics(arrays, aligned=True)
 
@@ -179,17 +197,30 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
     analysis = LAYERED[name]
     monkeypatch.setattr(type(analysis), "applies", lambda *_: False)
     asked = probe("clean", None, indices=range(3), analyses=(analysis,))
-    images, _ = run(asked, checkpoint())
+    model = checkpoint(adapter=Softened if name == "slot_match" else Vmoe)
+    images, _ = run(asked, model)
     assert images.num_rows == 0
     monkeypatch.undo()
-    images, _ = run(asked, checkpoint())
+    images, _ = run(asked, model)
     assert {cell.layer for _, cell, _, _ in cells(images)} == {"blocks.1", "blocks.3"}
 
 
-def test_routing_without_choices_or_distribution_is_left_out() -> None:
-    soft = routing()
-    soft = dataclasses.replace(soft, selected=soft.selected[..., :0], gates_sum_to_one=False)
-    assert not any(analysis.applies(soft) for analysis in LAYERED.values())
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (routing(), {"match", "set_match", "weights", "churn", "load", "unserved", "confidence", "s_matrix"}),
+        (expert_choice(), {"set_match", "weights", "churn", "unserved", "confidence", "s_matrix"}),
+        (soft(), {"slot_match", "weights", "confidence", "s_matrix"}),
+        (soft(gates_sum_to_one=False), {"slot_match", "weights"}),
+        (routing(num_experts=1, top_k=1), {"unserved"}),
+        (
+            routing(num_experts=3, top_k=3),
+            {"match", "weights", "churn", "load", "unserved", "confidence", "s_matrix"},
+        ),
+    ],
+)
+def test_each_says_where_it_applies(layer: LayerRouting, expected: set[str]) -> None:
+    assert {name for name, analysis in LAYERED.items() if analysis.applies(layer)} == expected
 
 
 def test_exhibits_never_reach_an_accumulator() -> None:

@@ -1,0 +1,56 @@
+"""Which tokens of a reference and a view are compared, kind by kind: what all analyses of pairs begin with.
+
+Axes: B images, T tokens, J pairs of tokens of an image.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.analyses.base import LayerPair
+from moeprobe.regions import REGIONS
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Pairs of tokens: ``reference`` and ``view`` ``(B, J)`` number them, ``present`` says which pairs there are.
+
+    A pair with padding on either side is none. Where there is none the numbers are those of some token.
+    """
+
+    reference: Tensor
+    view: Tensor
+    present: Tensor
+
+
+def patches(pair: LayerPair) -> Paired:
+    """Return the pairs of corresponding patches, J = P."""
+    prefix = pair.reference.num_prefix_tokens
+    present = (pair.reference_patch >= 0) & (pair.view_patch >= 0)
+    reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
+    return _without_padding(pair, reference, view, present)
+
+
+def by_tokens(pair: LayerPair) -> dict[str, Paired]:
+    """Return the pairs of each kind of tokens: patches, those of each region if known, and prefix tokens if any."""
+    every = patches(pair)
+    found = {"patch": every}
+    if pair.region is not None:
+        for code, name in enumerate(REGIONS):
+            found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
+    prefix = pair.reference.num_prefix_tokens
+    if prefix:
+        token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
+        found["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
+    return found
+
+
+def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: Tensor) -> Paired:
+    valid = pair.reference.valid.gather(1, reference) & pair.view.valid.gather(1, view)
+    return Paired(reference, view, present & valid)
+
+
+def of_tokens(values: Tensor, token: Tensor) -> Tensor:
+    """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
+    return values[torch.arange(len(values), device=values.device)[:, None], token]

@@ -1,0 +1,133 @@
+"""How far do the weights of a token move? For every router: what the combination gives each expert for it.
+
+* ``weight_distance``: Jensen-Shannon distance of the weights, each side's divided by their sum: the root of the
+  divergence in bits, 0 = the same, 1 = no expert in common;
+* ``weight_cosine``: cosine of the weights, 1 = the same up to a factor, 0 = no expert in common.
+
+A pair of which a side has no weights (no expert took the token, or all dropped it) is no trial; their share of all
+pairs is ``unweighted``, given where that can be.
+
+Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums say what it is: pooled, and
+within the image (another patch of the same image). The distance has no such sum: it stands beside that of the other
+patches of the same image alone. kappa of the distance is 1 − distance / chance, so that 1 is steady and 0 is chance, as
+everywhere. At a position there is no null here: it would take every token's weights.
+
+Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.analyses._nulls import beyond
+from moeprobe.analyses._pairs import Paired, by_tokens, of_tokens
+from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.routing import LayerRouting
+from moeprobe.similarity import Complement, MeanProduct
+from moeprobe.statistics import Kappa, Ratio
+
+# Smaller divergences are the rounding of float32.
+_ROUNDING = 1e-12
+
+
+class Weights(LayerAnalysis):
+    """Jensen-Shannon distance and cosine of the combine weights of corresponding tokens."""
+
+    signature = "weight_pairs"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether there is more than one expert to weight."""
+        return layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return summed distances, cosines and unit vectors per image, for patches and prefix tokens."""
+        return {
+            tokens: _sums(pair, paired)
+            for tokens, paired in by_tokens(pair).items()
+            if tokens in ("patch", "prefix")
+        }
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return both means with their chance levels and kappa."""
+        trials = columns["weight_trials"].astype(np.int64)
+        number = trials.astype(np.float64)
+        several = np.where(trials > 1, trials, 0)
+        shared = several.astype(np.float64)
+        rest = 1 / np.where(several > 0, several - 1, 1)
+        distance, cosine = (columns[name].astype(np.float64) for name in ("weight_distance", "weight_cosine"))
+        one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
+        alike = Ratio(cosine, number)
+        metrics = [
+            Metric("weight_cosine", "", alike, trials),
+            *beyond("weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, trials),
+        ]
+        if "weight_distance_others" in columns:  # a prefix token has no other in its image
+            others = Ratio(np.where(several > 0, ((one * other).sum(1) - cosine) * rest, 0.0), shared)
+            same = Ratio(np.where(several > 0, cosine, 0.0), shared)
+            metrics += beyond("weight_cosine", "image", others, same, several)
+        metrics.append(Metric("weight_distance", "", Ratio(distance, number), trials))
+        if "weight_distance_others" in columns:
+            apart = Ratio(columns["weight_distance_others"].astype(np.float64) * rest, shared)
+            moved = Ratio(np.where(several > 0, distance, 0.0), shared)
+            metrics += [
+                Metric("weight_distance_chance", "image", apart, several),
+                Metric(
+                    "weight_distance_kappa", "image", Kappa(Complement(moved), Complement(apart)), several
+                ),
+            ]
+        if "unweighted" in columns:
+            pairs = columns["weight_pairs"]
+            share = Ratio(columns["unweighted"].astype(np.float64), pairs.astype(np.float64))
+            metrics.append(Metric("unweighted", "", share, pairs))
+        return metrics
+
+
+def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    sides = [
+        of_tokens(layer.weights, token)
+        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+    ]
+    weighted = [(side > 0).any(-1) for side in sides]
+    trial = paired.present & weighted[0] & weighted[1]
+    # Masked, not multiplied: what stands in padding may be no number.
+    reference, view = (side.masked_fill(~trial[..., None], 0) for side in sides)
+    one, other = _unit(reference), _unit(view)
+    shares = [
+        side / side.sum(-1, keepdim=True).clamp_min(torch.finfo(side.dtype).tiny)
+        for side in (reference, view)
+    ]
+    columns = {
+        "weight_pairs": paired.present.sum(1),
+        "weight_trials": trial.sum(1),
+        "weight_distance": _distance(*shares).masked_fill(~trial, 0).sum(1),
+        "weight_cosine": (one * other).sum((1, 2)),
+        "weight_reference": one.sum(1),
+        "weight_view": other.sum(1),
+    }
+    if pair.view.top_k > 0:
+        columns["unweighted"] = (paired.present & ~trial).sum(1)
+    if trial.shape[1] > 1:
+        total = torch.zeros_like(columns["weight_distance"])
+        for shift in range(1, trial.shape[1]):
+            both = trial & trial.roll(shift, 1)
+            total += _distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~both, 0).sum(1)
+        columns["weight_distance_others"] = total
+    return columns
+
+
+def _unit(weights: Tensor) -> Tensor:
+    """Return vectors ``(..., E)`` of length one; of length 0 where there is nothing, exactly one-hot of one expert."""
+    largest = weights.amax(-1, keepdim=True)
+    scaled = weights / largest.where(largest > 0, 1)
+    length = scaled.square().sum(-1, keepdim=True).sqrt()
+    return scaled / length.where(length > 0, 1)
+
+
+def _distance(one: Tensor, other: Tensor) -> Tensor:
+    """Return the Jensen-Shannon distance ``(...)`` of distributions ``(..., E)``, with logarithms to base 2."""
+    total = one + other
+    # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
+    r = (one - other) / total.where(total > 0, 1)
+    terms = torch.special.xlog1py(one, r) + torch.special.xlog1py(other, -r)
+    divergence = terms.sum(-1) / (2 * np.log(2))
+    return divergence.where(divergence > _ROUNDING, 0).clamp_max(1).sqrt()
