@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 
 from moeprobe import comparisons, probing, verdicts
+from moeprobe.asking import make_analyses
 from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
 from moeprobe.gathering import are_runs, gather, probe_arguments
 from moeprobe.loading import Model, Options
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
-from moeprobe.probing import Plan, make_analyses
+from moeprobe.probing import Plan
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics

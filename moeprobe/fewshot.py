@@ -7,11 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe import sweeps
+from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, open_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
-from moeprobe.probing import Plan, draw_figures, make_probe, make_request, measure, time_sample
+from moeprobe.probing import Plan, draw_figures, measure, time_sample
 from moeprobe.ridge import STRENGTHS
 from moeprobe.routing import Featured
 from moeprobe.runs import OutputFolder, Result

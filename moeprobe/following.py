@@ -13,11 +13,12 @@ import pyarrow as pa
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
 from moeprobe.applicability import check_choices
+from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import Example
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.probing import Plan, make_probe, make_request, measure, time_sample
+from moeprobe.probing import Plan, measure, time_sample
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result
 from moeprobe.tables import write_csv

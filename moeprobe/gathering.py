@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moeprobe import probing, sources, sweeps
+from moeprobe import asking, probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
 from moeprobe.loading import DEFAULT_DATA, Model, Options, choose_data, load_models
@@ -87,7 +87,7 @@ class ToProbe:
 
     def asked(self) -> Measured:
         """Return the request and the checkpoints, without sums."""
-        request = probing.make_request(self.kind, self.data, self.question, self.options, self.loaded)
+        request = asking.make_request(self.kind, self.data, self.question, self.options, self.loaded)
         return Measured(pa.table({}), request, request.pop("checkpoints"), {})
 
     def sample(self) -> Measured:
@@ -127,7 +127,7 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
     arguments = probe_arguments(**asked)
     loaded = load_models(given, options)
     arguments["data"] = choose_data(asked["data"], loaded)
-    question = probing.make_probe(
+    question = asking.make_probe(
         arguments["kind"],
         loaded,
         data=arguments["data"],

@@ -11,11 +11,12 @@ import pandas as pd
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.applicability import check_choices
+from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.probing import Plan, make_probe, make_request, time_sample
+from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView

@@ -10,11 +10,12 @@ import pyarrow as pa
 from moeprobe import neighbours, sweeps
 from moeprobe.analyses._contagion import Contagion
 from moeprobe.analyses.batch_contagion import BatchContagion
+from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.neighbours import Exchange
 from moeprobe.probes import CLEAN, Checkpoint, Probe
-from moeprobe.probing import Plan, draw_figures, make_probe, make_request, measure, time_sample
+from moeprobe.probing import Plan, draw_figures, measure, time_sample
 from moeprobe.routing import Routable
 from moeprobe.runs import OutputFolder, Result
 from moeprobe.watching import Watcher

@@ -132,6 +132,6 @@ def _pack(member: Tensor) -> list[Tensor]:
 def _unpack(rows: NDArray[np.generic]) -> NDArray[np.float64]:
     """Return the sets ``(U, E)`` of rows of words ``(U, W)``, as ones and zeros."""
     bits = rows.astype(np.int64)[:, :, None] >> np.arange(_BITS) & 1
-    sets = bits.reshape(len(rows), -1).astype(np.float64)
+    sets = bits.reshape(len(rows), rows.shape[1] * _BITS).astype(np.float64)
     # Experts that no set holds say nothing.
-    return sets[:, sets.any(0)] if len(sets) else sets
+    return sets[:, sets.any(0)]

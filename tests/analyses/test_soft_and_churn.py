@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine, jensenshannon
 
-from moeprobe.analyses.base import LayerPair
+from moeprobe.analyses.base import LayerAnalysis, LayerPair
 from moeprobe.analyses.churn import Churn
+from moeprobe.analyses.set_match import SetMatch
 from moeprobe.analyses.slot_match import SlotMatch
 from moeprobe.analyses.unserved import Unserved
 from moeprobe.analyses.weights import Weights
@@ -234,6 +235,22 @@ def test_one_expert_for_all_has_collapsed_by_every_measure() -> None:
     same = dataclasses.replace(soft(4), gates=torch.full((4, 7, 5), 0.2))
     found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
+
+
+@pytest.mark.parametrize(
+    ("analysis", "layer"),
+    [
+        (SetMatch(), expert_choice(4)),
+        (SlotMatch(), soft(4)),
+        (Weights(), soft(4)),
+        (Weights(), expert_choice(4)),
+        (Churn(), expert_choice(4)),
+    ],
+)
+def test_where_nothing_corresponds_there_are_no_values(analysis: LayerAnalysis, layer: LayerRouting) -> None:
+    nothing = torch.full((4, 6), -1)
+    found = values(analysis, LayerPair(layer, layer, nothing, nothing, aligned=True), "patch", WEIGHTS)
+    assert all(np.isnan(value).all() and not any(trials) for value, trials in found.values())
 
 
 def test_padding_may_hold_anything() -> None:

@@ -1,0 +1,189 @@
+"""What a probe asks: of which models, images, perturbation and analyses, checked before anything is run."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from moeprobe.analyses.base import Analysis
+from moeprobe.applicability import check_applies, check_choices
+from moeprobe.catalog import ANALYSES
+from moeprobe.data._masks import Masked
+from moeprobe.data.base import ImageDataset
+from moeprobe.errors import UserError
+from moeprobe.loading import Options, open_data, open_view
+from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
+from moeprobe.routing import Replayable
+from moeprobe.views.base import PairView, SeverityView
+
+# How much the routing of two views agrees; each says of which routers.
+_MATCHES = ("match", "set_match", "slot_match")
+_AGREEMENT = (*_MATCHES, "weights", "churn")
+# What each kind of probe measures.
+KINDS: dict[str, tuple[str, ...]] = {
+    "match-ratio": (*_AGREEMENT, "load", "unserved"),
+    "s-matrix": ("s_matrix", "load", "unserved"),
+    "confidence": ("confidence", "load", "unserved"),
+    "sweep": (*_AGREEMENT, "confidence", "load", "unserved", "output"),
+    "eval": ("output",),
+    "discontinuity": ("discontinuity",),
+    "fewshot": ("fewshot",),
+    "contagion": ("batch_contagion", "token_contagion", "attention_contagion"),
+}
+# Clean images that a sweep runs again unchanged: arithmetic does not need more.
+FLOOR_IMAGES = 256
+# What compares two random views of an image.
+_OF_PAIRS = ("match-ratio", "s-matrix")
+
+
+def make_probe(
+    kind: str,
+    models: Sequence[Checkpoint],
+    *,
+    data: str,
+    view_name: str,
+    severities: Sequence[float] | None,
+    options: Options,
+    attribute: str | None = None,
+) -> Probe:
+    """Put together what is asked of every checkpoint.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    dataset = open_data(data, split=options.split)
+    if options.masks is not None:
+        dataset = Masked(dataset, options.masks)
+    view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
+    steps: tuple[float, ...] = ()
+    if kind in _OF_PAIRS and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
+        )
+    if kind in ("sweep", "discontinuity"):
+        if not isinstance(view, SeverityView):
+            raise UserError(
+                f"The view {view_name!r} has no severity; use: moeprobe match-ratio --view {view_name}."
+            )
+        steps = view.severities if severities is None else tuple(severities)
+        check_severities(steps)
+    if options.limit is not None and options.limit < 1:
+        raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
+    if options.batch_size < 1:
+        raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
+    _check_layers(models, options.layers)
+    analyses = KINDS[kind]
+    check_applies(kind, make_analyses(analyses), models, layers=options.layers)
+    if attribute is not None:
+        _check_attribution(kind, view, models, attribute)
+        analyses += ("attribution",)
+    for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+        if given and "match" not in analyses:
+            raise UserError(f"{option} is about matches: use it with match-ratio, sweep or noise-sweep.")
+    labelled = all(_same_classes(model, dataset) for model in models)
+    unknown = [model.name for model in models if not model.class_names]
+    if kind == "eval" and unknown:
+        raise UserError(
+            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate; "
+            f"where it was imported, import it again with --classes {data}."
+        )
+    if kind == "eval" and not labelled:
+        reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
+        raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")
+    if options.class_null and dataset.class_names is None:
+        raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
+    return Probe(
+        dataset=dataset,
+        indices=choose_images(dataset, limit=options.limit, seed=options.seed),
+        view_name=view_name,
+        view=view,
+        severities=steps,
+        analyses=make_analyses(analyses, class_null=options.class_null),
+        seed=options.seed,
+        layers=options.layers,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        skip_bad_images=options.skip_bad_images,
+        labelled=labelled,
+        replayed_gates=attribute or "recomputed",
+        floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
+    )
+
+
+def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
+    """Return the analyses called so; ``class_null`` concerns matches."""
+    return tuple(
+        ANALYSES.get(name)(class_null=class_null) if name in _MATCHES else ANALYSES.get(name)()
+        for name in names
+    )
+
+
+def _check_attribution(
+    kind: str, view: PairView | SeverityView | None, models: Sequence[Checkpoint], gates: str
+) -> None:
+    """Raise ``UserError`` unless pixels and routing can be exchanged in this sweep."""
+    if gates not in ("recomputed", "replayed"):
+        raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
+    if kind != "sweep" or view is None or not view.aligned:
+        raise UserError(
+            "Only a sweep whose view leaves the patches where they are (such as gaussian_noise) can be attributed."
+        )
+    for model in models:
+        if not isinstance(model.model, Replayable):
+            raise UserError(f"{model.name} cannot replay a routing, so its changes cannot be attributed.")
+    check_choices(models, "there are no choices to replay")
+
+
+def check_severities(severities: tuple[float, ...]) -> None:
+    """Raise ``UserError`` unless there is at least one severity and none is named twice."""
+    if not severities:
+        raise UserError("Name at least one severity.")
+    if len(set(severities)) < len(severities):
+        raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
+
+
+def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) -> None:
+    """Raise ``UserError`` unless each layer is in some checkpoint and each checkpoint has some of the layers."""
+    if layers is None:
+        return
+    there = list(dict.fromkeys(layer for model in models for layer in model.model.layer_names))
+    for layer in layers:
+        if layer not in there:
+            names = ", ".join(model.name for model in models)
+            raise UserError(f"There is no MoE layer {layer!r} in {names}; there are: {', '.join(there)}.")
+    for model in models:
+        if not set(layers) & set(model.model.layer_names):
+            own = ", ".join(model.model.layer_names)
+            raise UserError(f"{model.name} has none of the layers {', '.join(layers)}; it has: {own}.")
+
+
+def _same_classes(model: Checkpoint, dataset: ImageDataset) -> bool:
+    """Whether the data's labels are known to be about what the model's scores are about."""
+    return bool(model.class_names) and model.class_names == dataset.class_names
+
+
+def make_request(
+    kind: str, data: str, probe: Probe, options: Options, models: Sequence[Checkpoint]
+) -> dict[str, Any]:
+    """Return what determines the numbers of a run; speed (batch size, workers, device) is no part of it."""
+    view = {"name": probe.view_name} | (dataclasses.asdict(probe.view) if probe.view is not None else {})  # type: ignore[call-overload]
+    return {
+        "kind": kind,
+        "data": data,
+        "split": options.split,
+        "view": view,
+        "severities": list(probe.severities),
+        "analyses": [*KINDS.get(kind, (kind,)), *(("attribution",) if probe.corners else ())],
+        "replayed_gates": probe.replayed_gates if probe.corners else None,
+        "layers": None if options.layers is None else list(options.layers),
+        "limit": options.limit,
+        "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
+        "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
+        "labels_used": probe.labelled and probe.dataset.class_names is not None,
+        "checkpoints": {
+            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            for model in models
+        },
+    }
