@@ -31,7 +31,7 @@ LEVELS = {
 # Neighbours on one floor that may meet, in this direction alone.
 NEIGHBOURS = {
     ("__main__", "cli"),
-    ("api", "asking", "comparing"),
+    ("api", "comparing"),
     ("api", "corresponding"),
     ("api", "fewshot"),
     ("api", "exchange"),
