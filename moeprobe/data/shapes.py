@@ -19,7 +19,7 @@ from moeprobe.seeds import generator
 
 _RESOLUTIONS = range(16, 1025)
 _DEFAULT_RESOLUTION = 64
-_LENGTHS = {"train": 4000, "val": 1000, "test": 1000}
+_LENGTHS = {"train": 16000, "val": 1000, "test": 1000}
 # Changing this, or the order of the draws, makes another data set.
 _SEED = 20250102
 # The outline's outer radius, as a part of the image's side.
