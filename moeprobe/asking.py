@@ -21,7 +21,7 @@ _AGREEMENT = (*_MATCHES, "weights", "churn")
 # What each kind of probe measures.
 KINDS: dict[str, tuple[str, ...]] = {
     "match-ratio": (*_AGREEMENT, "load", "unserved"),
-    "s-matrix": ("s_matrix", "load", "unserved"),
+    "s-matrix": ("s_matrix", "load"),
     "confidence": ("confidence", "load", "unserved"),
     "sweep": (*_AGREEMENT, "confidence", "load", "unserved", "output"),
     "eval": ("output",),

@@ -59,9 +59,10 @@ def test_loaded_models_and_paths_are_one(trained: Trained) -> None:
 def test_a_comparison_is_the_difference_of_the_values(trained: Trained) -> None:
     result = api.match_ratio(list(trained.values()), limit=40)
     assert result.comparison is not None
-    keys = ["layer", "tokens", "metric", "null"]
-    values = result.table.pivot(index=keys, columns="checkpoint", values="value")
-    differences = result.comparison.set_index(keys)["value"]
+    keys = ["layer", "tokens", "metric", "null", "expert"]
+    table, comparison = (rows.fillna({"expert": -1}) for rows in (result.table, result.comparison))
+    values = table.pivot(index=keys, columns="checkpoint", values="value")
+    differences = comparison.set_index(keys)["value"]
     np.testing.assert_allclose(
         differences, (values["prc"] - values["baseline"]).loc[differences.index], atol=1e-12
     )

@@ -31,7 +31,8 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
     assert set(table["checkpoint"]) == {"baseline", "prc"}
     assert set(table["layer"]) == {"blocks.1", "blocks.3"}
     assert set(table["tokens"]) == {"patch", "prefix"}
-    assert (table["images"] == 40).all()
+    # An expert may have no token of some image.
+    assert (table.loc[table["expert"].isna(), "images"] == 40).all()
     sidecar = json.loads((out / "table.json").read_text())
     assert sidecar["request"]["view"]["name"] == "random_crop"
     assert set(sidecar["checkpoints"]) == {"baseline", "prc"}

@@ -165,7 +165,8 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         said = refused("compare", *given, "--fail-if-worse", "top1_mach")
         assert "There is no metric 'top1_mach'. Did you mean 'top1_match'?" in said
         said = refused("compare", *given, "--fail-if-worse", "load_entropy")
-        assert "More load_entropy is neither better nor worse; take one of: top1_match, " in said
+        assert "More load_entropy is neither better nor worse; take one of: churn, " in said
+        assert ", top1_match, " in said and "load_entropy, " not in said
 
 
 @pytest.mark.parametrize(
