@@ -10,7 +10,6 @@ import pandas as pd
 
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
-from moeprobe.applicability import check_choices
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
@@ -165,7 +164,6 @@ def _ask(
     loaded = load_models(models, options)
     data = choose_data(data, loaded, files=files)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
-    check_choices(loaded, "no patch has an expert to draw", layers=options.layers)
     dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
     chosen = question.indices[:count] if named is None else named
     if len(chosen) > MAX_IMAGES:

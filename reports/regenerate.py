@@ -239,8 +239,8 @@ def _region_table(table: pd.DataFrame) -> str:
     lines = [
         "## Foreground or background: match of corresponding patches, last MoE layer, k = 2",
         "",
-        "The paper remarks on Figure 5 that PRC steadies foreground patches most, and gives no numbers. Foreground: the "
-        f"patch shows the object alone (up to 5 % of its pixels); background: not at all. Noise: σ = {SIGMA:g}.",
+        "The paper remarks on Figure 5 that PRC steadies foreground patches most, and gives no numbers. Foreground: "
+        f"the patch shows the object alone (up to 5 % of its pixels); background: not at all. Noise: σ = {SIGMA:g}.",
         "",
         "| number | seed | V-MoE | V-MoE with PRC | difference |",
         "|---|---|---|---|---|",

@@ -23,8 +23,8 @@ LEVELS = {
         "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
-        "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following", "gathering",
-        "inspection", "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
+        "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following",
+        "gathering", "inspection", "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip

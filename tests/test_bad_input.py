@@ -104,7 +104,9 @@ def test_odd_images_are_probed(trained: Trained, tmp_path: Path) -> None:
     for command in (("match-ratio",), ("sweep", "--view", "affine"), ("noise-sweep", "--sigmas", "0,0.1")):
         result = run(command[0], trained["prc"], *command[1:], "--data", f"folder:{tmp_path}", "--json")
         assert result.exit_code == 0, result.output
-        assert {row["images"] for row in json.loads(result.stdout)["table"]} == {7}
+        # An expert may have no token of some image.
+        table = json.loads(result.stdout)["table"]
+        assert {row["images"] for row in table if row["expert"] is None} == {7}
 
 
 def test_empty_folder(trained: Trained, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_dry_run_and_json(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "never"
     result = run("contagion", trained["prc"], "--dry-run", "--out", out)
     # One pass as it is, four beside other mates, two that the routers' tokens are read off, one with other pixels.
-    assert "1 checkpoints x 360 images x 8 forward passes" in result.output
+    assert "1 checkpoint x 360 images x 8 forward passes" in result.output
     assert not out.exists()
     arguments = ("--limit", 20, "--layers", "blocks.3", "--share", 0.5, "--group-images", 1, "--json")
     found = json.loads(run("contagion", trained["prc"], *arguments).stdout)

@@ -6,7 +6,9 @@ import pandas as pd
 import pytest
 
 from moeprobe import api
+from moeprobe.errors import UserError
 from tests.commands import refused, run
+from tests.routings import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +27,7 @@ def soft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (("noise-sweep", "--attribute", "--limit", 4), "no choices to replay"),
         (("discontinuity", "--limit", 1), "no switches to find"),
-        (("overlay", "--count", 1), "no patch has an expert to draw"),
-        (("match-ratio", "--limit", 4), "Nothing that match-ratio measures exists in soft"),
-        (("match-ratio", "--limit", 4, "--dry-run"), "Nothing that match-ratio measures exists in soft"),
+        (("discontinuity", "--limit", 1, "--dry-run"), "no switches to find"),
     ],
 )
 def test_what_does_not_exist_is_one_sentence_and_no_folder(
@@ -41,6 +41,7 @@ def test_what_does_not_exist_is_one_sentence_and_no_folder(
 
 def test_what_exists_gets_its_rows(soft: Path, tmp_path: Path) -> None:
     for command, metrics in (
+        (("match-ratio",), {"slot_match", "slot_match_kappa", "weight_distance", "weight_cosine"}),
         (("confidence",), {"gate_highest", "gate_second", "gate_rest", "gate_margin"}),
         (("noise-sweep", "--sigmas", "0,0.2"), {"gate_highest", "accuracy", "prediction_agreement"}),
         (("s-matrix",), {"s", "s_diagonal", "prc_offdiagonal"}),
@@ -51,7 +52,7 @@ def test_what_exists_gets_its_rows(soft: Path, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         table = pd.read_csv(out / "table.csv")
         assert metrics <= set(table["metric"])
-        assert not table["metric"].str.contains("match|load_entropy").any()
+        assert not table["metric"].str.contains("top1|set_|churn|unserved|load_entropy").any()
         assert set(table["tokens"].dropna()) <= {"patch"}  # there is no class token
         assert table["value"].notna().all()
     result = run("report", tmp_path / "noise-sweep", tmp_path / "s-matrix", "--out", tmp_path / "report")
@@ -59,14 +60,25 @@ def test_what_exists_gets_its_rows(soft: Path, tmp_path: Path) -> None:
     assert "capacity: as trained (soft: 1, 1 image per group)" in (tmp_path / "report/report.md").read_text()
 
 
-def test_beside_a_sparse_model_only_that_one_matches(
+def test_beside_a_sparse_model_what_both_have_is_compared(
     soft: Path, trained: dict[str, Path], tmp_path: Path
 ) -> None:
     result = run("match-ratio", soft, trained["prc"], "--limit", 20, "--out", tmp_path / "both")
     assert result.exit_code == 0, result.output
+    found = pd.read_csv(tmp_path / "both/comparison.csv")
+    shared = {"weight_distance", "weight_cosine"}
+    assert set(found["metric"]) == shared | {
+        f"{name}_{more}" for name in shared for more in ("chance", "kappa")
+    }
     table = pd.read_csv(tmp_path / "both/table.csv")
-    assert set(table["checkpoint"]) == {"prc"}
-    assert "no MoE layer in common in which this is measured" in refused("compare", tmp_path / "both")
+    assert "top1_match" in set(table[table["checkpoint"] == "prc"]["metric"])
+
+
+def test_of_a_single_expert_nothing_can_be_told(tmp_path: Path) -> None:
+    """Every gate is 1 and every token goes there: no number of the matrix means anything."""
+    with pytest.raises(UserError, match="Nothing that s-matrix measures exists in a"):
+        api.s_matrix([checkpoint(num_experts=1, top_k=1)], limit=4, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_head_does_not_start_from_the_other(soft: Path, trained: dict[str, Path]) -> None:

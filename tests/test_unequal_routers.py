@@ -114,5 +114,5 @@ def test_slots_alone_and_beside_choices(kinds: Trained, tmp_path: Path) -> None:
     assert "κ of same slot" in document.markdown and "κ of cosine of the weights" in document.markdown
     shown = api.overlay([soft], count=1, out=tmp_path / "overlay")
     assert all("largest weight" in item.shows for item in shown.overlays)
-    with pytest.raises(UserError, match="every expert has a share"):
+    with pytest.raises(UserError, match="every expert gets a share"):
         api.discontinuity([soft], limit=1)

@@ -157,7 +157,7 @@ def _place(row: pd.Series) -> str:
         row["layer"],
         _TOKENS.get(row["tokens"], f"{row['tokens']} patches"),
         f"null {row['null']}" if row["null"] else "",
-        "" if math.isnan(row["severity"]) else f"severity {row['severity']:g}",
+        "" if pd.isna(row["severity"]) else f"severity {row['severity']:g}",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -119,7 +119,8 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
         class Decided:
             clean_gates = interleaved
 
-        gates1, gates2, valid = paired_gates(Decided(), first, second, num_images=30)  # type: ignore[arg-type]
+        with torch.no_grad():
+            gates1, gates2, valid = paired_gates(Decided(), first, second, num_images=30)  # type: ignore[arg-type]
         exchange = torch.from_numpy(swapped)[:, None, None]
         small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
         expected = correlation(small, large, valid)

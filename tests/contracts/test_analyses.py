@@ -205,17 +205,21 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
     assert {cell.layer for _, cell, _, _ in cells(images)} == {"blocks.1", "blocks.3"}
 
 
+GATES = ("confidence", "s_matrix")
+CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
+
+
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
-        (routing(), {"match", "set_match", "weights", "churn", "load", "unserved", "confidence", "s_matrix"}),
-        (expert_choice(), {"set_match", "weights", "churn", "unserved", "confidence", "s_matrix"}),
-        (soft(), {"slot_match", "weights", "confidence", "s_matrix"}),
+        (routing(), {"match", "set_match", "weights", "churn", "load", "unserved", *GATES, *CONTAGION}),
+        (expert_choice(), {"set_match", "weights", "churn", "unserved", *GATES, *CONTAGION}),
+        (soft(), {"slot_match", "weights", *GATES, *CONTAGION}),
         (soft(gates_sum_to_one=False), {"slot_match", "weights"}),
-        (routing(num_experts=1, top_k=1), {"unserved"}),
+        (routing(num_experts=1, top_k=1), {"unserved", *CONTAGION}),
         (
             routing(num_experts=3, top_k=3),
-            {"match", "weights", "churn", "load", "unserved", "confidence", "s_matrix"},
+            {"match", "weights", "churn", "load", "unserved", *GATES, *CONTAGION},
         ),
     ],
 )

@@ -201,7 +201,8 @@ def test_it_trains(name: str) -> None:
 @EVERY
 def test_a_run_of_it_trains(name: str, tmp_path: Path) -> None:
     unbalanced = {"name": "balanced", "importance_weight": 0.0, "load_weight": 0.0}
-    run = trainer(tmp_path, model__router=name, objective=unbalanced, steps=4)
+    plain = {"image_size": 16, "num_experts": 4, "router": name}
+    run = trainer(tmp_path, model=plain, objective=unbalanced, steps=4)
     before = {key: value.clone() for key, value in run.model.state_dict().items()}
     run.run()
     for key, value in run.model.state_dict().items():
