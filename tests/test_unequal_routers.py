@@ -65,6 +65,15 @@ def test_each_is_told_by_what_applies_and_both_by_one_measure(
     assert ("overlap of expert sets" if name == "match-ratio" else "set overlap") in printed
 
 
+def test_the_screen_shows_the_churn_of_all_experts(probed: dict[str, tuple[Path, str]]) -> None:
+    out, printed = probed["match-ratio"]
+    lines = [line for line in printed.splitlines() if "churn: tokens an expert lost" in line]
+    found = pd.read_csv(out / "comparison.csv").query("metric == 'churn' and expert.isna()")
+    assert len(lines) == len(found) == 2
+    for line, (_, row) in zip(lines, found.iterrows(), strict=True):
+        assert f"{row['value']:+.3f} [{row['ci_low']:+.3f}, {row['ci_high']:+.3f}]" in line
+
+
 def test_a_noise_floor_for_both(probed: dict[str, tuple[Path, str]]) -> None:
     out, printed = probed["noise-sweep"]
     assert "Noise floor: overlap of expert sets of 22 clean images" in printed and "random at" not in printed

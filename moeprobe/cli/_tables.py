@@ -33,6 +33,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
 
     Numbers about single experts are too many for a screen.
     """
+    result = _of_all_experts(result)
     checkpoints = list(dict.fromkeys(result.table["checkpoint"]))
     table = Table(title=title, title_justify="left", title_style="bold")
     stacked = console().width < 42 + 26 * (2 * len(checkpoints) - 1)
@@ -50,7 +51,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     first = _agreement(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
     wanted = pd.Series([read_first(*name, first=first) for name in named], index=result.table.index)
-    shown = result.table[wanted & result.table["expert"].isna()]
+    shown = result.table[wanted]
     differences = (
         pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison
     )
@@ -69,6 +70,15 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
 
+def _of_all_experts(result: "Result") -> "Result":
+    """Return a result without the numbers about single experts."""
+    tables = [
+        None if table is None else table[table["expert"].isna()]
+        for table in (result.table, result.comparison)
+    ]
+    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
 def _agreement(table: pd.DataFrame) -> str:
     """Return the agreement that is read first."""
     return agreement(zip(table["checkpoint"], table["metric"], strict=True))
@@ -82,6 +92,7 @@ def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked:
 
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
+    result = _of_all_experts(result)
     floor = _floor_table(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"] == "patch"]
