@@ -1,6 +1,6 @@
 """Train the checkpoints that are committed under ``checkpoints/reference``: what the reports are made from.
 
-    .venv/bin/python checkpoints/train.py digits
+    .venv/bin/python checkpoints/train.py digits shapes
 
 For each training seed: V-MoE and V-MoE with PRC with k = 2, and from each of them k = 1, fine-tuned for a third of the
 epochs, as in the PRC paper. A finished checkpoint is not trained again. Kept are the parameters, in float16 (a report

@@ -115,8 +115,11 @@ def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:
     assert spec is not None and spec.loader is not None
     regenerate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(regenerate)
-    table = pd.read_csv(ROOT / "reports" / "digits" / "seeds.csv")
-    for line in regenerate.demo_lines(table) + regenerate.seed_lines(table):
+    tables = {data: pd.read_csv(ROOT / "reports" / data / "seeds.csv") for data in ("digits", "shapes")}
+    lines = regenerate.demo_lines(tables["digits"])
+    for table in tables.values():
+        lines += regenerate.seed_lines(table)
+    for line in lines:
         assert line in README, line
 
 
