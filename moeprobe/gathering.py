@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from moeprobe import asking, probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.loading import DEFAULT_DATA, Model, Options, choose_data, load_models
+from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
 from moeprobe.watching import Watcher
@@ -157,7 +157,7 @@ def probe_arguments(
     chosen = view or usual
     if chosen is None:
         raise UserError("Name the view of the sweep, e.g. --view affine.")
-    return {"kind": kind, "data": data or DEFAULT_DATA, "view": chosen, "severities": severities}
+    return {"kind": kind, "data": data, "view": chosen, "severities": severities}
 
 
 def are_runs(given: Sequence[Model]) -> bool:

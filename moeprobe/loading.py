@@ -233,10 +233,13 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
     ]
     names = [model.name for model in loaded]
     if len(set(names)) < len(names):
-        # The files of one folder (best and last) are told apart by their own names.
-        paths = [Path(model.provenance.get("path", model.name)) for model in loaded]
-        names = [f"{path.parent.name}/{path.stem}" for path in paths]
-        if len(set(names)) < len(names):
+        # The files of one folder (best and last) are told apart by their own names, folders by those they lie in.
+        paths = [Path(model.provenance.get("path", model.name)).resolve().with_suffix("") for model in loaded]
+        if len(set(paths)) < len(paths):
             raise UserError("The same checkpoint was named twice.")
+        depth = 2
+        while len({path.parts[-depth:] for path in paths}) < len(paths):
+            depth += 1
+        names = ["/".join(path.parts[-depth:]) for path in paths]
         loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
     return loaded

@@ -220,7 +220,7 @@ def _batch_sums(
             if analysis.applies(pair.view):
                 for tokens, columns in analysis.sums(pair).items():
                     view = pair.view
-                    cell = Cell(name, view.router, view.top_k, probe.view_name, tokens=tokens)
+                    cell = Cell(name, view.router, view.choices_per_token, probe.view_name, tokens=tokens)
                     found.setdefault(cell, {}).update(columns)
     return found
 

@@ -63,6 +63,11 @@ class LayerRouting:
         return self.top_k > 0 and not self.experts_choose
 
     @property
+    def choices_per_token(self) -> int:
+        """K where tokens choose, else 0: what tables call ``top_k``."""
+        return self.top_k if self.tokens_choose else 0
+
+    @property
     def served(self) -> Tensor:
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
         return self._marked(self.processed & (self.selected >= 0))

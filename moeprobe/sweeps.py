@@ -221,8 +221,7 @@ def _layer_sums(
         for analysis in analyses:
             if analysis.applies(layer):
                 for tokens, columns in analysis.sums(pair).items():
-                    top_k = layer.top_k if layer.tokens_choose else 0
-                    cell = Cell(layer=name, router=layer.router, top_k=top_k, tokens=tokens)
+                    cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
                     found.setdefault(cell, {}).update(columns)
     return found
 

@@ -82,11 +82,13 @@ def sentence_case(text: str) -> str:
 def agreement(measured: Iterable[tuple[str, str]]) -> str:
     """Return the agreement that is read first, of (checkpoint, metric): the first one that all checkpoints have.
 
-    Checkpoints whose routers differ in kind are thus told by one measure.
+    Checkpoints whose routers differ in kind are thus told by one measure. One of which nothing agrees (a single expert)
+    does not silence the others.
     """
     of: dict[str, set[str]] = {}
     for checkpoint, metric in measured:
-        of.setdefault(checkpoint, set()).add(metric)
+        if metric in AGREEMENTS:
+            of.setdefault(checkpoint, set()).add(metric)
     shared = set.intersection(*of.values()) if of else set()
     return next((metric for metric in AGREEMENTS if metric in shared), next(iter(AGREEMENTS)))
 

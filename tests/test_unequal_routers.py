@@ -8,6 +8,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.wording import agreement
 from tests.commands import Trained, refused, run
 from tests.routings import Softened, checkpoint
 
@@ -125,3 +126,38 @@ def test_slots_alone_and_beside_choices(kinds: Trained, tmp_path: Path) -> None:
     assert all("largest weight" in item.shows for item in shown.overlays)
     with pytest.raises(UserError, match="every expert gets a share"):
         api.discontinuity([soft], limit=1)
+
+
+def test_one_without_agreement_does_not_silence_the_others(kinds: Trained) -> None:
+    """Of a single expert nothing agrees or disagrees."""
+    one = checkpoint("one", num_experts=1, top_k=1)
+    result = api.match_ratio([str(kinds["experts"]), one], limit=20)
+    measured = zip(result.table["checkpoint"], result.table["metric"], strict=True)
+    assert agreement(measured) == "set_jaccard"
+    assert agreement([("one", "unserved")]) == "top1_match"
+    assert result.comparison is not None
+    # An expert of one model is no relative of another's.
+    beside = api.match_ratio([str(kinds["baseline"]), str(kinds["experts"])], limit=20)
+    assert beside.table["expert"].notna().any() and beside.comparison is not None
+    assert beside.comparison["expert"].isna().all()
+
+
+def test_where_experts_choose_no_table_says_how_many_a_token_does(kinds: Trained) -> None:
+    for result in (api.match_ratio([kinds["experts"]], limit=8), api.contagion([kinds["experts"]], limit=8)):
+        assert result.table["top_k"].isna().all()
+    soft = api.contagion([checkpoint("soft", router="soft_moe")], limit=8).table
+    assert not soft["metric"].str.startswith("token_contagion").any()
+    assert soft["metric"].str.startswith("attention_contagion").any()
+
+
+def test_a_report_keeps_views_apart(kinds: Trained, tmp_path: Path) -> None:
+    """A run may hold the same number of two views."""
+    for view in ("random_crop", "prc_crops"):
+        api.match_ratio([kinds["experts"]], view=view, limit=20, out=tmp_path / view)
+    tables = [pd.read_csv(tmp_path / view / "table.csv") for view in ("random_crop", "prc_crops")]
+    pd.concat(tables).to_csv(tmp_path / "random_crop" / "table.csv", index=False)
+    document = api.report([tmp_path / "random_crop"])
+    lines = [line for line in document.markdown.splitlines() if "| overlap of expert sets |" in line]
+    assert {view for line in lines for view in ("random_crop", "prc_crops") if f"| {view} |" in line} == {
+        "random_crop", "prc_crops",
+    }  # fmt: skip

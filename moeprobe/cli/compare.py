@@ -27,7 +27,9 @@ def compare(
             help="Of checkpoints: match-ratio (the default), noise-sweep, sweep, confidence or eval."
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Of checkpoints: data set; default digits.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Of checkpoints: data set; default digits, for imported ones none.")
+    ] = None,
     view: Annotated[
         str | None,
         typer.Option(help="Of checkpoints: the view of match-ratio or sweep; default random_crop."),

@@ -193,6 +193,11 @@ def export_vmoe(
         raise UserError(
             f"{info.path} is a {info.model.name} made sparse, which is no V-MoE; its format has no place for that."
         )
+    if info.model.router_name != "softmax_token_choice":
+        raise UserError(
+            f"{info.path} is routed by {info.model.router_name}; V-MoE's format does not say how a model is routed, "
+            "and its program would read it as softmax_token_choice."
+        )
     with torch.device("meta"):
         model = build_model(info.model)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -200,7 +205,9 @@ def export_vmoe(
     rows = list(parameters(sizes))
     if {row.ours for row in rows} != set(wanted):
         odd = sorted({row.ours for row in rows} ^ set(wanted))[0]
-        raise UserError(f"V-MoE's format has no place for {odd!r} of {info.path}.")
+        if odd in wanted:
+            raise UserError(f"V-MoE's format has no place for {odd!r} of {info.path}.")
+        raise UserError(f"V-MoE's format needs {odd!r}, and {info.path} has none.")
     if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
         raise UserError(f"The parameters in {info.path} do not fit the model it describes.")
     places = {name: (row, part) for row in rows for part, name in enumerate(row.theirs)}

@@ -23,7 +23,7 @@ from moeprobe.wording import (
     sweep_routing,
 )
 
-_KEYS = ("layer", "tokens", "metric", "null", "severity")
+_KEYS = ("layer", "tokens", "metric", "null", "view", "severity")
 _DETAILS = ("expert", "expert_b", "class", "draw")
 Row = dict[str, Any]
 
@@ -87,21 +87,24 @@ def _lines(
     """Return a line per layer and metric, a column per checkpoint, and the differences."""
     checkpoints, pairs = list(dict.fromkeys(table["checkpoint"])), by_pair(comparison)
     with_layers, with_severity = bool((table["layer"] != "").any()), bool(table["severity"].notna().any())
+    with_views = table["view"].nunique() > 1
     lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in table.to_dict("records"):
         lines.setdefault(_key(row), {})[row["checkpoint"]] = row
     for row in [] if comparison is None else comparison.to_dict("records"):
         lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row
     rows = []
-    for (layer, tokens, metric, null, at), found in lines.items():
+    for (layer, tokens, metric, null, view, at), found in lines.items():
         cells = [Cell(layer), Cell(tokens)] if with_layers else []
+        cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
         cells += [Cell(full_label(metric, null))]
         cells += [value(found.get(name)) for name in checkpoints]
         cells += [value(found.get(pair), signed=True) for pair in pairs]
         there = [found[name] for name in checkpoints if name in found]
         rows.append([*cells, *(counts(row[what] for row in there) for what in ("images", "trials"))])
-    columns = (["layer", "tokens"] if with_layers else []) + (["severity"] if with_severity else [])
+    columns = ["layer", "tokens"] if with_layers else []
+    columns += (["view"] if with_views else []) + (["severity"] if with_severity else [])
     columns += ["metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
     return Table(caption, [*columns, "images", "trials"], rows, folded=folded)
 

@@ -214,7 +214,7 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
     [
         (routing(), {"match", "set_match", "weights", "churn", "load", "unserved", *GATES, *CONTAGION}),
         (expert_choice(), {"set_match", "weights", "churn", "unserved", *GATES, *CONTAGION}),
-        (soft(), {"slot_match", "weights", *GATES, *CONTAGION}),
+        (soft(), {"slot_match", "weights", *GATES, "batch_contagion", "attention_contagion"}),
         (soft(gates_sum_to_one=False), {"slot_match", "weights"}),
         (routing(num_experts=1, top_k=1), {"unserved", *CONTAGION}),
         (

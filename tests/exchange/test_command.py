@@ -1,6 +1,7 @@
 """``import vmoe`` and ``export vmoe`` as a user meets them, and probes of what was imported."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from moeprobe.config import ModelConfig
+from moeprobe.nn.build import build_model
+from moeprobe.training import checkpoint
 from tests.commands import Trained, refused, run, sentence, shell
 from tests.formats import making
 from tests.nn.released import random_parameters
@@ -48,6 +52,33 @@ def test_what_is_found_and_what_is_assumed_is_said(tmp_path: Path) -> None:
     assert found["sizes"]["layers"] == [1] and found["model"]["top_k"] == 2
     inspected = json.loads(run("inspect", tmp_path / "c", "--json").stdout)
     assert inspected["parameters"] == 875 and inspected["training"]["imported"] == "vmoe"
+
+
+def test_plans_and_names_of_what_was_imported(imported: Path, trained: Trained, tmp_path: Path) -> None:
+    for more in ((), ("--dry-run",)):
+        assert "was imported" in refused("compare", imported, trained["prc"], "--limit", 4, *more)
+    # The same folder name in two places: told apart by the folders above.
+    twin = tmp_path / "elsewhere" / imported.name
+    shutil.copytree(imported, twin)
+    result = run("confidence", imported, twin, "--data", "digits", "--limit", 20, "--json")
+    assert result.exit_code == 0, result.output
+    names = {row["checkpoint"] for row in json.loads(result.stdout)["table"]}
+    assert names == {f"{folder.parent.name}/{folder.name}/last" for folder in (imported, twin)}
+
+
+def test_what_is_routed_otherwise_is_not_exported(tmp_path: Path) -> None:
+    """The parameters of other routers have the same names: the program would read another model."""
+    for router, words in (
+        ("priority", "routed by priority"),
+        ("softmax_token_choice", "needs 'cls_token'"),
+    ):
+        config = ModelConfig.model_validate({"num_classes": 10, "router": router, "head": "gap"})
+        model = build_model(config)
+        checkpoint.save(
+            tmp_path / router / "last.safetensors", model, config=config, training={}, class_names=()
+        )
+        assert words in refused("export", "vmoe", tmp_path / router, tmp_path / "out" / "x")
+    assert not (tmp_path / "out").exists()
 
 
 def test_mistakes_are_sentences(trained: Trained, tmp_path: Path) -> None:
