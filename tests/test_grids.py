@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe import config, grids
 from moeprobe.errors import UserError
+from moeprobe.nn.build import build_model
+from moeprobe.nn.capture import moe_layers
 
 TWO = """
 base: digits-baseline
@@ -128,5 +131,13 @@ def test_the_sweeps_that_come_along(name: str) -> None:
         cell.model.router_name for cell in sweep.cells if "load_weight" not in cell.objective.parameters
     }
     assert balanced == {"softmax_token_choice", "priority"}
+    spent: dict[str, set[float]] = {}
     for cell in sweep.cells:
         assert (cell.model.top_k is None) != (cell.model.capacity_factor is None)
+        if cell.seed == 0:
+            built = build_model(cell.model.model_copy(update={"num_classes": 10}))
+            tokens = built.patch_embed.num_patches + built.num_prefix_tokens
+            router = moe_layers(built)["blocks.3"].router
+            spent.setdefault(cell.model.router_name, set()).add(router.experts_per_token(tokens))
+    # Two budgets are two: a capacity that is raised to a multiple of four would be the same for both.
+    assert all(len(budgets) == 2 for budgets in spent.values()), spent
