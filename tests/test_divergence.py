@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from scipy.spatial.distance import jensenshannon
+from scipy.special import rel_entr
 
 from moeprobe.divergence import jensen_shannon_distance
 
 
+@example(396, 2, 30.0, 0.25)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.sampled_from([0.01, 1.0, 30.0]), st.floats(0.0, 0.7))
 def test_against_scipy(seed: int, num_experts: int, spread: float, absent: float) -> None:
     random = np.random.default_rng(seed)
@@ -20,7 +21,11 @@ def test_against_scipy(seed: int, num_experts: int, spread: float, absent: float
         side[random.random(side.shape) < absent] = 0
         side[:, 0] += 1e-6  # at least some weight
     found = jensen_shannon_distance(torch.from_numpy(one), torch.from_numpy(two))
-    np.testing.assert_allclose(found, jensenshannon(one, two, axis=1, base=2), atol=3e-8)
+    p, q = (side / side.sum(1, keepdims=True) for side in (one, two))
+    middle = (p + q) / 2
+    divergence = (rel_entr(p, middle) + rel_entr(q, middle)).sum(1) / (2 * math.log(2))
+    # Of equal sides rounding may leave less than nothing, of which SciPy's own distance makes no number.
+    np.testing.assert_allclose(found, np.sqrt(divergence.clip(0)), atol=3e-8)
     np.testing.assert_array_equal(
         found, jensen_shannon_distance(torch.from_numpy(two), torch.from_numpy(one))
     )
