@@ -46,6 +46,10 @@ class MeasureConfig(Section):
     seed: int = Field(0, ge=0)
     views: list[str] = Field(["random_crop"])  # pairs of views: match of corresponding patches
     sigmas: list[float] = Field([0.1, 0.2])  # Gaussian noise: match with the clean image, accuracy
+    shots: list[int] = Field(
+        [10]
+    )  # training images per class: accuracy of few-shot regressions on frozen features
+    contagion: bool = True  # how far a token's routing depends on batch-mates, other tokens and other patches
 
 
 class SweepConfig(Section):

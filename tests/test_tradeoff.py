@@ -38,7 +38,7 @@ cells:
     model.capacity_factor: 1
     fixed: {objective.importance_weight: 0.0, objective.load_weight: 0.0}
 seeds: [0, 1]
-measure: {limit: 24, views: [random_crop], sigmas: []}
+measure: {limit: 24, views: [random_crop], sigmas: [], shots: [], contagion: false}
 """
 CELLS = [
     f"{kind}-seed{seed}"
@@ -83,7 +83,9 @@ def stamps(folder: Path) -> dict[str, int]:
 
 
 def table(folder: Path) -> pd.DataFrame:
-    return pd.read_csv(folder / "out" / "table.csv")
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    found = pd.read_csv(folder / "out" / "table.csv", dtype=words)
+    return found.fillna(dict.fromkeys(words, ""))
 
 
 def test_the_table_says_what_was_measured(finished: Path) -> None:
@@ -169,6 +171,26 @@ def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
     after = table(copy)
     kept = ~before["metric"].isin(TIMES)
     pd.testing.assert_frame_equal(before[kept], after[kept])  # training on a CPU repeats itself
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
+    more = ("seeds=[0]", "measure.shots=[1]", "measure.contagion=true")
+    result = json.loads(run("tradeoff", "small.yaml", *more, "--out", "out", "--json").stdout)
+    assert set(result["states"].values()) == {"measured"}
+    found = table(copy)
+    for name in (CELLS[0], CELLS[2]):
+        for metric, probe in (("fewshot_accuracy", "fewshot"), ("batch_contagion", "contagion")):
+            own = pd.read_csv(copy / "out" / "cells" / name / probe / "table.csv")
+            last = own[(own["metric"] == metric) & own["draw"].isna() & (own["tokens"] != "prefix")].iloc[-1]
+            here = found[(found["checkpoint"] == name) & (found["metric"] == metric) & found["draw"].isna()]
+            for column in ("value", "ci_low", "ci_high", "images"):
+                assert here[column].iloc[-1] == last[column]
+        # Experts choose among the tokens of four images; a token's own choice knows of no other.
+        assert (last["value"] > 0) == ("expert_choice" in name)
+    panels = [axes.get_ylabel() for axes in draw(found)["tradeoff"].axes if axes.containers]
+    contagion = [f"{kind} contagion" for kind in ("batch", "token", "attention")]
+    assert panels[3:] == ["κ, random_crop", "load entropy", "1-shot accuracy", *contagion]
 
 
 @pytest.mark.slow
@@ -262,7 +284,8 @@ def test_a_cell_that_another_process_trains_is_left_to_it(
 
 def test_finished_trainings_without_a_sweep(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    more = ("measure.limit=24", "measure.views=[]", "measure.sigmas=[0.1]")
+    more = ["measure.limit=24", "measure.views=[]", "measure.sigmas=[0.1]"]
+    more += ["measure.shots=[]", "measure.contagion=false"]
     result = run("tradeoff", *trained.values(), *more, "--out", out, "--json")
     assert result.exit_code == 0, result.output
     found = pd.DataFrame(json.loads(result.stdout)["table"])
@@ -349,8 +372,7 @@ def test_the_papers_values() -> None:
 
 
 def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> None:
-    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
-    found = pd.read_csv(finished / "out" / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
+    found = table(finished)
     figure = draw(found)["tradeoff"]
     panels = [axes for axes in figure.axes if axes.containers]
     assert len(panels) == 5  # three costs; kappa of a view, load entropy

@@ -105,6 +105,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     import json
     from collections import Counter
 
+    from moeprobe.cli._fitting import fit
     from moeprobe.cli._screen import console, records
 
     if as_json:
@@ -118,7 +119,8 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
         return
     screen = console()
     for dataset, rows in result.table.groupby("dataset", sort=False):
-        screen.print(_table(rows, str(dataset)))
+        for part in fit(_table(rows, str(dataset)), keys=1, width=screen.width):
+            screen.print(part)
     counted = Counter(result.states.values())
     said = ", ".join(
         f"{counted[state]} {state}" for state in ("trained", "measured", "kept") if counted[state]

@@ -116,6 +116,11 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
             )
         take(f"accuracy, {view}{at}", _parts.select(strongest, metric="accuracy"))
     take("load entropy", _parts.select(clean, metric="load_entropy"))
+    few = table[(table["metric"] == "fewshot_accuracy") & table["draw"].isna()]
+    for shots, rows in few.groupby("severity"):
+        take(f"{shots:g}-shot accuracy", rows)
+    for kind in ("batch", "token", "attention"):
+        take(f"{kind} contagion", _parts.select(table, metric=f"{kind}_contagion"))
     return found
 
 

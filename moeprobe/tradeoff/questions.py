@@ -1,13 +1,16 @@
 """What is asked of every cell: probes, each with a run folder of its own inside the cell's."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeprobe import sources
+from moeprobe import fewshot, probing, sources, spreading
 from moeprobe.errors import UserError
 from moeprobe.grids import MeasureConfig
-from moeprobe.probes import CLEAN
+from moeprobe.loading import Options
+from moeprobe.probes import CLEAN, Checkpoint
+from moeprobe.watching import Watcher
 
 _SIDECAR = "table.json"
 
@@ -20,6 +23,27 @@ class Question:
     kind: str
     view: str = CLEAN
     severities: tuple[float, ...] | None = None
+
+    def ask(self, model: Checkpoint, *, data: str, options: Options, watcher: Watcher) -> None:
+        """Measure a cell's checkpoint into ``options.out``."""
+        if self.kind == fewshot.KIND:
+            shots = [int(shot) for shot in self.severities or ()]
+            fewshot.fewshot([model], data=data, shots=shots, options=options, watcher=watcher)
+        elif self.kind == spreading.KIND:
+            # In groups of several images, unlike all else: loaded once more.
+            options = dataclasses.replace(options, group_images=spreading.GROUP_IMAGES)
+            path = model.provenance["path"]
+            spreading.contagion([path], data=data, options=options, watcher=watcher)
+        else:
+            probing.probe(
+                self.kind,
+                [model],
+                data=data,
+                view=self.view,
+                severities=self.severities,
+                options=options,
+                watcher=watcher,
+            )
 
     def answered(self, cell: Path, data: str, measure: MeasureConfig) -> bool:
         """Whether the run in a cell's folder is finished.
@@ -49,9 +73,16 @@ class Question:
 
 
 def questions(measure: MeasureConfig) -> list[Question]:
-    """Return what is to be measured: on clean images, between pairs of views, and under noise."""
+    """Return what is to be measured.
+
+    On clean images, between pairs of views, under noise, with few labels, and where a token's neighbours are exchanged.
+    """
     asked = [Question("eval", "eval"), Question("confidence", "confidence")]
     asked += [Question(f"match-{view}", "match-ratio", view) for view in measure.views]
     if measure.sigmas:
         asked.append(Question("noise", "sweep", "gaussian_noise", tuple(measure.sigmas)))
+    if measure.shots:
+        asked.append(Question("fewshot", fewshot.KIND, severities=tuple(map(float, measure.shots))))
+    if measure.contagion:
+        asked.append(Question("contagion", spreading.KIND))
     return asked

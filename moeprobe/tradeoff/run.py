@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from moeprobe import probing
 from moeprobe.catalog import ROUTERS
 from moeprobe.errors import UserError
 from moeprobe.files import write_json, write_text
@@ -200,14 +199,9 @@ class _Work:
                 command=self.command,
             )
             for question in missing:
-                probing.probe(
-                    question.kind,
-                    [model],
-                    data=cell.data,
-                    view=question.view,
-                    severities=question.severities,
-                    options=dataclasses.replace(options, out=cell.folder / question.folder),
-                    watcher=self.watcher,
+                out = cell.folder / question.folder
+                question.ask(
+                    model, data=cell.data, options=dataclasses.replace(options, out=out), watcher=self.watcher
                 )
         return state
 
