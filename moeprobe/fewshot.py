@@ -87,7 +87,8 @@ def fewshot(
     )
     if folder is not None:
         folder.write(result)
-        draw_figures(KIND, result, folder.path / "figures")
+        if options.figures:
+            draw_figures(KIND, result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 

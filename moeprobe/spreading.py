@@ -68,7 +68,8 @@ def contagion(
     result.sidecar["notes"] = _notes(loaded, exchange)
     if folder is not None:
         folder.write(result)
-        draw_figures(KIND, result, folder.path / "figures")
+        if options.figures:
+            draw_figures(KIND, result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 

@@ -178,6 +178,7 @@ def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
     more = ("seeds=[0]", "measure.shots=[1]", "measure.contagion=true")
     result = json.loads(run("tradeoff", "small.yaml", *more, "--out", "out", "--json").stdout)
     assert set(result["states"].values()) == {"measured"}
+    assert not list(copy.glob("out/cells/*/*/figures"))  # one for all cells is drawn
     found = table(copy)
     for name in (CELLS[0], CELLS[2]):
         for metric, probe in (("fewshot_accuracy", "fewshot"), ("batch_contagion", "contagion")):
