@@ -5,7 +5,7 @@ per image that every value follows from, so that runs can be compared, merged an
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,6 +240,15 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
         names += [name for name in COMPARISON_COLUMNS if name not in names]
     # Numbers of draws and experts stay whole where most lines are about none.
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
+
+
+def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return a table with the rows of one place together, in the order in which its places first appear.
+
+    Checkpoints of different kinds have different metrics, so the rows of one layer may lie apart.
+    """
+    ranks = pd.DataFrame({name: pd.factorize(table[name], use_na_sentinel=False)[0] for name in columns})
+    return table.iloc[ranks.sort_values(list(columns), kind="stable").index]
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:

@@ -154,17 +154,20 @@ def random_router(checkpoint: str, lowest: float, *, first: str) -> str:
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
-    """Return a value with three decimals; a dash where there is none."""
+    """Return a value with three decimals, or as many as are said; a dash where there is none."""
     if value != value:
         return "–"
     value = round(value, decimals) + 0.0  # no minus before a zero
-    return f"{value:{'+' if signed else ''}.{decimals}f}"
+    return f"{value:{'+' if signed else ''},.{decimals}f}"
 
 
 def decimals_of(row: Mapping[str, Any]) -> int:
-    """Return how many decimals a table's row is shown with: two more where all of it is small."""
+    """Return how many decimals a table's row is shown with: two more where all of it is small, none of thousands."""
     ends = [abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]]
-    return 5 if 0 < max(ends, default=0) < 0.01 else 3
+    largest = max(ends, default=0)
+    if largest >= 1000:
+        return 0
+    return 5 if 0 < largest < 0.01 else 3
 
 
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:

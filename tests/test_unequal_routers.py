@@ -66,6 +66,22 @@ def test_each_is_told_by_what_applies_and_both_by_one_measure(
     assert ("overlap of expert sets" if name == "match-ratio" else "set overlap") in printed
 
 
+def test_the_lines_of_a_layer_stand_together(probed: dict[str, tuple[Path, str]]) -> None:
+    """Though only one of the two has some of the numbers."""
+    out, printed = probed["match-ratio"]
+    named = [line.split("│")[1:3] for line in printed.splitlines() if line.startswith("│ blocks.")]
+    places = [tuple(cell.strip() for cell in cells) for cells in named]
+    assert set(places) == {
+        (f"blocks.{number}", tokens) for number in (1, 3) for tokens in ("patch", "prefix")
+    }
+    assert len(places) == 4 * printed.count("view random_crop")  # once in each part that fits the window
+    page = api.report([out]).markdown.splitlines()
+    layers = [line.split(" | ")[0] for line in page if line.startswith("| blocks.")]
+    # Patches, and below them the prefix tokens.
+    changes = [name for number, name in enumerate(layers) if number == 0 or name != layers[number - 1]]
+    assert changes == ["| blocks.1", "| blocks.3"] * 2
+
+
 def test_the_screen_shows_the_churn_of_all_experts(probed: dict[str, tuple[Path, str]]) -> None:
     out, printed = probed["match-ratio"]
     lines = [line for line in printed.splitlines() if "churn: tokens an expert lost" in line]

@@ -17,6 +17,7 @@ from moeprobe.wording import interval, number
         ((0.7, math.nan, math.nan, "few_images"), False, "0.700 (few images)"),
         ((math.nan, math.nan, math.nan, "collapsed"), False, "– (collapsed)"),
         ((0.7, math.nan, math.nan, ""), False, "0.700"),
+        ((56999400.0, math.nan, math.nan, ""), False, "56,999,400"),
     ],
 )
 def test_a_value_with_its_interval(row: tuple[float, float, float, str], signed: bool, text: str) -> None:

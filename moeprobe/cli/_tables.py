@@ -9,7 +9,7 @@ from rich.table import Table
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
 from moeprobe.regions import REGIONS
-from moeprobe.tables import FLOORS
+from moeprobe.tables import FLOORS, by_first_seen
 from moeprobe.wording import (
     ATTRIBUTION,
     SWEEP_OUTPUT,
@@ -51,7 +51,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     first = _agreement(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
     wanted = pd.Series([read_first(*name, first=first) for name in named], index=result.table.index)
-    shown = result.table[wanted]
+    shown = by_first_seen(result.table[wanted], ("layer", "tokens"))
     differences = (
         pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison
     )

@@ -8,7 +8,7 @@ import pandas as pd
 
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.reading import Run
-from moeprobe.tables import FLOORS
+from moeprobe.tables import FLOORS, by_first_seen
 from moeprobe.wording import (
     ATTRIBUTION,
     SWEEP_OUTPUT,
@@ -89,7 +89,7 @@ def _lines(
     with_layers, with_severity = bool((table["layer"] != "").any()), bool(table["severity"].notna().any())
     with_views = table["view"].nunique() > 1
     lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
-    for row in table.to_dict("records"):
+    for row in by_first_seen(table, ("view", "layer", "tokens")).to_dict("records"):
         lines.setdefault(_key(row), {})[row["checkpoint"]] = row
     for row in [] if comparison is None else comparison.to_dict("records"):
         lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row

@@ -21,6 +21,7 @@ _TITLES = {
     "eval": "Accuracy on clean images",
     "fewshot": "Few-shot accuracy of frozen features",
     "contagion": "Dependence of routing on other tokens",
+    "tradeoff": "Trainings beside one another",
     "overlay": "Expert of each patch",
     "correspond": "Corresponding patches of two views",
     "s-matrix": "Correlation of the experts of corresponding patches",
