@@ -3,7 +3,8 @@
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,17 +188,30 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
 
 
 def _check_metric(metric: str, measured: Measured) -> None:
-    """Raise ``UserError`` unless the metric can be measured, and can become worse."""
-    names = {
-        found.name
-        for _, _, _, columns in cells(measured.images)
-        for found in metrics(columns, analyses_of(measured), aligned=is_aligned(measured))
+    """Raise ``UserError`` unless the metric can be measured in several checkpoints, and can become worse."""
+    found = {
+        (one.name, cell.place(), checkpoint)
+        for checkpoint, cell, _, columns in cells(measured.images)
+        for one in metrics(columns, analyses_of(measured), aligned=is_aligned(measured))
     }
+    names = {name for name, _, _ in found}
     known = sorted(name for name in names if verdicts.direction(name))
     if metric in names and metric not in known:
         raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
         raise UserError(unknown("metric", metric, known))
+    times = Counter((name, place) for name, place, _ in found)
+    shared = {name for (name, _), number in times.items() if number > 1}
+    if len(measured.checkpoints) > 1 and metric not in shared:
+        raise _not_shared(metric, shared)
+
+
+def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
+    names = ", ".join(sorted({name for name in shared if verdicts.direction(name)}))
+    return UserError(
+        f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
+        f"{names or 'nothing that could be'}."
+    )
 
 
 def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
@@ -210,11 +224,7 @@ def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     """
     rows = table[table["metric"] == metric]
     if metric is not None and rows.empty:
-        shared = sorted({name for name in table["metric"] if verdicts.direction(name)})
-        raise UserError(
-            f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
-            f"{', '.join(shared) or 'nothing that could be'}."
-        )
+        raise _not_shared(metric, table["metric"])
     unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
     unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
     failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")

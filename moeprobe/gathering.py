@@ -15,6 +15,7 @@ from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
+from moeprobe.tables import concatenate
 from moeprobe.watching import Watcher
 
 # What checkpoints can be probed with: the kind of probe, and its view where it has no choice (or a usual one).
@@ -91,10 +92,11 @@ class ToProbe:
         return Measured(pa.table({}), request, request.pop("checkpoints"), {})
 
     def sample(self) -> Measured:
-        """Return the sums of a batch of the first checkpoint."""
+        """Return the sums of a batch of every checkpoint."""
         indices = self.question.indices[: self.question.batch_size]
         few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
-        return dataclasses.replace(self.asked(), images=sweeps.run(few, self.loaded[0])[0])
+        tables = [sweeps.run(few, model)[0] for model in self.loaded]
+        return dataclasses.replace(self.asked(), images=concatenate(tables))
 
     def measure(self, watcher: Watcher) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""

@@ -120,6 +120,14 @@ def test_verdicts_and_the_report(probed: dict[str, tuple[Path, str]], tmp_path: 
     assert set(document.headlines["metric"]) >= {"set_jaccard_kappa", "set_jaccard", "set_jaccard_chance"}
 
 
+def test_what_only_one_has_is_refused_before_anything_is_run(
+    kinds: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moeprobe.gathering.ToProbe.measure", lambda self, watcher: pytest.fail("it ran"))
+    command = ("compare", *kinds.values(), "--probe", "match-ratio", *IMAGES, "--fail-if-worse", "top1_match")
+    assert "top1_match in no layer in common" in refused(*command, "--out", tmp_path / "out")
+
+
 def test_experts_that_choose_alone(kinds: Trained) -> None:
     rows = json.loads(run("confidence", kinds["experts"], *IMAGES, "--json").stdout)["table"]
     assert {row["metric"] for row in rows} == {
