@@ -37,6 +37,7 @@ bench: setup ## Time a training step of one MoE layer with every router, side by
 
 reports: setup ## Regenerate the committed reports from the committed checkpoints (seven minutes on two cores)
 	$(BIN)/python reports/regenerate.py
+	$(BIN)/python reports/regenerate_routers.py
 
 clean: ## Remove the environment, caches and the demo's outputs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo
