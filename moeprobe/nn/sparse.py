@@ -104,7 +104,9 @@ def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransforme
 
 
 def _moe_layer(block: Block, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
-    mlp = block.mlp
+    mlp = getattr(block, "mlp", None)
+    if mlp is None:
+        raise UserError(f"{where} is a {type(block).__name__} without an MLP of its own to be made sparse.")
     if not isinstance(getattr(mlp, "fc1", None), nn.Linear) or not isinstance(mlp.fc2, nn.Linear):
         raise UserError(
             f"The MLP of {where} is a {type(mlp).__name__}; only plain two-layer MLPs can be made sparse."
