@@ -62,11 +62,30 @@ class UpcycleConfig(Section):
     file: str | None = None  # safetensors or torch's; None = the pretrained ones of timm's hub
 
 
+class SwinConfig(Section):
+    """The stages of a Swin transformer, each of half the resolution and twice the width of the one before."""
+
+    depths: list[int] = Field(min_length=1)  # blocks of each stage
+    num_heads: list[int] = Field(min_length=1)
+    windows: list[int] = Field(min_length=1)  # tokens along a side of an attention window
+    patch_norm: bool = True
+    qkv_bias: bool = True
+
+    @model_validator(mode="after")
+    def _same_stages(self) -> "SwinConfig":
+        if not len(self.depths) == len(self.num_heads) == len(self.windows):
+            raise ValueError("depths, num_heads and windows need one number for each stage")
+        return self
+
+
 class ModelConfig(Section):
     """Which transformer, and how it is made sparse. None = the named model's own value."""
 
     name: str = "vmoe_tiny_patch8_32"  # with upcycle: that of the dense model
     upcycle: UpcycleConfig | None = None
+    swin: SwinConfig | None = (
+        None  # of imported Swin-MoEs: width and hidden_width are those of the first stage
+    )
     image_size: int | None = Field(None, gt=0)
     patch_size: int | None = Field(None, gt=0)
     width: int | None = Field(None, gt=0)
@@ -85,7 +104,7 @@ class ModelConfig(Section):
     noise_std: float | None = Field(None, ge=0)
     capacity_factor: float | None | Literal["none"] = None
     eval_capacity_factor: float | None | Literal["none"] = None
-    capacity_rounding: Literal["ceil", "round"] | None = None
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
     capacity_multiple_of: int | None = Field(None, gt=0)
     batch_priority: bool | None = None
     group_images: int | None = Field(None, gt=0)

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
 from moeprobe.files import sha256, whole, write_json
 from moeprobe.nn.build import build_model
+from moeprobe.nn.swin import build_swin
 from moeprobe.nn.transfer import transfer
 
 FORMAT = "moeprobe-checkpoint-1"
@@ -136,14 +138,14 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     return info, tensors
 
 
-def load(source: str | Path) -> tuple[VisionTransformer, CheckpointInfo]:
+def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, CheckpointInfo]:
     """Return the model of a checkpoint, with its parameters.
 
     Raises:
         UserError: it is missing, truncated or foreign, or its parameters do not fit the model it describes.
     """
     info, tensors = read_info(source)
-    model = build_model(info.model)
+    model = build_model(info.model) if info.model.swin is None else build_swin(info.model)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:

@@ -54,11 +54,18 @@ def sparse_config(name: str = NAME, **changes: Any) -> ModelConfig:
     return ModelConfig.model_validate(content | changes)
 
 
-@pytest.mark.parametrize("name", KINDS, ids=lambda name: KINDS[name])
-def test_it_begins_as_the_dense_model_where_weights_sum_to_one(name: str) -> None:
-    """k = E: all experts are equal, and the softmax over all of them sums to one."""
+@pytest.mark.parametrize(
+    ("name", "top_k", "renormalise"),
+    [*((name, 3, False) for name in KINDS), (NAME, 2, True), (NAME, 1, True)],
+    ids=[*KINDS.values(), "two of three, renormalised", "one of three, renormalised"],
+)
+def test_it_begins_as_the_dense_model_where_weights_sum_to_one(
+    name: str, top_k: int, renormalise: bool
+) -> None:
+    """All experts are equal, and the softmax over all of them sums to one, or over the chosen ones."""
     dense = dense_model(name)
-    model = build_model(sparse_config(name, top_k=3)).eval()
+    router = {"name": "softmax_token_choice", "renormalise": renormalise}
+    model = build_model(sparse_config(name, top_k=top_k, router=router)).eval()
     heads = {
         key: value for key, value in dense.state_dict().items() if key.startswith(("head.", "head_dist."))
     }
@@ -71,7 +78,7 @@ def test_it_begins_as_the_dense_model_where_weights_sum_to_one(name: str) -> Non
     with torch.inference_mode():
         expected, found = dense(images), model(images)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-    model.state_dict()["blocks.1.mlp.experts.fc2.bias"][1, 0] += 1
+    model.state_dict()["blocks.1.mlp.experts.fc2.bias"][:, 0] += 1
     with torch.inference_mode():
         assert (model(images) - expected).abs().max() > 1e-3 * expected.abs().max(), (
             "this comparison cannot fail"
