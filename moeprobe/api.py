@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
+from moeprobe.exchange.swin_moe import ImportedSwinMoe, import_swin_moe
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
@@ -41,6 +42,7 @@ __all__ = [
     "Document",
     "Exported",
     "Imported",
+    "ImportedSwinMoe",
     "Model",
     "Options",
     "OverlayResult",
@@ -58,6 +60,7 @@ __all__ = [
     "evaluate",
     "export_vmoe",
     "fewshot",
+    "import_swin_moe",
     "import_vmoe",
     "load_model",
     "match_ratio",

@@ -23,6 +23,7 @@ _SHORTHANDS = {
     "objective": "name",
     "initialise": "checkpoint",
     "model.router": "name",
+    "model.upcycle": "name",
 }
 # Of the two ways to give a run's length, an override of one replaces the other.
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
@@ -54,10 +55,37 @@ class Plugin(Section):
         return {key: tuple(value) if isinstance(value, list) else value for key, value in extra.items()}
 
 
+class UpcycleConfig(Section):
+    """Dense weights to start from: those of one of timm's vision transformers."""
+
+    name: str
+    file: str | None = None  # safetensors or torch's; None = the pretrained ones of timm's hub
+
+
+class SwinConfig(Section):
+    """The stages of a Swin transformer, each of half the resolution and twice the width of the one before."""
+
+    depths: list[int] = Field(min_length=1)  # blocks of each stage
+    num_heads: list[int] = Field(min_length=1)
+    windows: list[int] = Field(min_length=1)  # tokens along a side of an attention window
+    patch_norm: bool = True
+    qkv_bias: bool = True
+
+    @model_validator(mode="after")
+    def _same_stages(self) -> "SwinConfig":
+        if not len(self.depths) == len(self.num_heads) == len(self.windows):
+            raise ValueError("depths, num_heads and windows need one number for each stage")
+        return self
+
+
 class ModelConfig(Section):
     """Which transformer, and how it is made sparse. None = the named model's own value."""
 
-    name: str = "vmoe_tiny_patch8_32"
+    name: str = "vmoe_tiny_patch8_32"  # with upcycle: that of the dense model
+    upcycle: UpcycleConfig | None = None
+    swin: SwinConfig | None = (
+        None  # of imported Swin-MoEs: width and hidden_width are those of the first stage
+    )
     image_size: int | None = Field(None, gt=0)
     patch_size: int | None = Field(None, gt=0)
     width: int | None = Field(None, gt=0)
@@ -76,7 +104,7 @@ class ModelConfig(Section):
     noise_std: float | None = Field(None, ge=0)
     capacity_factor: float | None | Literal["none"] = None
     eval_capacity_factor: float | None | Literal["none"] = None
-    capacity_rounding: Literal["ceil", "round"] | None = None
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
     capacity_multiple_of: int | None = Field(None, gt=0)
     batch_priority: bool | None = None
     group_images: int | None = Field(None, gt=0)
@@ -85,6 +113,17 @@ class ModelConfig(Section):
     mean: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
     std: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
     crop_fraction: float | None = Field(None, gt=0, le=1)  # of the shorter side; None = squash
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_dense_model(cls, content: Any) -> Any:
+        """Without a name, what is upcycled says which transformer it is; of timm's names a tag is of the weights."""
+        if isinstance(content, dict) and content.get("name") is None:
+            upcycle = content.get("upcycle")
+            name = upcycle.get("name") if isinstance(upcycle, dict) else None
+            if isinstance(name, str):
+                return content | {"name": name.partition(".")[0]}
+        return content
 
     @property
     def router_name(self) -> str:
@@ -178,7 +217,8 @@ def names() -> list[str]:
 def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
     """Return the configuration called ``source`` (a name or a path to a YAML file) with overrides.
 
-    ``steps=5`` on a configuration that counts in epochs replaces them, and the other way round.
+    ``steps=5`` on a configuration that counts in epochs replaces them, and the other way round; ``model.upcycle=NAME``
+    replaces ``model.name``.
 
     Raises:
         UserError: there is none, it is no YAML mapping, a key is unknown, a value has the wrong type.
@@ -196,6 +236,8 @@ def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
     for key, value in changes:
         put(content, key, value)
     given = {key for key, _ in changes}
+    if given & {"model.upcycle", "model.upcycle.name"} and "model.name" not in given:
+        content["model"].pop("name", None)
     for length, other in LENGTHS.items():
         if length in given and other not in given and content[length] is not None:
             content.pop(other, None)

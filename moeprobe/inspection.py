@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.nn.capture import moe_layers
+from moeprobe.nn.swin import num_tokens
 from moeprobe.training import checkpoint
 
 
@@ -27,7 +28,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     model: Any = loaded
     layers = moe_layers(model)
     total = sum(parameter.numel() for parameter in model.parameters())
-    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    tokens = num_tokens(model)
     idle = 0
     rows = []
     for name, layer in layers.items():
@@ -35,7 +36,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         met = (
             router.num_experts
             if router.mixes_tokens
-            else min(router.experts_per_token(tokens), router.num_experts)
+            else min(router.experts_per_token(tokens[name]), router.num_experts)
         )
         idle += round(experts * (router.num_experts - met) / router.num_experts)
         rows.append(
@@ -57,9 +58,9 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "model": info.model.name,
         "image_size": list(model.patch_embed.img_size),
         "patch_size": list(model.patch_embed.patch_size),
-        "tokens": tokens,
+        "tokens": model.patch_embed.num_patches + getattr(model, "num_prefix_tokens", 0),
         "width": model.embed_dim,
-        "blocks": len(model.blocks),
+        "blocks": len(model.blocks) if info.model.swin is None else info.model.swin.depths,
         "classes": len(info.class_names) or model.num_classes,
         "parameters": total,
         "active_parameters": total - idle,
@@ -79,7 +80,7 @@ def _flops(model: Any) -> int:
     """
     layers = moe_layers(model)
     images = torch.zeros(1, 3, *model.patch_embed.img_size)
-    tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    tokens = num_tokens(model)
     # The counter does not know the fused attention of every device; written out, it is products that it counts.
     with (
         torch.inference_mode(),
@@ -94,6 +95,6 @@ def _flops(model: Any) -> int:
             sum(flops.values()) for path, flops in counted.items() if path.endswith(f"{name}.mlp.experts")
         )
         matrices = [parameter.shape[1:] for parameter in layer.experts.parameters() if parameter.ndim == 3]
-        sent = round(tokens * layer.router.experts_per_token(tokens))
+        sent = round(tokens[name] * layer.router.experts_per_token(tokens[name]))
         total += sent * sum(2 * rows * columns for rows, columns in matrices)
     return int(total)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.catalog import DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
@@ -84,7 +85,7 @@ def load_model(
     import moeprobe.nn  # noqa: F401  (registers the models)
 
     model, info = checkpoints.load(source)
-    traceable = Vmoe(
+    traceable = (Vmoe if info.model.swin is None else SwinMoe)(
         model,
         mean=info.model.mean,
         std=info.model.std,

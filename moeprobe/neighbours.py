@@ -226,7 +226,13 @@ def _batch_sums(
 
 
 def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:
-    grid = next(iter(routing.values())).grid
+    grids = {layer.grid for layer in routing.values()}
+    if len(grids) > 1:
+        raise UserError(
+            "The layers of the model have other patches each, and contagion exchanges patches for all of them alike: "
+            f"name layers of one stage with --layers, e.g. --layers {next(iter(routing))}."
+        )
+    (grid,) = grids
     assert grid is not None
     return grid
 

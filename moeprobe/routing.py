@@ -84,7 +84,10 @@ class LayerRouting:
 
     @property
     def weights(self) -> Tensor:
-        """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed."""
+        """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed.
+
+        Where the router renormalises, each token's are in proportion to it.
+        """
         if self.top_k == 0:
             return self.gates
         return self.gates * self.served

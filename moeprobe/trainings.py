@@ -91,10 +91,18 @@ def check_run_folder(folder: Path, config: TrainConfig, *, resume: bool, overwri
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
     if held and not (overwrite and not resume):
         state = "a finished run" if (folder / "finished.json").exists() else ""
-        if earlier.read_text(encoding="utf-8") != configuration.dump(config):
+        if not _is_of(earlier, config):
             state = f"{state or 'a run'} of another configuration"
         if state:
             raise UserError(f"{folder} holds {state}; add --overwrite to replace it, or choose another name.")
     if resume and not found:
         raise UserError(f"There is nothing to resume in {folder}.")
     return found and not (overwrite and not resume)
+
+
+def _is_of(path: Path, config: TrainConfig) -> bool:
+    """Whether a written configuration is this one; keys that an earlier version did not know have their defaults."""
+    try:
+        return configuration.load(str(path)) == config
+    except UserError:
+        return False

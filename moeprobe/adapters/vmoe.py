@@ -1,10 +1,10 @@
 """Our own sparse timm transformers, made traceable."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
@@ -20,7 +20,7 @@ class Vmoe:
     """A timm ``VisionTransformer`` with MoE layers (``nn.vit.make_sparse``), ready to be probed.
 
     Args:
-        model: put into evaluation mode; its routers' evaluation capacity is replaced.
+        model: a ``VisionTransformer``; put into evaluation mode; its routers' evaluation capacity is replaced.
         mean: of the normalisation, per channel, in units of [0, 1].
         std: of the normalisation.
         router_name: catalog name of the routers.
@@ -34,7 +34,7 @@ class Vmoe:
 
     def __init__(
         self,
-        model: VisionTransformer,
+        model: nn.Module,
         *,
         mean: Sequence[float],
         std: Sequence[float],
@@ -42,7 +42,7 @@ class Vmoe:
         trained_capacity: bool = False,
         group_images: int = 1,
     ) -> None:
-        self.model = model.eval().requires_grad_(False)
+        self.model: Any = model.eval().requires_grad_(False)
         self._layers = moe_layers(model)
         if not self._layers:
             raise UserError("The model has no MoE layer, so there is no routing to probe.")
@@ -66,16 +66,22 @@ class Vmoe:
             layer.group_images = self.group_images
         self.layer_names = tuple(self._layers)
         self.router_name = router_name
-        rows, columns = model.patch_embed.grid_size
-        self.grid = PatchGrid(rows, columns, model.patch_embed.patch_size[0])
-        self.image_size: tuple[int, int] = tuple(model.patch_embed.img_size)
+        self.grids = self._lay_out()
+        embedding: Any = model.patch_embed
+        self.image_size: tuple[int, int] = tuple(embedding.img_size)
         self._mean = torch.tensor(mean).view(3, 1, 1)
         self._std = torch.tensor(std).view(3, 1, 1)
+
+    def _lay_out(self) -> dict[str, PatchGrid]:
+        """Return how the tokens of each MoE layer, but for the prefix, lie in the image."""
+        rows, columns = self.model.patch_embed.grid_size
+        return dict.fromkeys(self.layer_names, PatchGrid(rows, columns, self.model.patch_embed.patch_size[0]))
 
     @property
     def device(self) -> torch.device:
         """Where the model's parameters are."""
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     def to(self, device: torch.device | str) -> "Vmoe":
         """Move the model, in place."""
@@ -104,7 +110,11 @@ class Vmoe:
         choices = {}
         for name in self._wanted(list(routing.layers)):
             layer = routing.layers[name]
-            expected = (len(images), self.grid.num_patches + layer.num_prefix_tokens, layer.num_experts)
+            expected = (
+                len(images),
+                self.grids[name].num_patches + layer.num_prefix_tokens,
+                layer.num_experts,
+            )
             if tuple(layer.gates.shape) != expected or layer.top_k == 0:
                 raise UserError(
                     f"The routing of {name} is for {tuple(layer.gates.shape)} gates and {layer.top_k} choices; "
@@ -175,8 +185,8 @@ class Vmoe:
             selected=selected,
             processed=processed,
             valid=torch.ones(gates.shape[:2], dtype=torch.bool, device=gates.device),
-            grid=self.grid,
-            num_prefix_tokens=gates.shape[1] - self.grid.num_patches,
+            grid=self.grids[name],
+            num_prefix_tokens=gates.shape[1] - self.grids[name].num_patches,
             gates_sum_to_one=router.gates_sum_to_one,
             token_local=router.token_local,
             router=self.router_name,

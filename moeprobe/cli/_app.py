@@ -25,6 +25,7 @@ from moeprobe.cli import (
     report,
     s_matrix,
     sweep,
+    swin_moe,
     tradeoff,
     train,
     vmoe,
@@ -93,6 +94,7 @@ app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 importing = typer.Typer(no_args_is_help=True, help="Make a checkpoint of moeprobe of another program's.")
 importing.command("vmoe")(vmoe.import_vmoe)
+importing.command("swin-moe")(swin_moe.import_swin_moe)
 app.add_typer(importing, name="import")
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
 exporting.command("vmoe")(vmoe.export_vmoe)

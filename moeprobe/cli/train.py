@@ -61,6 +61,13 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
         f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}), "
         f"{summary['images_per_second']:,.0f} images/s"
     )
+    if "upcycled" in summary:
+        start = summary["upcycled"]
+        screen.print(
+            f"Upcycled from {start['name']} ({start['source']}): experts are copies of its MLPs; routers and head (the "
+            "classes are those of the data) began fresh.",
+            soft_wrap=True,
+        )
     screen.print(
         f"Written to {summary['folder']}/: last.safetensors, best.safetensors, metrics.csv, training.png"
     )

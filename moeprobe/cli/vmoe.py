@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import numbers
-from moeprobe.errors import UserError
+from moeprobe.cli._importing import channels, factor
 
 if TYPE_CHECKING:
     from moeprobe.exchange.vmoe import Imported
@@ -68,13 +67,13 @@ def import_vmoe(
             overwrite=overwrite,
             watcher=bar,
             top_k=top_k,
-            capacity_factor=_factor(capacity_factor, "--capacity-factor"),
-            eval_capacity_factor=_factor(eval_capacity_factor, "--eval-capacity-factor"),
+            capacity_factor=factor(capacity_factor, "--capacity-factor"),
+            eval_capacity_factor=factor(eval_capacity_factor, "--eval-capacity-factor"),
             group_images=group_images,
             batch_priority=batch_priority,
             bfloat16_dispatch=bfloat16_dispatch,
-            mean=_channels(mean, "--mean"),
-            std=_channels(std, "--std"),
+            mean=channels(mean, "--mean"),
+            std=channels(std, "--std"),
             crop_fraction=crop_fraction,
         )
     _print_imported(imported, as_json=json)
@@ -162,23 +161,3 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     lines.append(f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}")
     for line in lines:
         console().print(line, soft_wrap=True)
-
-
-def _factor(text: str, option: str) -> float | str:
-    """Return a capacity factor: a number, or "none"."""
-    if text == "none":
-        return text
-    values = numbers(text, option)
-    assert values is not None
-    if len(values) != 1:
-        raise UserError(f"{option} takes one number, or none; got {text!r}.")
-    return values[0]
-
-
-def _channels(text: str, option: str) -> list[float]:
-    """Return a number per channel."""
-    values = numbers(text, option)
-    assert values is not None
-    if len(values) not in (1, 3):
-        raise UserError(f"{option} takes one number, or three with commas between; got {text!r}.")
-    return list(values) * (3 // len(values))

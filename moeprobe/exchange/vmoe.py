@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from torch import Tensor
 
 import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
+from moeprobe.exchange._common import check_folder, class_names, model_config
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
 from moeprobe.files import whole_folder
@@ -23,7 +23,6 @@ from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.formats.cursor import quoted
 from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.formats.vmoe_writing import held, write_vmoe
-from moeprobe.loading import open_data
 from moeprobe.nn.build import build_model, is_ours
 from moeprobe.nn.capture import moe_layers
 from moeprobe.training import checkpoint
@@ -127,10 +126,10 @@ def import_vmoe(
         UserError: the source is damaged or no V-MoE, a setting does not fit, or the folder holds something else.
     """
     source, folder, watcher = Path(source), Path(folder), watcher or Watcher()
-    _check_folder(folder, source, overwrite=overwrite)
+    check_folder(folder, source, overwrite=overwrite)
     found = find(source)
     config = _config(found.sizes, settings)
-    class_names = () if classes is None else _class_names(classes, found.sizes.num_classes)
+    names = () if classes is None else class_names(classes, found.sizes.num_classes)
     with torch.device("meta"):
         model = build_model(config)
     watcher.start(f"import {source.name}", len(found.arrays))
@@ -141,7 +140,7 @@ def import_vmoe(
             model,
             config=config,
             training={"imported": "vmoe", "source": str(source)},
-            class_names=class_names,
+            class_names=names,
         )
     return Imported(
         folder=folder,
@@ -198,6 +197,11 @@ def export_vmoe(
             f"{info.path} is routed by {info.model.router_name}; V-MoE's format does not say how a model is routed, "
             "and its program would read it as softmax_token_choice."
         )
+    if info.model.router is not None and info.model.router.parameters.get("renormalise"):
+        raise UserError(
+            f"{info.path} renormalises the weights of the chosen experts; V-MoE's format does not say so, and its "
+            "program would not."
+        )
     with torch.device("meta"):
         model = build_model(info.model)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -225,20 +229,6 @@ def export_vmoe(
     )
 
 
-def _check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
-    """Raise ``UserError`` unless a checkpoint may be put there."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a folder for the checkpoint.")
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return
-    if not (folder / "last.safetensors").is_file():
-        raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
-    if not overwrite:
-        raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
-    if folder.resolve() in source.resolve().parents:
-        raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
-
-
 def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
     """Return the parameters by their names, and how much else there is by first key.
 
@@ -264,43 +254,23 @@ def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict
 
 
 def _config(sizes: Architecture, settings: dict[str, Any]) -> ModelConfig:
-    try:
-        config = ModelConfig(
-            name="vmoe",
-            image_size=sizes.image_size,
-            patch_size=sizes.patch_size,
-            width=sizes.width,
-            depth=sizes.depth,
-            num_heads=sizes.num_heads,
-            hidden_width=sizes.hidden_width,
-            num_classes=sizes.num_classes,
-            pre_logits=sizes.pre_logits,
-            num_experts=sizes.num_experts,
-            layers=list(sizes.layers),
-            **(_UNSEEN | settings),
-        )
-    except ValidationError as error:
-        problem = error.errors()[0]
-        option = str(problem["loc"][0]).replace("_", "-")
-        message = problem["msg"][:1].lower() + problem["msg"][1:]
-        raise UserError(f"--{option}: {message}; got {problem['input']!r}.") from None
-    for option, factor in (
-        ("--capacity-factor", config.capacity_factor),
-        ("--eval-capacity-factor", config.eval_capacity_factor),
-    ):
-        if isinstance(factor, float) and factor <= 0:
-            raise UserError(f"{option}: a number above 0 or none is needed; got {factor}.")
-    if min(config.std) <= 0:
-        raise UserError(f"--std: numbers above 0 are needed; got {config.std}.")
-    return config
-
-
-def _class_names(data: str, num_classes: int) -> tuple[str, ...]:
-    names = open_data(data).class_names
-    if names is None or len(names) != num_classes:
-        found = "no classes" if names is None else f"{len(names):,} classes"
-        raise UserError(f"The scores are about {num_classes:,} classes, and {data} has {found}.")
-    return names
+    return model_config(
+        {
+            "name": "vmoe",
+            "image_size": sizes.image_size,
+            "patch_size": sizes.patch_size,
+            "width": sizes.width,
+            "depth": sizes.depth,
+            "num_heads": sizes.num_heads,
+            "hidden_width": sizes.hidden_width,
+            "num_classes": sizes.num_classes,
+            "pre_logits": sizes.pre_logits,
+            "num_experts": sizes.num_experts,
+            "layers": list(sizes.layers),
+        }
+        | _UNSEEN
+        | settings
+    )
 
 
 def _sizes(model: Any) -> Architecture:

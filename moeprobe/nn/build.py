@@ -28,6 +28,8 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     Raises:
         UserError: there is no such model, it is no ViT, or the values do not fit together.
     """
+    if config.swin is not None:
+        raise UserError("A Swin-MoE (model.swin) can be imported and probed, not trained.")
     if not is_model(config.name):
         raise UserError(unknown("model", config.name, list_models("v*moe*")) + " Any ViT of timm works too.")
     if config.num_classes is None:
@@ -38,11 +40,7 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     }
     if config.hidden_width is not None:
         arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
-    moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
-    if isinstance(config.layers, list):
-        moe["layers"] = tuple(config.layers)
-    if config.router is not None:
-        moe |= {"router": config.router.name, "router_options": config.router.parameters}
+    moe = moe_keys(config)
     if is_ours(config.name):
         arguments |= {key: value for key, value in _head(config).items() if value is not None}
         return _create(config.name, arguments | moe)
@@ -53,6 +51,16 @@ def build_model(config: ModelConfig) -> VisionTransformer:
             )
     dense = _create(config.name, arguments)
     return make_sparse(dense, MoeConfig(**moe))
+
+
+def moe_keys(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``MoeConfig`` that the configuration gives."""
+    moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
+    if isinstance(config.layers, list):
+        moe["layers"] = tuple(config.layers)
+    if config.router is not None:
+        moe |= {"router": config.router.name, "router_options": config.router.parameters}
+    return moe
 
 
 def _head(config: ModelConfig) -> dict[str, Any]:

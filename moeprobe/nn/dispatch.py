@@ -28,7 +28,8 @@ _PADDING_LIMIT = 1.5
 class CapacityRule:
     """How many tokens of a group one expert takes: ``factor`` x the balanced load; None = all that come.
 
-    ``rounding`` is "ceil" or "round" (half to even); the result is then raised to a multiple of ``multiple_of``.
+    ``rounding`` is "ceil" or "round" (half to even) or "tutel" (that library's: K · ⌊factor · ⌈S / E⌉⌋); the result is
+    then raised to a multiple of ``multiple_of``.
     """
 
     factor: float | None = None
@@ -45,7 +46,10 @@ class CapacityRule:
             return None
         # The order of the float operations is V-MoE's: another order rounds some cases up by one.
         exact = group_size * top_k * self.factor / num_experts
-        capacity = math.ceil(exact) if self.rounding == "ceil" else round(exact)
+        if self.rounding == "tutel":
+            capacity = top_k * int(self.factor * -(-group_size // num_experts))
+        else:
+            capacity = math.ceil(exact) if self.rounding == "ceil" else round(exact)
         if capacity < 1:
             raise UserError(
                 f"A capacity factor of {self.factor} leaves no room: {group_size} tokens x {top_k} choices over "
@@ -110,19 +114,25 @@ class SoftPlan:
 
 
 def plan_token_choice(
-    gates: Tensor, selected: Tensor, *, capacity: int | None, batch_priority: bool = False
+    gates: Tensor,
+    selected: Tensor,
+    *,
+    capacity: int | None,
+    batch_priority: bool = False,
+    renormalise: bool = False,
 ) -> DispatchPlan:
     """Plan "top experts per token": all first choices are served before any second choice, each group alone.
 
     Args:
-        gates: ``(G, S, E)`` weights of the combination (not renormalised over the chosen ones).
+        gates: ``(G, S, E)`` weights of the combination.
         selected: ``(G, S, K)`` chosen experts, best first.
         capacity: C, None without limit.
         batch_priority: serve tokens by their largest gate (BPR) instead of in their order; ties by position.
+        renormalise: divide a token's weights by the sum of those it has chosen, whether or not these find room.
     """
     slot = _arrival(selected, gates, gates.shape[-1], batch_priority=batch_priority and capacity is not None)
     kept = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
-    return _plan(gates, selected, slot, kept, capacity)
+    return _plan(gates, selected, slot, kept, capacity, renormalise=renormalise)
 
 
 def plan_expert_choice(scores: Tensor, gates: Tensor, *, capacity: int) -> DispatchPlan:
@@ -160,7 +170,9 @@ def chosen_by_experts(plan: DispatchPlan, scores: Tensor) -> Tensor:
     return expert.masked_fill(ranked == -torch.inf, -1)
 
 
-def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity: int | None) -> DispatchPlan:
+def plan_choices(
+    gates: Tensor, selected: Tensor, processed: Tensor, *, capacity: int | None, renormalise: bool = False
+) -> DispatchPlan:
     """Plan given choices, of which it is already known which find room.
 
     Args:
@@ -168,6 +180,7 @@ def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity
         selected: ``(G, S, K)`` experts, best first, -1 = none.
         processed: ``(G, S, K)`` bool; the others come back with weight 0.
         capacity: C of the buffers; None without limit.
+        renormalise: as in ``plan_token_choice``.
 
     Raises:
         UserError: more choices were processed than the buffers hold.
@@ -180,18 +193,25 @@ def plan_choices(gates: Tensor, selected: Tensor, processed: Tensor, *, capacity
         raise UserError(
             f"The routing was made with more room than the model has: its capacity is {capacity}."
         )
-    return _plan(gates, selected.clamp_min(0), slot, kept, capacity)
+    return _plan(gates, selected, slot, kept, capacity, renormalise=renormalise)
 
 
-def _plan(gates: Tensor, expert: Tensor, slot: Tensor, kept: Tensor, capacity: int | None) -> DispatchPlan:
+def _plan(
+    gates: Tensor, selected: Tensor, slot: Tensor, kept: Tensor, capacity: int | None, *, renormalise: bool
+) -> DispatchPlan:
     """Return the plan of assignments ``(G, S, K)``: those that are kept come back with their gate ``(G, S, E)``."""
     num_groups, group_size, num_experts = gates.shape
+    expert = selected.clamp_min(0)
+    weight = gates.gather(-1, expert)
+    if renormalise:
+        chosen = weight.where(selected >= 0, 0.0).sum(-1, keepdim=True)
+        weight = weight / chosen.clamp_min(torch.finfo(weight.dtype).eps)
     token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(expert.shape[-1])
     return DispatchPlan(
         token=token,
         expert=expert.flatten(),
         slot=slot.flatten(),
-        weight=torch.where(kept, gates.gather(-1, expert), 0.0).flatten(),
+        weight=torch.where(kept, weight, 0.0).flatten(),
         kept=kept.flatten(),
         num_groups=num_groups,
         group_size=group_size,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from moeprobe.nn.capture import moe_layers
 from moeprobe.nn.dispatch import DispatchPlan, plan_choices
-from moeprobe.nn.routers.base import Decision
+from moeprobe.nn.routers.base import Decision, Router
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def replaying(model: nn.Module, choices: Mapping[str, Choices]) -> Iterator[None
     layers = moe_layers(model)
 
     def repeating(wanted: Choices) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, decision: Decision) -> Decision:
-            return _repeat(decision, wanted)
+        def hook(router: Router, _inputs: Any, decision: Decision) -> Decision:
+            return _repeat(decision, wanted, renormalise=router.renormalise)
 
         return hook
 
@@ -51,11 +51,11 @@ def replaying(model: nn.Module, choices: Mapping[str, Choices]) -> Iterator[None
             handle.remove()
 
 
-def _repeat(decision: Decision, wanted: Choices) -> Decision:
+def _repeat(decision: Decision, wanted: Choices, *, renormalise: bool) -> Decision:
     groups = decision.gates.shape[:2]
     selected, processed = (side.reshape(*groups, -1) for side in (wanted.selected.long(), wanted.processed))
     gates = decision.gates if wanted.gates is None else wanted.gates.to(decision.gates.dtype)
     gates = gates.reshape(decision.gates.shape)
     assert isinstance(decision.plan, DispatchPlan), "a soft router has no choices to repeat"
-    plan = plan_choices(gates, selected, processed, capacity=decision.plan.capacity)
+    plan = plan_choices(gates, selected, processed, capacity=decision.plan.capacity, renormalise=renormalise)
     return replace(decision, gates=gates, selected=selected, processed=processed, plan=plan)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from moeprobe.catalog import ROUTERS
@@ -43,7 +43,7 @@ class MoeConfig:
         noise_std: the router's noise has standard deviation noise_std / num_experts.
         capacity_factor: in training; "none" = no limit.
         eval_capacity_factor: in evaluation; "none" = no limit (nothing then depends on batch-mates).
-        capacity_rounding: "ceil" or "round" (half to even).
+        capacity_rounding: "ceil", "round" (half to even) or "tutel", see ``CapacityRule``.
         capacity_multiple_of: the capacity is raised to a multiple of this.
         batch_priority: where there is no room for all, the tokens with the largest gates come first.
         group_images: images that share a group, hence capacity and balancing losses, in training.
@@ -57,7 +57,7 @@ class MoeConfig:
     noise_std: float | None = None
     capacity_factor: float | Literal["none"] | None = None
     eval_capacity_factor: float | Literal["none"] | None = None
-    capacity_rounding: Literal["ceil", "round"] | None = None
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
     capacity_multiple_of: int | None = None
     batch_priority: bool | None = None
     group_images: int | None = None
@@ -99,12 +99,19 @@ def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransforme
     num_tokens = model.patch_embed.num_patches + model.num_prefix_tokens
     for index in config.blocks(len(model.blocks)):
         block = model.blocks[index]
-        block.mlp = _moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
+        block.mlp = moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
     return model
 
 
-def _moe_layer(block: Block, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
-    mlp = block.mlp
+def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
+    """Return the MoE layer for the place of a block's MLP; ``where`` the block is, for sentences.
+
+    Raises:
+        UserError: the MLP is no plain two-layer perceptron, or the configuration does not fit.
+    """
+    mlp: Any = getattr(block, "mlp", None)
+    if mlp is None:
+        raise UserError(f"{where} is a {type(block).__name__} without an MLP of its own to be made sparse.")
     if not isinstance(getattr(mlp, "fc1", None), nn.Linear) or not isinstance(mlp.fc2, nn.Linear):
         raise UserError(
             f"The MLP of {where} is a {type(mlp).__name__}; only plain two-layer MLPs can be made sparse."

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -23,7 +23,8 @@ from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
 from moeprobe.files import sha256, whole, write_json
 from moeprobe.nn.build import build_model
-from moeprobe.nn.vit import resize_position_embedding
+from moeprobe.nn.swin import build_swin
+from moeprobe.nn.transfer import transfer
 
 FORMAT = "moeprobe-checkpoint-1"
 
@@ -137,14 +138,14 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     return info, tensors
 
 
-def load(source: str | Path) -> tuple[VisionTransformer, CheckpointInfo]:
+def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, CheckpointInfo]:
     """Return the model of a checkpoint, with its parameters.
 
     Raises:
         UserError: it is missing, truncated or foreign, or its parameters do not fit the model it describes.
     """
     info, tensors = read_info(source)
-    model = build_model(info.model)
+    model = build_model(info.model) if info.model.swin is None else build_swin(info.model)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -182,26 +183,5 @@ def initialise_from(
         raise UserError(
             f"{info.path} has the head {there!r} and the configured model {here!r}: set model.head={there}."
         )
-    if "pos_embed" in taken and "pos_embed" in wanted:
-        rows, columns = model.patch_embed.grid_size
-        taken["pos_embed"] = resize_position_embedding(
-            taken["pos_embed"],
-            num_prefix=model.num_prefix_tokens,
-            rows=rows,
-            columns=columns,
-        )
-    for name, tensor in taken.items():
-        if name not in wanted or wanted[name].shape != tensor.shape:
-            shape = tuple(wanted[name].shape) if name in wanted else "no such parameter"
-            mend = f"; set model.router.slots={tensor.shape[-1]}" if name.endswith(".router.phi") else ""
-            raise UserError(
-                f"{info.path} does not fit the configured model: {name} is {tuple(tensor.shape)} there, "
-                f"{shape} here{mend}."
-            )
-    missing = [name for name in wanted if name not in taken and not name.startswith(fresh)]
-    if missing:
-        raise UserError(
-            f"{info.path} lacks {missing[0]} of the configured model; are the MoE layers and the head the same?"
-        )
-    with torch.no_grad():
-        model.load_state_dict(taken, strict=False)
+    advice = "are the MoE layers and the head the same?"
+    transfer(model, taken, fresh=fresh, source=str(info.path), advice=advice)

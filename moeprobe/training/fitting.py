@@ -9,6 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.nn.capture import moe_layers
 from moeprobe.training import tensorboard
 from moeprobe.training.objectives.base import Objective
+from moeprobe.training.upcycling import check_dense
 
 
 def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> tuple[str, ...]:
@@ -52,6 +53,17 @@ def make_objective(config: TrainConfig) -> Objective:
         raise UserError(f"The objective {name!r} compares patches of one image: set mixup to 0.")
     objective: Objective = make_plugin(kind, config.objective, what="objective")
     return objective
+
+
+def check_start(config: TrainConfig) -> None:
+    """Raise ``UserError`` if a run would start from two sets of weights, or from those of no vision transformer."""
+    if config.model.upcycle is None:
+        return
+    if config.initialise is not None:
+        raise UserError(
+            "Weights to start from are given twice: leave out either initialise.checkpoint or model.upcycle."
+        )
+    check_dense(config.model.upcycle)
 
 
 def check_groups(model: nn.Module, config: TrainConfig) -> None:

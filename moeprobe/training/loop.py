@@ -37,6 +37,7 @@ from moeprobe.training.state import Averages, load_state, save_state
 from moeprobe.training.step import backward, supervised_loss, total_loss
 from moeprobe.training.tensorboard import Board
 from moeprobe.training.timing import Clock
+from moeprobe.training.upcycling import upcycle_from
 from moeprobe.views.base import Framing, PairView
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
@@ -92,8 +93,10 @@ class Trainer:
         )
         self.evaluate_every = config.evaluate_every or max(1, self.total_steps // _EVALUATIONS)
 
+        fitting.check_start(config)
         torch.manual_seed(torch_seed(config.seed, "initialise"))
         self.model = build_model(self.model_config)
+        self.upcycled = None if config.model.upcycle is None else upcycle_from(self.model, config.model)
         if config.initialise is not None:
             checkpoint.initialise_from(
                 self.model,
@@ -287,7 +290,8 @@ class Trainer:
                 self._save_state()
 
     def _save(self, which: str) -> None:
-        training = {
+        started = {} if self.upcycled is None else {"upcycled": self.upcycled}
+        training = started | {
             "name": self.config.name,
             "group": self.config.group,
             "seed": self.config.seed,
@@ -326,6 +330,8 @@ class Trainer:
             "best_val_accuracy": self.best_accuracy,
             "images_per_second": images_per_second,
         } | self.clock.summary()
+        if self.upcycled is not None:
+            summary["upcycled"] = self.upcycled
         write_json(self.folder / "finished.json", summary)
         (self.folder / "state.safetensors").unlink(missing_ok=True)
         return summary

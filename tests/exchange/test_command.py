@@ -68,16 +68,21 @@ def test_plans_and_names_of_what_was_imported(imported: Path, trained: Trained, 
 
 def test_what_is_routed_otherwise_is_not_exported(tmp_path: Path) -> None:
     """The parameters of other routers have the same names: the program would read another model."""
-    for router, words in (
-        ("priority", "routed by priority"),
-        ("softmax_token_choice", "needs 'cls_token'"),
+    for name, router, words in (
+        ("a", "priority", "routed by priority"),
+        (
+            "b",
+            {"name": "softmax_token_choice", "renormalise": True},
+            "renormalises the weights of the chosen experts",
+        ),
+        ("c", "softmax_token_choice", "needs 'cls_token'"),
     ):
         config = ModelConfig.model_validate({"num_classes": 10, "router": router, "head": "gap"})
         model = build_model(config)
         checkpoint.save(
-            tmp_path / router / "last.safetensors", model, config=config, training={}, class_names=()
+            tmp_path / name / "last.safetensors", model, config=config, training={}, class_names=()
         )
-        assert words in refused("export", "vmoe", tmp_path / router, tmp_path / "out" / "x")
+        assert words in refused("export", "vmoe", tmp_path / name, tmp_path / "out" / "x")
     assert not (tmp_path / "out").exists()
 
 

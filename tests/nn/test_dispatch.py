@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 
 from moeprobe.errors import UserError
-from moeprobe.nn.dispatch import CapacityRule, DispatchPlan, plan_token_choice, run_experts
+from moeprobe.nn.dispatch import CapacityRule, DispatchPlan, plan_choices, plan_token_choice, run_experts
 from moeprobe.nn.experts import Experts, MlpExperts
-from moeprobe.nn.routers.softmax_token_choice import top_choices
+from moeprobe.nn.routers._linear import top_choices
 from tests.golden import assert_golden, oracle, oracle_names
 from tests.nn import references
 
@@ -98,6 +98,40 @@ def test_plan_is_the_written_algorithm(data: st.DataObject) -> None:
 def test_capacity(group_size: int, top_k: int, num_experts: int, factor: float, capacity: int) -> None:
     rule = CapacityRule(factor)
     assert rule.capacity(group_size=group_size, num_experts=num_experts, top_k=top_k) == capacity
+
+
+@pytest.mark.parametrize(
+    ("group_size", "top_k", "num_experts", "factor", "capacity"),
+    [
+        (2304, 1, 32, 1.25, 90),  # 72 of each; 1.25 · 72 = 90
+        (10, 2, 4, 1.25, 6),  # ceil 2.5 = 3; floor 3.75 = 3; twice
+        (10, 2, 4, 0.3, 0),
+    ],
+)
+def test_capacity_as_tutel_counts_it(
+    group_size: int, top_k: int, num_experts: int, factor: float, capacity: int
+) -> None:
+    rule = CapacityRule(factor, rounding="tutel", multiple_of=1)
+    if capacity == 0:
+        with pytest.raises(UserError, match="leaves no room"):
+            rule.capacity(group_size=group_size, num_experts=num_experts, top_k=top_k)
+    else:
+        assert rule.capacity(group_size=group_size, num_experts=num_experts, top_k=top_k) == capacity
+
+
+def test_renormalised_weights_are_of_what_was_chosen_kept_or_not() -> None:
+    """Each expert has room for one token: the second loses its first choice, and keeps .3 / (.5 + .3) of the other."""
+    gates = torch.tensor([[[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]])
+    selected = torch.tensor([[[0, 1], [0, 2]]])
+    plan = plan_token_choice(gates, selected, capacity=1, renormalise=True)
+    torch.testing.assert_close(plan.weight, torch.tensor([0.6 / 0.9, 0.3 / 0.9, 0.0, 0.3 / 0.8]))
+    assert plan.kept.tolist() == [True, True, False, True]
+    again = plan_choices(gates, selected, plan.kept.view(1, 2, 2), capacity=1, renormalise=True)
+    torch.testing.assert_close(again.weight, plan.weight)
+    # A choice that is absent (-1) has no part in the sum.
+    absent = torch.tensor([[[0, -1], [2, -1]]])
+    alone = plan_choices(gates, absent, absent >= 0, capacity=None, renormalise=True)
+    torch.testing.assert_close(alone.weight, torch.tensor([1.0, 0.0, 1.0, 0.0]))
 
 
 def test_capacity_below_one_is_refused() -> None:

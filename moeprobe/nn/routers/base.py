@@ -19,7 +19,8 @@ class Decision:
     Attributes:
         logits: ``(G, S, E)`` without noise; ``(G, S, E·C)`` where tokens are weighed against slots.
         noisy_logits: the same with the noise that the choice was made on; the same tensor where there is none.
-        gates: ``(G, S, E)`` weights that the combination uses, of the experts that take the token.
+        gates: ``(G, S, E)`` weights that the combination uses, of the experts that take the token; where the router
+            renormalises, before that.
         clean_gates: ``(G, S, E)`` the same from the logits without noise.
         scores: ``(G, S, E)`` what the choice is read off where that is not the gates, else None.
         selected: ``(G, S, K)`` chosen experts, best first, before capacity, -1 = none; K = E where experts choose, 0
@@ -55,6 +56,7 @@ class Router(nn.Module, ABC):
         default_capacity: the rule in training where none is given. In evaluation it is the same where the capacity
             is part of the choice, else without limit.
         default_group_images: images of a group in training where no number is given.
+        renormalise: a token's weights are divided by the sum of those it has chosen.
         top_k: experts that each token chooses; None where tokens do not choose.
         capacity: the rule in training.
         eval_capacity: the rule in evaluation; probing replaces it where it can.
@@ -66,6 +68,7 @@ class Router(nn.Module, ABC):
     mixes_tokens: ClassVar[bool] = False
     default_capacity: ClassVar[CapacityRule] = CapacityRule(1.05)
     default_group_images: ClassVar[int] = 8
+    renormalise: bool = False
     num_experts: int
     top_k: int | None
     noise_std: float

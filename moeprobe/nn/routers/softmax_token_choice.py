@@ -7,8 +7,9 @@ Source: V-MoE (Riquelme et al. 2021), section 2.2 and its released program.
 
 from torch import Tensor
 
-from moeprobe.nn.dispatch import CapacityRule, plan_token_choice
-from moeprobe.nn.routers._linear import LinearRouter, top_choices, without_autocast
+from moeprobe.nn.dispatch import CapacityRule
+from moeprobe.nn.routers._linear import LinearRouter, without_autocast
+from moeprobe.nn.routers._softmax import choose_by_softmax
 from moeprobe.nn.routers.base import Decision
 
 
@@ -16,7 +17,9 @@ class SoftmaxTokenChoice(LinearRouter):
     """Softmax token choice with noise: top-k of softmax(x W + (noise_std / E) · ε).
 
     The combine weight of a chosen expert is its softmax value over *all* experts; nothing is renormalised after
-    the top-k. Computed in float32 under autocast: a bfloat16 softmax makes false ties.
+    the top-k, unless ``renormalise`` asks for it.
+
+    Computed in float32 under autocast: a bfloat16 softmax makes false ties.
     """
 
     token_local = True
@@ -31,6 +34,7 @@ class SoftmaxTokenChoice(LinearRouter):
         capacity: CapacityRule | None = None,
         eval_capacity: CapacityRule | None = None,
         batch_priority: bool = False,
+        renormalise: bool = False,
     ) -> None:
         super().__init__(
             width,
@@ -41,27 +45,16 @@ class SoftmaxTokenChoice(LinearRouter):
             eval_capacity=eval_capacity,
         )
         self.batch_priority = batch_priority
+        self.renormalise = renormalise
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E)``, None for none."""
+        assert self.top_k is not None
         with without_autocast(tokens):
-            logits = self._logits(tokens, noise)
-            clean_gates = logits.clean.softmax(-1)
-            gates = clean_gates if noise is None else logits.noisy.softmax(-1)
-            assert self.top_k is not None
-            selected = top_choices(gates, self.top_k)
-            plan = plan_token_choice(
-                gates, selected, capacity=self._places(tokens.shape[1]), batch_priority=self.batch_priority
+            return choose_by_softmax(
+                self._logits(tokens, noise),
+                top_k=self.top_k,
+                capacity=self._places(tokens.shape[1]),
+                batch_priority=self.batch_priority,
+                renormalise=self.renormalise,
             )
-        return Decision(
-            logits=logits.clean,
-            noisy_logits=logits.noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=None,
-            selected=selected,
-            processed=plan.kept.view_as(selected),
-            top_k=self.top_k,
-            noise_scale=logits.noise_scale,
-            plan=plan,
-        )

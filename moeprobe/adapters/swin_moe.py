@@ -1,0 +1,17 @@
+"""Imported Swin-MoEs, made traceable."""
+
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.geometry import PatchGrid
+from moeprobe.nn.swin import swin_grids
+
+
+class SwinMoe(Vmoe):
+    """A ``SwinTransformer`` of timm with MoE layers (``nn.swin``): traced as a ViT, with a grid for each stage.
+
+    The tokens of a layer are those of its stage, row by row over the whole image: windows and their shift are inside
+    the attention. There are no prefix tokens.
+    """
+
+    def _lay_out(self) -> dict[str, PatchGrid]:
+        grids = swin_grids(self.model)
+        return {name: grids[name] for name in self.layer_names}

@@ -1,0 +1,61 @@
+"""What imports have in common: where they go, the description of the model, and what its scores are about."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from moeprobe.config import ModelConfig
+from moeprobe.errors import UserError
+from moeprobe.loading import open_data
+
+
+def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
+    """Raise ``UserError`` unless a checkpoint may be put there."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder for the checkpoint.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "last.safetensors").is_file():
+        raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
+    if not overwrite:
+        raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
+    if folder.resolve() in source.resolve().parents:
+        raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
+
+
+def model_config(keys: dict[str, Any]) -> ModelConfig:
+    """Return the description of a model; what does not fit is named as the option that gave it.
+
+    Raises:
+        UserError: a value does not fit.
+    """
+    try:
+        config = ModelConfig(**keys)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        option = str(problem["loc"][0]).replace("_", "-")
+        message = problem["msg"][:1].lower() + problem["msg"][1:]
+        raise UserError(f"--{option}: {message}; got {problem['input']!r}.") from None
+    for option, factor in (
+        ("--capacity-factor", config.capacity_factor),
+        ("--eval-capacity-factor", config.eval_capacity_factor),
+    ):
+        if isinstance(factor, float) and factor <= 0:
+            raise UserError(f"{option}: a number above 0 or none is needed; got {factor}.")
+    if min(config.std) <= 0:
+        raise UserError(f"--std: numbers above 0 are needed; got {config.std}.")
+    return config
+
+
+def class_names(data: str, num_classes: int) -> tuple[str, ...]:
+    """Return the class names of a data set.
+
+    Raises:
+        UserError: there is no such data set, or its classes are not as many as the model's.
+    """
+    names = open_data(data).class_names
+    if names is None or len(names) != num_classes:
+        found = "no classes" if names is None else f"{len(names):,} classes"
+        raise UserError(f"The scores are about {num_classes:,} classes, and {data} has {found}.")
+    return names
