@@ -135,7 +135,7 @@ def test_inspect_says_what_was_found_and_how_images_come_in(folder: Path) -> Non
     assert found["normalisation"] == {"mean": list(zoo.MEAN), "std": list(zoo.STD)}
     assert found["routers_found"].startswith("detected")
     assert found["routers"]["blocks.1"].startswith(
-        "blocks.1.mlp.gate (Linear): gates are the softmax of its output"
+        "blocks.1.mlp.gate (Linear): gates the softmax of its logits"
     )
     assert found["parameters"] == sum(parameter.numel() for parameter in zoo.vit().parameters())
     assert [layer["patches"] for layer in found["layers"]] == ["4 x 4 of 8 pixels"] * 2

@@ -49,8 +49,8 @@ class Layer:
     def described(self) -> str:
         """Return where it is and how it is read, in words."""
         choice = "its own choice" if self.top_k is None else f"the {self.top_k} highest gates"
-        gates = "its output" if self.before == "none" else f"the {self.before} of its output"
-        return f"{self.module} ({self.router}): gates are {gates}, experts {choice}"
+        gates = "as given" if self.before == "none" else f"the {self.before} of its logits"
+        return f"{self.module} ({self.router}): gates {gates}, experts {choice}"
 
     def routing(self, read: Mapping[str, Tensor], *, num_images: int, token_local: bool) -> LayerRouting:
         """Return what the router decided, of the tensors that were read off it.

@@ -137,7 +137,7 @@ def test_routers_are_detected(net: Any, names: list[str], top_k: int, before: st
         assert layer.top_k == top_k
         assert layer.gates_sum_to_one == (before == "softmax")
     said = next(iter(model.provenance["routers"].values()))
-    assert f"the {before} of its output, experts the {top_k} highest gates" in said
+    assert f"the {before} of its logits, experts the {top_k} highest gates" in said
     assert "detected" in model.provenance["routers_found"]
 
 
