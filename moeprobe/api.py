@@ -22,7 +22,7 @@ from moeprobe.exchange.swin_moe import ImportedSwinMoe, import_swin_moe
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
-from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view
+from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view, wrap
 from moeprobe.overlaying import OverlayResult, overlay, plan_overlay
 from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
@@ -82,6 +82,7 @@ __all__ = [
     "trace",
     "tradeoff",
     "train",
+    "wrap",
 ]
 
 

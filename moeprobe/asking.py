@@ -84,7 +84,8 @@ def make_probe(
     if kind == "eval" and unknown:
         raise UserError(
             f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate; "
-            f"where it was imported, import it again with --classes {data}."
+            f"where it was imported, import it again with --classes {data}; where it is a module of your own, "
+            f"say so by its key classes: {data}."
         )
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.analyses.correspond import correspond as pair_up
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
-from moeprobe.loading import DEFAULT_DATA, Options, open_data, open_view, pick_images
-from moeprobe.probes import Probe, choose_images, recipe
+from moeprobe.loading import DEFAULT_DATA, Options, is_foreign, load_model, open_data, open_view, pick_images
+from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.training import checkpoint as checkpoints
@@ -127,6 +128,8 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
             )
         import moeprobe.nn  # noqa: F401  (registers the models)
 
+        if is_foreign(model):
+            return _foreign_input(load_model(model))
         built, info = checkpoints.load(model)
         embedding: Any = built.patch_embed
         return _Input(
@@ -139,6 +142,17 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
     if not 0 < patch <= size or size % patch:
         raise UserError(f"Patches must fill the image: got a patch size of {patch} for an image of {size}.")
     return _Input(Framing(size), PatchGrid(size // patch, size // patch, patch), {"checkpoints": {}})
+
+
+def _foreign_input(model: Checkpoint) -> _Input:
+    """Return the input of a model that is not ours, with the patches of its last MoE layer."""
+    size = model.framing.size
+    routing = model.model.trace(torch.zeros(1, 3, size, size), logits=False)[1]
+    grid = list(routing.layers.values())[-1].grid
+    assert grid is not None
+    return _Input(
+        model.framing, grid, {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
+    )
 
 
 def _question(dataset: ImageDataset, name: str, severity: float | None, *, seed: int) -> Probe:

@@ -8,9 +8,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import moeprobe.nn  # noqa: F401  (registers the models)
+from moeprobe.loading import is_foreign, load_model
 from moeprobe.nn.capture import moe_layers
 from moeprobe.nn.swin import num_tokens
+from moeprobe.probes import Checkpoint
 from moeprobe.training import checkpoint
+from moeprobe.views.base import Framing
 
 
 def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
@@ -19,11 +22,13 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
     take a token on average where the experts choose, or all where every slot holds a share of every token. FLOPs are
     those of one image in a group of its own, with unlimited capacity where there can be; a multiply-add is counted as
-    two.
+    two. Of a foreign model (``py:…``) what its adapter knows is told instead.
 
     Raises:
         UserError: it is missing, truncated or foreign.
     """
+    if is_foreign(source):
+        return _inspect_foreign(load_model(source, device="cpu"))
     loaded, info = checkpoint.load(source)
     model: Any = loaded
     layers = moe_layers(model)
@@ -65,9 +70,39 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "parameters": total,
         "active_parameters": total - idle,
         "flops_per_image": _flops(model),
+        "input": Framing(model.patch_embed.img_size[0], info.model.crop_fraction).described(),
         "normalisation": {"mean": info.model.mean, "std": info.model.std},
         "crop_fraction": info.model.crop_fraction,
         "training": info.training,
+        "layers": rows,
+    }
+
+
+def _inspect_foreign(model: Checkpoint) -> dict[str, Any]:
+    """Describe a model that is not ours by what its adapter says of it and by the routing of a black image."""
+    size = model.framing.size
+    routing = model.model.trace(torch.zeros(1, 3, size, size), logits=False)[1]
+    rows = []
+    for name, layer in routing.layers.items():
+        grid = layer.grid
+        rows.append(
+            {
+                "layer": name,
+                "router": layer.router,
+                "num_experts": layer.num_experts,
+                "top_k": layer.choices_per_token,
+                "patches": None
+                if grid is None
+                else f"{grid.rows} x {grid.columns} of {grid.patch_size} pixels",
+                "prefix_tokens": layer.num_prefix_tokens,
+                "gates_sum_to_one": layer.gates_sum_to_one,
+            }
+        )
+    return {
+        "checkpoint": model.name,
+        "input": model.framing.described(),
+        "classes": len(model.class_names) or None,
+        **model.provenance,
         "layers": rows,
     }
 

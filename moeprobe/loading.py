@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from moeprobe.adapters.base import Opened
+from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.catalog import DATA, VIEWS
+from moeprobe.catalog import ADAPTERS, DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
 from moeprobe.data.base import ImageDataset
@@ -25,6 +27,8 @@ from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
 DEFAULT_DATA = "digits"
+# Foreign models are named ``scheme:reference``; which adapter opens them.
+_SCHEMES = {"py": "hooks", "hf": "huggingface"}
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,26 @@ class Options:
 def load_model(
     source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
 ) -> Checkpoint:
-    """Load a checkpoint for probing.
+    """Load a checkpoint, or open a foreign model, for probing.
 
     Args:
-        source: a run folder (its last checkpoint) or a ``.safetensors`` file.
+        source: a run folder (its last checkpoint), a ``.safetensors`` file, or ``py:package.module:factory``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
 
     Raises:
-        UserError: it is missing, truncated or foreign.
+        UserError: it is missing, truncated or foreign, or does not fit what is told of it.
     """
+    if is_foreign(source):
+        scheme, _, reference = str(source).partition(":")
+        opened: Opened = ADAPTERS.get(_SCHEMES[scheme]).open(
+            reference,
+            device=choose_device(device),
+            trained_capacity=trained_capacity,
+            group_images=group_images,
+        )
+        return _checkpoint(opened)
     import moeprobe.nn  # noqa: F401  (registers the models)
 
     model, info = checkpoints.load(source)
@@ -107,6 +120,27 @@ def load_model(
             "group_images": traceable.group_images,
             "training": info.training,
         },
+    )
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Whether a model is named ``scheme:reference``, and is no path."""
+    scheme, _, reference = str(source).partition(":")
+    return bool(reference) and scheme in _SCHEMES
+
+
+def wrap(model: Hooks, *, name: str) -> Checkpoint:
+    """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``."""
+    return _checkpoint(model.opened(name))
+
+
+def _checkpoint(opened: Opened) -> Checkpoint:
+    return Checkpoint(
+        name=opened.name,
+        model=opened.model,
+        framing=opened.framing,
+        class_names=opened.class_names,
+        provenance=opened.provenance,
     )
 
 

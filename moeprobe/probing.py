@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
-from moeprobe import summaries, sweeps
+from moeprobe import plausibility, summaries, sweeps
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.floors import dtype_name
@@ -124,12 +125,13 @@ def measure(
         groups={model.name: model.group for model in models},
     )
     table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
+    doubts = _doubts(question, table, images)
     sidecar = {
         "request": request,
         "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
         "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
         "command": options.command,
-        "checkpoints": {model.name: dict(model.provenance) for model in models},
+        "checkpoints": {model.name: dict(model.provenance) | doubts.get(model.name, {}) for model in models},
         "colours": colours([model.name for model in models]),
         "skipped_images": skipped[0],
         "images_per_second": rates,
@@ -139,6 +141,16 @@ def measure(
         "device": str(choose_device(options.device)),
     } | provenance()
     return Result(table, comparison, images, sidecar)
+
+
+def _doubts(question: Probe, table: pd.DataFrame, images: pa.Table) -> dict[str, dict[str, str]]:
+    """Return a warning for each checkpoint whose accuracy on its own data is no better than chance."""
+    names = question.dataset.class_names
+    if not question.labelled or names is None or "accuracy" not in set(table["metric"]):
+        return {}
+    clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
+    found = plausibility.warnings(table, images, num_classes=len(names), clean=clean)
+    return {name: {"warning": text} for name, text in found.items()}
 
 
 @dataclass(frozen=True)

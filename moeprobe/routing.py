@@ -116,6 +116,26 @@ class RoutingTrace:
     layers: dict[str, LayerRouting]
 
 
+_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")
+
+
+def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
+    """Return the routing of the images of all parts, in their order, as of one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    layers = {}
+    for name, first in parts[0].layers.items():
+        both = [part.layers[name] for part in parts]
+        whole = {field: _cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
+        layers[name] = LayerRouting(**(vars(first) | whole))
+    return RoutingTrace(layers)
+
+
+def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the images of all parts; None where a routing has no such thing."""
+    return None if values[0] is None else torch.cat([value for value in values if value is not None])
+
+
 @runtime_checkable
 class Traceable(Protocol):
     """A model that can be probed.

@@ -19,8 +19,8 @@ LEVELS = {
     },
     2: {"adapters", "analyses", "batches"},
     3: {
-        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths", "probes",
-        "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
+        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths",
+        "plausibility", "probes", "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
         "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following",
@@ -68,6 +68,7 @@ NEIGHBOURS = {
     ("gathering", "asking"),
     ("gathering", "loading"),
     ("gathering", "probing"),
+    ("inspection", "loading"),
     ("neighbours", "probes"),
     ("grids", "config"),
     ("grids", "errors"),

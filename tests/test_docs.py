@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from typer.main import get_command
 
 from moeprobe import catalog, config, grids
+from moeprobe.adapters._settings import FileSettings
 from moeprobe.cli._app import app
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS
+from tests.commands import run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,9 +34,12 @@ def flat(commands: dict[str, Any], above: str = "") -> dict[str, Any]:
 COMMANDS = flat(get_command(app).commands)  # type: ignore[attr-defined]
 
 
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
 def documented_commands() -> list[list[str]]:
-    blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("moeprobe ")]
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("moeprobe ")]
     return [split(shlex.split(line, comments=True)[1:]) for line in lines]
 
 
@@ -101,13 +107,35 @@ def test_the_notebook_example_runs(
     for name, folder in trained.items():
         (tmp_path / "checkpoints" / f"demo-{name}").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
-    code = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(code) == 1
-    exec(compile(code[0], "README.md", "exec"), {})
+    exec(compile(blocks("python")[0], "README.md", "exec"), {})
     printed = capsys.readouterr().out
     assert "blocks.3" in printed
     assert "ci_low" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}, "the example wrote something"
+
+
+def test_a_model_of_ones_own_is_probed_as_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "my_models.py").write_text(
+        "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\nvit, net = zoo.vit, zoo.vit()\n"
+        "def hooked():\n    return Hooks(net, **zoo.VIT)\n"
+    )
+    (settings,) = [block for block in blocks("yaml") if block.startswith("# vit.yaml")]
+    (tmp_path / "vit.yaml").write_text(settings)
+    found: dict[str, Any] = {}
+    notebook, example = blocks("python")
+    assert "load_model" in notebook and len(example.split("\n\n")[1].splitlines()) == 2
+    exec(compile(example, "README.md", "exec"), found)
+    assert set(found["result"].table["checkpoint"]) == {"mine"}
+    commands = [command for command in documented_commands() if any("py:" in word for word in command)]
+    assert [command[0] for command in commands] == ["inspect", "noise-sweep"]
+    assert "blocks.3.mlp.gate" in run(*commands[0]).output
+    assert "2 checkpoints x 50 images" in run(*commands[1], "--dry-run").output
+    keys = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|( `.*?)\|", README, flags=re.MULTILINE))))
+    assert set(FileSettings.model_fields) <= keys
 
 
 def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:

@@ -17,7 +17,8 @@ Checkpoints = Annotated[
     list[str],
     typer.Argument(
         metavar="CHECKPOINT...",
-        help="Run folders (their last checkpoint) or .safetensors files; with two or more, the first is the reference.",
+        help="Run folders (their last checkpoint), .safetensors files, or py:package.module:factory@settings.yaml; "
+        "with two or more, the first is the reference.",
     ),
 ]
 Data = Annotated[

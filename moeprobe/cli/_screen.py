@@ -89,10 +89,18 @@ def print_result(
     for table in show(result):
         screen.print(table)
     screen.print(footing(result), style="dim", soft_wrap=True)
+    print_warnings(screen, result.sidecar)
     if out is None:
         screen.print("Nothing was written; add --out FOLDER to keep tables and figures.")
     else:
         print_files(screen, out)
+
+
+def print_warnings(screen: Console, sidecar: "dict[str, Any]") -> None:
+    """Print what is to be doubted of the checkpoints."""
+    for name, about in sidecar["checkpoints"].items():
+        if "warning" in about:
+            screen.print(f"Warning: {name} {about['warning']}", style="bold yellow", soft_wrap=True)
 
 
 def records(table: "pd.DataFrame") -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
     from pathlib import Path
 
     from moeprobe.cli._comparison import failures, footing, sentences, tables
-    from moeprobe.cli._screen import console, print_files, records
+    from moeprobe.cli._screen import console, print_files, print_warnings, records
 
     if common.json:
         content = {
@@ -106,6 +106,7 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
     for text in sentences(found, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
     screen.print(footing(found), style="dim", soft_wrap=True)
+    print_warnings(screen, found.sidecar)
     if fail_if_worse is not None:
         screen.print(failures(found, fail_if_worse), style="bold", soft_wrap=True)
     if out is None:

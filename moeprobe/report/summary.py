@@ -138,11 +138,18 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
         Finding(
             run,
             title if titles.count(title) == 1 else f"{title} ({run.label})",
-            [*_sentences(run), *_verdicts(run)],
+            [*_warnings(run), *_sentences(run), *_verdicts(run)],
         )
         for run, title in zip(runs, titles, strict=True)
     ]
     return [finding for finding in told if finding.sentences]
+
+
+def _warnings(run: Run) -> list[str]:
+    """Return what is to be doubted of a run's checkpoints."""
+    return [
+        f"Warning: {name} {about['warning']}" for name, about in run.checkpoints.items() if "warning" in about
+    ]
 
 
 def _sentences(run: Run) -> list[str]:

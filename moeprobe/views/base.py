@@ -48,6 +48,15 @@ class Framing:
         side = self.crop_fraction * min(width, height)
         return geometry.crop((width - side) / 2, (height - side) / 2, side, side, self.size)
 
+    def described(self) -> str:
+        """Return in words what a model is given."""
+        shown = (
+            "the whole image, squashed"
+            if self.crop_fraction is None
+            else f"the central square of {self.crop_fraction:g} of the shorter side"
+        )
+        return f"RGB in [0, 1], {self.size} x {self.size} pixels, {shown}"
+
     def clean(self, image: Image.Image) -> Sample:
         """Return the clean view of ``image``."""
         return sample(image, self.to_source(image), self.size)
