@@ -16,8 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
+from moeprobe.analyzing import analyze_trace
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
+from moeprobe.exchange.trace import ImportedTrace, import_trace
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
@@ -29,6 +31,7 @@ from moeprobe.report import Document, report
 from moeprobe.routing import RoutingTrace
 from moeprobe.runs import Result
 from moeprobe.spreading import contagion, plan_contagion
+from moeprobe.tracing import Recorded, plan_record, record
 from moeprobe.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
 from moeprobe.training.loop import Report
 from moeprobe.trainings import train
@@ -41,14 +44,17 @@ __all__ = [
     "Document",
     "Exported",
     "Imported",
+    "ImportedTrace",
     "Model",
     "Options",
     "OverlayResult",
     "Plan",
+    "Recorded",
     "Report",
     "Result",
     "TradeoffPlan",
     "TradeoffResult",
+    "analyze_trace",
     "choose_device",
     "compare",
     "confidence",
@@ -58,6 +64,7 @@ __all__ = [
     "evaluate",
     "export_vmoe",
     "fewshot",
+    "import_trace",
     "import_vmoe",
     "load_model",
     "match_ratio",
@@ -71,8 +78,10 @@ __all__ = [
     "plan_discontinuity",
     "plan_fewshot",
     "plan_overlay",
+    "plan_record",
     "plan_tradeoff",
     "probe",
+    "record",
     "report",
     "s_matrix",
     "sweep",
