@@ -16,9 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
+from moeprobe.analyzing import analyze_trace
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
 from moeprobe.exchange.swin_moe import ImportedSwinMoe, import_swin_moe
+from moeprobe.exchange.trace import ImportedTrace, import_trace
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
@@ -30,6 +32,7 @@ from moeprobe.report import Document, report
 from moeprobe.routing import RoutingTrace
 from moeprobe.runs import Result
 from moeprobe.spreading import contagion, plan_contagion
+from moeprobe.tracing import Recorded, plan_record, record
 from moeprobe.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
 from moeprobe.training.loop import Report
 from moeprobe.trainings import train
@@ -43,14 +46,17 @@ __all__ = [
     "Exported",
     "Imported",
     "ImportedSwinMoe",
+    "ImportedTrace",
     "Model",
     "Options",
     "OverlayResult",
     "Plan",
+    "Recorded",
     "Report",
     "Result",
     "TradeoffPlan",
     "TradeoffResult",
+    "analyze_trace",
     "choose_device",
     "compare",
     "confidence",
@@ -61,6 +67,7 @@ __all__ = [
     "export_vmoe",
     "fewshot",
     "import_swin_moe",
+    "import_trace",
     "import_vmoe",
     "load_model",
     "match_ratio",
@@ -74,8 +81,10 @@ __all__ = [
     "plan_discontinuity",
     "plan_fewshot",
     "plan_overlay",
+    "plan_record",
     "plan_tradeoff",
     "probe",
+    "record",
     "report",
     "s_matrix",
     "sweep",

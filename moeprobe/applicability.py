@@ -15,7 +15,7 @@ def check_choices(
 ) -> None:
     """Raise ``UserError`` unless tokens or experts choose in all of the layers; ``consequence`` is of it if not."""
     for model in models:
-        for routing in _glance(model, layers):
+        for routing in glance(model, layers):
             if routing.top_k == 0:
                 raise UserError(
                     f"In {model.name} ({routing.router}) every expert gets a share of every token, so "
@@ -30,7 +30,7 @@ def check_applies(
     routed = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
     if len(routed) < len(analyses):
         return  # a model's output always exists
-    found = [routing for model in models for routing in _glance(model, layers)]
+    found = [routing for model in models for routing in glance(model, layers)]
     if not any(analysis.applies(routing) for analysis in routed for routing in found):
         routers = " and ".join(dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in found))
         names = ", ".join(model.name for model in models)
@@ -39,7 +39,7 @@ def check_applies(
         )
 
 
-def _glance(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
+def glance(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image: of what kind it is does not depend on the image."""
     model, size = checkpoint.model, checkpoint.framing.size
     wanted = [name for name in model.layer_names if layers is None or name in layers]

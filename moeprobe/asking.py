@@ -28,6 +28,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "discontinuity": ("discontinuity",),
     "fewshot": ("fewshot",),
     "contagion": ("batch_contagion", "token_contagion", "attention_contagion"),
+    "analyze-trace": (*_AGREEMENT, "confidence", "load", "unserved"),
+    "trace": (),
 }
 # Clean images that a sweep runs again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
@@ -54,25 +56,19 @@ def make_probe(
     if options.masks is not None:
         dataset = Masked(dataset, options.masks)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
-    steps: tuple[float, ...] = ()
     if kind in _OF_PAIRS and not isinstance(view, PairView):
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
         )
-    if kind in ("sweep", "discontinuity"):
-        if not isinstance(view, SeverityView):
-            raise UserError(
-                f"The view {view_name!r} has no severity; use: moeprobe match-ratio --view {view_name}."
-            )
-        steps = view.severities if severities is None else tuple(severities)
-        check_severities(steps)
+    steps = _steps(kind, view, severities, view_name=view_name)
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
     if options.batch_size < 1:
         raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
     _check_layers(models, options.layers)
     analyses = KINDS[kind]
-    check_applies(kind, make_analyses(analyses), models, layers=options.layers)
+    if analyses:
+        check_applies(kind, make_analyses(analyses), models, layers=options.layers)
     if attribute is not None:
         _check_attribution(kind, view, models, attribute)
         analyses += ("attribution",)
@@ -108,6 +104,27 @@ def make_probe(
         replayed_gates=attribute or "recomputed",
         floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
     )
+
+
+def _steps(
+    kind: str,
+    view: PairView | SeverityView | None,
+    severities: Sequence[float] | None,
+    *,
+    view_name: str,
+) -> tuple[float, ...]:
+    """Return the severities of a probe, none where it has none; a trace has them if asked, or if nothing else fits."""
+    traced = kind == "trace" and (
+        severities is not None or (view is not None and not isinstance(view, PairView))
+    )
+    if kind not in ("sweep", "discontinuity") and not traced:
+        return ()
+    if not isinstance(view, SeverityView):
+        instead = "leave --severities out" if traced else f"use: moeprobe match-ratio --view {view_name}"
+        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
+    steps = view.severities if severities is None else tuple(severities)
+    check_severities(steps)
+    return steps
 
 
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:

@@ -24,7 +24,13 @@ from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher
 
 # What takes more than ``sweeps.run`` and its question, and has a function of its own.
-_APART = ("contagion", "discontinuity", "fewshot")
+_APART = {
+    "contagion": "contagion",
+    "discontinuity": "discontinuity",
+    "fewshot": "fewshot",
+    "trace": "record",
+    "analyze-trace": "analyze_trace",
+}
 
 
 def probe(
@@ -213,7 +219,7 @@ def time_sample(
 def _check_kind(kind: str) -> None:
     """Raise ``UserError`` unless this kind is measured here."""
     if kind in _APART:
-        raise UserError(f"{kind} has a function of its own; call api.{kind}.")
+        raise UserError(f"{kind} has a function of its own; call api.{_APART[kind]}.")
 
 
 def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:

@@ -196,7 +196,7 @@ def _add(
     names = [batch.image_ids[row] for row in chosen]
     for cell, columns in found.items():
         placed = dataclasses.replace(cell, view=view, severity=severity)
-        arrays = {name: _to_host(column)[chosen] for name, column in columns.items()}
+        arrays = {name: to_host(column)[chosen] for name, column in columns.items()}
         accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
 
 
@@ -205,7 +205,7 @@ def _labels(probe: Probe, batch: Batch) -> Tensor:
     return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
 
 
-def _to_host(column: Tensor) -> NDArray[np.generic]:
+def to_host(column: Tensor) -> NDArray[np.generic]:
     """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
     array = column.cpu().numpy()
     return array.astype(np.float64) if column.is_floating_point() else array
@@ -218,11 +218,21 @@ def _layer_sums(
     analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
     for name, layer in view.layers.items():
         pair = _pair_up(probe, batch, reference.layers[name], layer, shown)
-        for analysis in analyses:
-            if analysis.applies(layer):
-                for tokens, columns in analysis.sums(pair).items():
-                    cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
-                    found.setdefault(cell, {}).update(columns)
+        found |= sums_of_layer(analyses, name, pair)
+    return found
+
+
+def sums_of_layer(
+    analyses: Iterable[LayerAnalysis], name: str, pair: LayerPair
+) -> dict[Cell, dict[str, Tensor]]:
+    """Return what those of the analyses that apply to a layer say of it, for each kind of tokens."""
+    found: dict[Cell, dict[str, Tensor]] = {}
+    layer = pair.view
+    for analysis in analyses:
+        if analysis.applies(layer):
+            for tokens, columns in analysis.sums(pair).items():
+                cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
+                found.setdefault(cell, {}).update(columns)
     return found
 
 

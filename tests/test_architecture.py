@@ -20,16 +20,28 @@ LEVELS = {
     2: {"adapters", "analyses", "batches"},
     3: {
         "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths",
-        "plausibility", "probes", "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
+        "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries", "sweeps",
+        "trace_pairs", "trace_rows", "training",
     },
     4: {
-        "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following",
-        "gathering", "inspection", "loading", "overlaying", "probing", "spreading", "tradeoff", "trainings",
+        "analyzing", "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot",
+        "following", "gathering", "inspection", "loading", "overlaying", "probing", "spreading", "tracing", "tradeoff",
+        "trainings",
     },
     5: {"cli", "__main__"},
 }  # fmt: skip
 # Neighbours on one floor that may meet, in this direction alone.
 NEIGHBOURS = {
+    ("analyzing", "asking"),
+    ("analyzing", "loading"),
+    ("api", "analyzing"),
+    ("api", "tracing"),
+    ("recording", "probes"),
+    ("recording", "trace_rows"),
+    ("trace_pairs", "trace_rows"),
+    ("tracing", "asking"),
+    ("tracing", "loading"),
+    ("tracing", "probing"),
     ("__main__", "cli"),
     ("api", "comparing"),
     ("api", "corresponding"),
@@ -189,6 +201,7 @@ def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
         "import moeprobe.config; moeprobe.config.load('digits-prc')",
         "import moeprobe.grids; moeprobe.grids.load('routers-digits')",
         "import moeprobe.formats.vmoe, moeprobe.formats.vmoe_writing",
+        "import moeprobe.formats.trace_reading, moeprobe.formats.trace_log",
     ],
 )
 def test_what_must_not_import_torch(statement: str) -> None:

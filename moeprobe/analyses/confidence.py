@@ -40,11 +40,16 @@ class Confidence(LayerAnalysis):
         ]
 
 
-def _sum(gates: Tensor, valid: Tensor) -> dict[str, Tensor]:
+def highest_gates(gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the highest gate of tokens ``(..., E)``, the second, and the sum of the rest."""
     highest, second = gates.topk(2, dim=-1).values.unbind(-1)
     # What is left of the row's own sum, not of one: a float32 softmax misses one by its rounding.
-    rest = gates.sum(-1) - highest - second
-    values = dict(zip(METRICS, (highest, second, rest.clamp_min(0), highest - second), strict=True))
+    return highest, second, (gates.sum(-1) - highest - second).clamp_min(0)
+
+
+def _sum(gates: Tensor, valid: Tensor) -> dict[str, Tensor]:
+    highest, second, rest = highest_gates(gates)
+    values = dict(zip(METRICS, (highest, second, rest, highest - second), strict=True))
     # Masked, not multiplied: what stands in padding may be no number.
     sums = {name: value.masked_fill(~valid, 0).sum(1) for name, value in values.items()}
     return sums | {"tokens_counted": valid.sum(1)}

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from moeprobe import __version__
 from moeprobe.cli import (
+    analyze_trace,
     compare,
     confidence,
     contagion,
@@ -26,6 +27,7 @@ from moeprobe.cli import (
     s_matrix,
     sweep,
     swin_moe,
+    trace,
     tradeoff,
     train,
     vmoe,
@@ -80,6 +82,8 @@ app.command("train")(train.train)
 app.command("tradeoff")(tradeoff.tradeoff)
 app.command("match-ratio")(match_ratio.match_ratio)
 app.command("s-matrix")(s_matrix.s_matrix)
+app.command("trace")(trace.trace)
+app.command("analyze-trace")(analyze_trace.analyze_trace)
 app.command("compare")(compare.compare)
 app.command("confidence")(confidence.confidence)
 app.command("sweep")(sweep.sweep)
@@ -92,9 +96,12 @@ app.command("eval")(evaluate.evaluate)
 app.command("fewshot")(fewshot.fewshot)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
-importing = typer.Typer(no_args_is_help=True, help="Make a checkpoint of moeprobe of another program's.")
+importing = typer.Typer(
+    no_args_is_help=True, help="Make a checkpoint, or a trace, of moeprobe of another program's."
+)
 importing.command("vmoe")(vmoe.import_vmoe)
 importing.command("swin-moe")(swin_moe.import_swin_moe)
+importing.command("trace")(trace.import_trace)
 app.add_typer(importing, name="import")
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
 exporting.command("vmoe")(vmoe.export_vmoe)

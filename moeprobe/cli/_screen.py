@@ -123,7 +123,7 @@ def footing(result: "Result") -> str:
     request, table = result.sidecar["request"], result.table
     images = max(table["images"])
     parts = [
-        f"{images:,} image{'s' if images != 1 else ''} of {request['data']} {request['split']}",
+        f"{images:,} image{'s' if images != 1 else ''} of {request['data']} {request['split']}".rstrip(),
         "[low, high]: 95 % bootstrap over images, 2,000 resamples"
         if table["ci_low"].notna().any()
         else "no intervals: they need at least 20 images",

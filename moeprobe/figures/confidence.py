@@ -11,7 +11,9 @@ from moeprobe.figures import _parts
 _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+def draw(
+    table: pd.DataFrame, *, colours: Mapping[str, str], title: str = "Router confidence on clean images"
+) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints."""
     patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
     if patches.empty:
@@ -28,4 +30,4 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
             _parts.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
-    return {"confidence": _parts.finish(figure, patches, title="Router confidence on clean images")}
+    return {"confidence": _parts.finish(figure, patches, title=title)}

@@ -51,7 +51,7 @@ class Found:
 
 
 # Kinds whose first headline is the agreement beyond chance, and which severity it is about.
-_AGREEMENT_AT = {"match-ratio": "only", "sweep": "strongest"}
+_AGREEMENT_AT = {"match-ratio": "only", "sweep": "strongest", "analyze-trace": "strongest"}
 _OF_KIND: dict[str, tuple[Headline, ...]] = {
     "confidence": (
         Headline("highest gate", ("gate_highest", "")),

@@ -26,6 +26,8 @@ _TITLES = {
     "correspond": "Corresponding patches of two views",
     "s-matrix": "Correlation of the experts of corresponding patches",
     "compare": "Comparison of checkpoints",
+    "trace": "Recorded routing",
+    "analyze-trace": "Recorded routing",
 }
 
 _ROW = [

@@ -1,0 +1,262 @@
+"""Measure recorded routing: from trace files to tables, figures and an output folder, without the model.
+
+The analyses are those of the probes, fed with the same records, so that the numbers are the same.
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from moeprobe import summaries
+from moeprobe.accumulators import Accumulator
+from moeprobe.analyses.base import LayerAnalysis, LayerPair
+from moeprobe.analyses.weights import Weights
+from moeprobe.asking import KINDS, make_analyses
+from moeprobe.errors import UserError
+from moeprobe.files import sha256
+from moeprobe.formats.trace_reading import TraceFile
+from moeprobe.loading import Options
+from moeprobe.palette import colours
+from moeprobe.runs import OutputFolder, Result, provenance
+from moeprobe.sweeps import sums_of_layer, to_host
+from moeprobe.tables import concatenate, image_table, in_order
+from moeprobe.trace_pairs import Named, common_ids, common_layers, name_all, pair, weighted
+from moeprobe.watching import Watcher
+
+_KIND = "analyze-trace"
+# What is said of a single trace.
+_ALONE = ("confidence", "load", "unserved")
+_BLOCK = 256
+
+
+def analyze_trace(
+    paths: Sequence[str | Path],
+    *,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Any,
+) -> Result:
+    """Measure routing that was recorded by ``record`` or made of a log by ``import_trace``.
+
+    Of each trace: confidence and load. Of each but the first: how well its choices match those of the first, input by
+    input and token by token. Inputs that not all of them have are left out.
+
+    Args:
+        paths: trace files; the first is the reference.
+        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite`` and ``figures``; ``changes`` are
+            applied to them by name.
+        watcher: told how the run advances.
+
+    Raises:
+        UserError: a file is damaged or no trace, or they cannot be compared.
+    """
+    options = dataclasses.replace(options or Options(), **changes)
+    watcher, started = watcher or Watcher(), time.perf_counter()
+    if not paths:
+        raise UserError("Name at least one trace.")
+    traces = name_all([TraceFile(Path(path)) for path in paths])
+    files = [named.trace for named in traces]
+    layers = common_layers(files, options.layers)
+    ids = common_ids(files, layers)
+    request = _request(traces, ids, options)
+    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
+    watcher.start(_KIND, len(ids))
+    images = _measure(traces, layers, ids, watcher)
+    if images.num_rows == 0:
+        raise UserError(
+            f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices and "
+            "no gates are recorded."
+        )
+    about = summaries.About(
+        run=_KIND if options.out is None else options.out.name,
+        dataset=request["data"],
+        split=request["split"],
+        seed=options.seed,
+        aligned=request["aligned"],
+        train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
+        groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
+    )
+    analyses = make_analyses(KINDS[_KIND])
+    table, comparison = summaries.summarise(images, analyses=analyses, about=about)
+    result = Result(table, comparison, images, _sidecar(traces, request, ids, options, started))
+    if folder is not None:
+        folder.write(result)
+        if options.figures:
+            draw_figures(result, folder.path / "figures")
+        folder.finish(result.sidecar)
+    return result
+
+
+def _measure(
+    traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Watcher
+) -> pa.Table:
+    """Return the sums per input of every trace."""
+    accumulators: dict[str, Accumulator] = {}
+    tokens = {layer: max(traces[0].trace.num_tokens[layer][name] for name in ids) for layer in layers}
+    for start in range(0, len(ids), _BLOCK):
+        block = ids[start : start + _BLOCK]
+        for layer in layers:
+            blocks = [named.trace.read(layer, block, num_tokens=tokens[layer]) for named in traces]
+            for number, (named, found) in enumerate(zip(traces, blocks, strict=True)):
+                subject = pair(blocks[0], found, named=named)
+                known = weighted(found.layer) and weighted(blocks[0].layer)
+                names = KINDS[_KIND] if number else _ALONE
+                analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
+                _add(
+                    accumulators.setdefault(named.name, Accumulator()), named, layer, subject, block, analyses
+                )
+        watcher.advance(len(block))
+    tables = [image_table(sums, checkpoint=name) for name, sums in accumulators.items() if sums.cells()]
+    return in_order(concatenate(tables))
+
+
+def _add(
+    accumulator: Accumulator,
+    named: Named,
+    layer: str,
+    subject: LayerPair,
+    ids: Sequence[str],
+    analyses: Sequence[Any],
+) -> None:
+    wanted = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
+    for cell, columns in sums_of_layer(wanted, layer, subject).items():
+        placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
+        label = {"label": np.full(len(ids), -1)}
+        accumulator.add(placed, ids, label | {name: to_host(column) for name, column in columns.items()})
+
+
+def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> dict[str, Any]:
+    """Return what determines the numbers, as other probes have it."""
+    others = traces[1:] or traces
+    first = traces[0].trace.about
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        own = {key: about.get(key) for key in ("sha256", "capacity", "group_images")}
+        files = checkpoints.setdefault(named.name, own | {"traces": {}})["traces"]
+        files[named.label] = sha256(named.trace.path)
+    return {
+        "kind": _KIND,
+        "data": first["data"] or "requests",
+        "split": first["split"] or "",
+        "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
+        "aligned": not any(named.moved for named in traces) and len(traces) > 1,
+        "severities": [named.severity for named in others if named.severity == named.severity],
+        "analyses": list(KINDS[_KIND]),
+        "replayed_gates": None,
+        "layers": None if options.layers is None else list(options.layers),
+        # Of which inputs: in runs that are compared they must be the same.
+        "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
+        "seed": options.seed,
+        "trained_capacity": False,
+        "class_null": False,
+        "labels_used": False,
+        "checkpoints": checkpoints,
+    }
+
+
+def _sidecar(
+    traces: Sequence[Named], request: dict[str, Any], ids: Sequence[str], options: Options, started: float
+) -> dict[str, Any]:
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        training = {key: about.get(key) for key in ("seed", "group")}
+        own = {"path": str(named.trace.path), "sha256": about.get("sha256"), "training": training}
+        kept = {key: about.get(key) for key in ("capacity", "group_images")}
+        checkpoints.setdefault(named.name, own | kept)
+    units = [named.trace.about["severity_unit"] for named in traces if named.severity == named.severity]
+    return {
+        "request": request,
+        "severity_unit": units[0] if units else None,
+        "floor_dtype": None,
+        "command": options.command,
+        "checkpoints": checkpoints,
+        "colours": colours(list(checkpoints)),
+        "traces": [
+            {
+                "path": str(named.trace.path),
+                "checkpoint": named.name,
+                "view": named.view,
+                "severity": None if named.severity != named.severity else named.severity,
+                "label": named.label,
+                "inputs": len(named.trace.ids),
+            }
+            for named in traces
+        ],
+        "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
+        "notes": _notes(traces, ids),
+        "wall_seconds": time.perf_counter() - started,
+        "device": "cpu",
+    } | provenance()
+
+
+def _notes(traces: Sequence[Named], ids: Sequence[str]) -> list[str]:
+    """Return what was not measured."""
+    notes = [
+        f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
+        "of the traces have"
+        for named in traces
+        if len(named.trace.ids) > len(ids)
+    ]
+    hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
+    if len({named.name for named in traces}) > 1 and len(hashes) > 1:
+        notes.append("whether expert e of one checkpoint does what expert e of another does")
+    return notes
+
+
+def labelled(result: Result) -> Result:
+    """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
+    names = {
+        (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
+        for trace in result.sidecar["traces"]
+    }
+
+    def called(row: Any) -> str:
+        severity = row["severity"]
+        return names[row["checkpoint"], row["view"], None if severity != severity else severity]
+
+    table = result.table.copy()
+    of_each = {label: name for (name, _, _), label in names.items()}
+    if len(names) == len(set(of_each.values())):
+        return result
+    table["checkpoint"] = [
+        called(row) for row in table[["checkpoint", "view", "severity"]].to_dict("records")
+    ]
+    sidecar = result.sidecar | {"colours": colours(list(of_each))}
+    return Result(table, None, result.images, sidecar)
+
+
+def along_a_severity(result: Result) -> bool:
+    """Whether the traces are steps of a sweep."""
+    return result.table["severity"].nunique() > 1
+
+
+def steps_alone(result: Result) -> Result:
+    """Return a result without what has no severity."""
+    tables = [
+        None if table is None else table[table["severity"].notna()]
+        for table in (result.table, result.comparison)
+    ]
+    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
+def draw_figures(result: Result, folder: Path) -> list[Path]:
+    """Draw the figures of a run as PNG and SVG; returns the files."""
+    from moeprobe.figures import confidence, match_ratio, save, sweep
+
+    if along_a_severity(result):
+        unit = result.sidecar["severity_unit"] or "severity"
+        drawn = sweep.draw(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
+    else:
+        shown = labelled(result)
+        palette = shown.sidecar["colours"]
+        drawn = match_ratio.draw(shown.table, colours=palette)
+        drawn |= confidence.draw(shown.table, colours=palette, title="Router confidence, recorded")
+    return [path for name, figure in drawn.items() for path in save(figure, folder / name)]

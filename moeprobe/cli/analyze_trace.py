@@ -1,0 +1,60 @@
+"""``moeprobe analyze-trace``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli._options import command_line, names
+
+
+def analyze_trace(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Files of moeprobe trace or import trace; the first is the reference."
+        ),
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. blocks.3; default all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Confidence, load and match of recorded routing, without the model.
+
+    Each trace but the first is compared with the first, input by input and token by token.
+
+    Example: `moeprobe analyze-trace traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
+    """
+    from moeprobe import api
+    from moeprobe.analyzing import along_a_severity, labelled, steps_alone
+    from moeprobe.cli._screen import Bar, print_result
+    from moeprobe.cli._tables import along_severity, side_by_side
+
+    with Bar("inputs") as bar:
+        result = api.analyze_trace(
+            traces,
+            layers=tuple(names(layers)) or None,
+            seed=seed,
+            out=out,
+            overwrite=overwrite,
+            command=command_line(),
+            watcher=bar,
+        )
+    print_result(
+        result,
+        out=out,
+        as_json=json,
+        show=lambda found: (
+            along_severity(steps_alone(found), title="Recorded routing")
+            if along_a_severity(found)
+            else side_by_side(labelled(found), title="Recorded routing")
+        ),
+    )

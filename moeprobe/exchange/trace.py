@@ -1,0 +1,63 @@
+"""Make a routing trace of a server's log."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeprobe.errors import UserError
+from moeprobe.formats.trace import metadata, writing
+from moeprobe.formats.trace_log import Log
+from moeprobe.watching import Watcher
+
+
+@dataclass(frozen=True)
+class ImportedTrace:
+    """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it."""
+
+    path: Path
+    requests: int
+    layers: list[str]
+    tokens: int
+    nbytes: int
+
+
+def import_trace(
+    log: Path,
+    path: Path,
+    *,
+    num_experts: int | None = None,
+    name: str | None = None,
+    data: str = "requests",
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> ImportedTrace:
+    """Make a trace of a log of JSON lines (see ``formats.trace_log``).
+
+    Args:
+        log: the file.
+        path: of the new trace, ``.parquet``.
+        num_experts: of every layer, where the log does not say.
+        name: of the model in tables; None = that of the trace.
+        data: what the tables call the requests.
+        overwrite: replace an earlier trace.
+        watcher: told how many bytes are read.
+
+    Raises:
+        UserError: a line is no routing of a layer, or the files cannot be read or written.
+    """
+    if path.suffix != ".parquet":
+        raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists; add --overwrite to replace it.")
+    if num_experts is not None and num_experts < 1:
+        raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
+    watcher = watcher or Watcher()
+    if not log.is_file():
+        raise UserError(f"There is no log {log}.")
+    watcher.start(f"import {log.name}", log.stat().st_size)
+    found = Log(log, num_experts=num_experts, progress=watcher.advance)
+    with writing(path) as file:
+        for rows in found.batches():
+            file.write([rows])
+        about = {"name": name or path.stem, "sha256": None}
+        file.close(metadata(checkpoint=about, layers=list(found.layers), data=data))
+    return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, path.stat().st_size)
