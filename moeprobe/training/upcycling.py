@@ -60,7 +60,7 @@ def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, A
         tensors = load_state_dict(str(path))
     except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
         raise UserError(
-            f"{path} holds no weights that can be read without executing it: {_first_line(error)}."
+            f"{path} holds no weights that can be read without executing it: {_in_short(error)}."
         ) from None
     if not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise UserError(f"{path} holds no weights: a mapping of parameters' names to tensors is needed.")
@@ -82,14 +82,15 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
         dense = timm.create_model(config.name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"The pretrained weights of {config.name!r} cannot be fetched ({_first_line(error)}); give a file: "
+            f"The pretrained weights of {config.name!r} cannot be fetched ({_in_short(error)}); give a file: "
             "model.upcycle.file=PATH."
         ) from None
     return dense.state_dict(), {"source": f"timm {known.architecture}.{known.tag}".removesuffix(".")}
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _in_short(error: Exception) -> str:
+    """Return the first sentence; what follows is advice for whoever calls the library."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 
 def _written(values: tuple[float, ...]) -> str:

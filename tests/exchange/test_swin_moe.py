@@ -318,7 +318,7 @@ def test_files_that_are_not_there_or_not_to_be_trusted_are_a_sentence(
     assert api.load_model(target, device="cpu").name == "checkpoint", "what was there before is still there"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_damage_is_always_a_sentence_or_harmless(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
