@@ -268,8 +268,7 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
     ]
     names = [model.name for model in loaded]
     if len(set(names)) < len(names):
-        # The files of one folder (best and last) are told apart by their own names, folders by those they lie in.
-        paths = [Path(model.provenance.get("path", model.name)).resolve().with_suffix("") for model in loaded]
+        paths = [_place(model) for model in loaded]
         if len(set(paths)) < len(paths):
             raise UserError("The same checkpoint was named twice.")
         depth = 2
@@ -278,3 +277,13 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
         names = ["/".join(path.parts[-depth:]) for path in paths]
         loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
     return loaded
+
+
+def _place(model: Checkpoint) -> Path:
+    """Return where a model is from, without its suffix.
+
+    The files of one folder (best and last) are told apart by their own names, folders by those they lie in, and modules
+    with the same settings by what makes them.
+    """
+    path = Path(model.provenance.get("path", model.name)).resolve().with_suffix("")
+    return path / model.provenance.get("factory", "").replace(":", ".")

@@ -43,6 +43,10 @@ class _Origin:
     before: str | None = None
 
 
+# What was chosen from: by which function, and how many (None = all in order).
+Choices = dict[_Origin, list[tuple[str, int | None]]]
+
+
 def named(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
     """Return the submodules of a class, given as such or as ``package.module.Class``, or whose name fits a glob.
 
@@ -133,25 +137,29 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[Found]:
     return found
 
 
-def _one_of(choices: Mapping[_Origin, list[int | None]], name: str) -> int | None:
-    """Return K where one top-k follows a module; None where it is chosen from several times, or sorted."""
-    counts = [count for origin, found in choices.items() if name in origin.modules for count in found]
+def _one_of(choices: Choices, name: str) -> int | None:
+    """Return K where one top-k follows a module; None where there are several, or all experts are sorted.
+
+    Beside a ``topk`` a maximum is none of the routing (a stable softmax, a count of the load).
+    """
+    calls = [call for origin, found in choices.items() if name in origin.modules for call in found]
+    counts = [count for function, count in calls if function == "topk"] or [count for _, count in calls]
     return counts[0] if len(counts) == 1 else None
 
 
-def _before(choices: Mapping[_Origin, list[int | None]], name: str) -> str | None:
+def _before(choices: Choices, name: str) -> str | None:
     return next((origin.before for origin in choices if name in origin.modules and origin.before), None)
 
 
 class _Watch(TorchFunctionMode):
     """Follow the outputs of modules to where something is chosen from them.
 
-    ``choices`` holds, for what was chosen from, how many each time (None = all in order); ``sizes`` E of each module.
+    ``choices`` holds what was chosen from; ``sizes`` E of each module.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.choices: dict[_Origin, list[int | None]] = {}
+        self.choices: Choices = {}
         self.sizes: dict[str, int] = {}
         # The tensors themselves are kept, or another might get the same id.
         self._seen: dict[int, tuple[Tensor, _Origin]] = {}
@@ -184,7 +192,7 @@ class _Watch(TorchFunctionMode):
         along = kwargs.get("dim", rest[0] if rest else (-1 if name in ("topk", "sort", "argsort") else None))
         if isinstance(along, int) and along % scores.ndim == scores.ndim - 1:
             origin = self._seen[id(scores)][1]
-            self.choices.setdefault(origin, []).append(1 if name in ("argmax", "max") else count)
+            self.choices.setdefault(origin, []).append((name, 1 if name in ("argmax", "max") else count))
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
 

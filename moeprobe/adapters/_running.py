@@ -4,6 +4,7 @@ Axes: B images, D width of the features.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,13 @@ class Running:
     @property
     def device(self) -> torch.device:
         """Where the module's parameters are."""
-        return next((value.device for value in self.net.state_dict().values()), torch.device("cpu"))
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor of the device and dtype of the module's numbers."""
+        numbers = itertools.chain(self.net.parameters(), self.net.buffers())
+        return next((value for value in numbers if value.is_floating_point()), torch.empty(0))
 
     def fire(
         self, images: Tensor, modules: Sequence[str], *, stop_after: str | None = None
@@ -141,9 +148,10 @@ class Running:
         size = self.settings.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
             raise UserError(f"The model takes images (B, 3, {size}, {size}); got {tuple(images.shape)}.")
+        like = self._like
         moments = (self.settings.mean, self.settings.std)
-        mean, std = (torch.tensor(values, device=self.device).view(3, 1, 1) for values in moments)
-        return (images.to(self.device) - mean) / std
+        mean, std = (torch.tensor(values, device=like.device).view(3, 1, 1) for values in moments)
+        return ((images.to(like.device) - mean) / std).to(like.dtype)
 
 
 @contextmanager

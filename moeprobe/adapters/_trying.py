@@ -15,8 +15,6 @@ from moeprobe.adapters._running import Pass, Running, check_fired, naming
 from moeprobe.errors import UserError
 from moeprobe.seeds import generator
 
-# More than one, to see whether they meet.
-_TRIED = 3
 # What batches may change by rounding alone, as a share of the largest value.
 _ROUNDING = 1e-3
 

@@ -10,7 +10,9 @@ Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -209,7 +211,7 @@ class Hooks:
         name = made.factory.rpartition(":")[2] if settings is None else settings.name
         if isinstance(model, Hooks):
             model.to(device).group(group_images)
-            model = model.opened(name)
+            model = _with_code(model.opened(name), made.file)
         if not isinstance(model, Opened):
             raise UserError(
                 f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
@@ -261,9 +263,19 @@ def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _with_code(opened: Opened, file: Path | None) -> Opened:
+    """Return the model with a hash that is about the Python file it is made in as well."""
+    if file is None:
+        return opened
+    both = f"{opened.provenance['sha256']} {sha256(file)}"
+    return dataclasses.replace(
+        opened,
+        provenance={**opened.provenance, "sha256": hashlib.sha256(both.encode()).hexdigest()},
+    )
+
+
 def _of_files(made: _factories.Made) -> dict[str, Any]:
-    """Return where a model is from, with the hashes of the files that its parameters do not tell of."""
+    """Return where a model is from."""
     files = {"path": made.settings_file, "file": made.file}
-    found: dict[str, Any] = {"path": made.factory, "factory": made.factory}
-    found |= {key: str(path) for key, path in files.items() if path is not None}
-    return found | ({} if made.file is None else {"file_sha256": sha256(made.file)})
+    found = {"path": made.factory, "factory": made.factory}
+    return found | {key: str(path) for key, path in files.items() if path is not None}

@@ -120,6 +120,7 @@ def test_a_function_may_read() -> None:
     [
         (zoo.vit, ["blocks.1", "blocks.3"], 2, "softmax", VIT),
         (lambda: zoo.vit(zoo.SigmoidMoe), ["blocks.1", "blocks.3"], 2, "sigmoid", VIT),
+        (lambda: zoo.vit(zoo.StableMoe), ["blocks.1", "blocks.3"], 2, "softmax", VIT),
         (zoo.Pyramid, ["stages.0", "stages.1"], 2, "softmax", SQUARE),
         (
             lambda: zoo.SequenceFirst(flat=True),
@@ -306,6 +307,9 @@ def test_what_cannot_be_told_by_detection_is_said() -> None:
         lambda: zoo.vit(zoo.ChoosingMoe, "tuple")
     )
     assert "No module was found" in refused(lambda: zoo.vit(blocks=()))
+    assert "blocks.1.mlp.gate: how many experts a token has is not known" in refused(
+        lambda: zoo.vit(zoo.SortingMoe)
+    )
     mixed = zoo.vit()
     mixed.blocks[1].mlp = zoo.TokenMoe(32, 4, 1)
     said = refused(lambda: mixed)
@@ -326,10 +330,10 @@ def test_a_hooked_vmoe_gives_the_table_of_its_own_adapter() -> None:
     loaded = api.wrap(hooked, name="tiny")
     as_own = api.Checkpoint("tiny", own, loaded.framing, loaded.class_names)
     tables = [
-        api.noise_sweep([model], sigmas=[0, 0.2], data="digits", limit=24).table for model in (as_own, loaded)
+        api.noise_sweep([model], sigmas=[0.2], data="digits", limit=24).table for model in (as_own, loaded)
     ]
     for table in tables:
-        assert len(table) > 300
+        assert len(table) > 200
         assert {"top1_match_kappa", "gate_highest", "accuracy"} <= set(table["metric"])
     same = [column for column in tables[0] if column not in ("value", "ci_low", "ci_high", "router")]
     assert tables[0][same].equals(tables[1][same])

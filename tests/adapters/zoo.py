@@ -48,6 +48,24 @@ class TokenMoe(nn.Module):
         return output
 
 
+class StableMoe(TokenMoe):
+    """A softmax written out, and a count of the load by the way: maxima that are no choice."""
+
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.gate(flat)
+        self.load = logits.argmax(-1).bincount(minlength=logits.shape[-1])
+        top = torch.softmax(logits - logits.max(dim=-1, keepdim=True).values, -1).topk(self.top_k)
+        return top.values, top.indices
+
+
+class SortingMoe(TokenMoe):
+    """Sorts all experts and takes some."""
+
+    def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        order = self.gate(flat).softmax(-1).sort(dim=-1, descending=True)
+        return order.values[:, :2], order.indices[:, :2]
+
+
 class SigmoidMoe(TokenMoe):
     def choose(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         top = torch.topk(torch.sigmoid(self.gate(flat)), self.top_k)
