@@ -32,7 +32,10 @@ from moeprobe.watching import Watcher
 _KIND = "analyze-trace"
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved")
-_BLOCK = 256
+# Inputs of a block, and gates of one (64 MiB), whichever is less.
+_BLOCK, _GATES = 256, 2**24
+# Tokens up to which weights are compared: their chance takes steps that grow with the square.
+_LONGEST = 512
 
 
 def analyze_trace(
@@ -84,7 +87,9 @@ def analyze_trace(
     )
     analyses = make_analyses(KINDS[_KIND])
     table, comparison = summaries.summarise(images, analyses=analyses, about=about)
-    result = Result(table, comparison, images, _sidecar(traces, request, ids, options, started))
+    result = Result(
+        table, comparison, images, _sidecar(traces, request, _notes(traces, layers, ids), options, started)
+    )
     if folder is not None:
         folder.write(result)
         if options.figures:
@@ -98,14 +103,16 @@ def _measure(
 ) -> pa.Table:
     """Return the sums per input of every trace."""
     accumulators: dict[str, Accumulator] = {}
-    tokens = {layer: max(traces[0].trace.num_tokens[layer][name] for name in ids) for layer in layers}
-    for start in range(0, len(ids), _BLOCK):
-        block = ids[start : start + _BLOCK]
+    tokens = {layer: _most_tokens(traces, layer, ids) for layer in layers}
+    of_one = max(tokens[layer] * traces[0].trace.layers[layer].num_experts for layer in layers)
+    size = max(min(_BLOCK, _GATES // of_one), 1)
+    for start in range(0, len(ids), size):
+        block = ids[start : start + size]
         for layer in layers:
             blocks = [named.trace.read(layer, block, num_tokens=tokens[layer]) for named in traces]
             for number, (named, found) in enumerate(zip(traces, blocks, strict=True)):
                 subject = pair(blocks[0], found, named=named)
-                known = weighted(found.layer) and weighted(blocks[0].layer)
+                known = weighted(found.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
                 names = KINDS[_KIND] if number else _ALONE
                 analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
                 _add(
@@ -162,7 +169,7 @@ def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> d
 
 
 def _sidecar(
-    traces: Sequence[Named], request: dict[str, Any], ids: Sequence[str], options: Options, started: float
+    traces: Sequence[Named], request: dict[str, Any], notes: list[str], options: Options, started: float
 ) -> dict[str, Any]:
     checkpoints: dict[str, dict[str, Any]] = {}
     for named in traces:
@@ -191,13 +198,13 @@ def _sidecar(
             for named in traces
         ],
         "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
-        "notes": _notes(traces, ids),
+        "notes": notes,
         "wall_seconds": time.perf_counter() - started,
         "device": "cpu",
     } | provenance()
 
 
-def _notes(traces: Sequence[Named], ids: Sequence[str]) -> list[str]:
+def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> list[str]:
     """Return what was not measured."""
     notes = [
         f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
@@ -208,7 +215,15 @@ def _notes(traces: Sequence[Named], ids: Sequence[str]) -> list[str]:
     hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
     if len({named.name for named in traces}) > 1 and len(hashes) > 1:
         notes.append("whether expert e of one checkpoint does what expert e of another does")
+    long = [layer for layer in layers if _most_tokens(traces, layer, ids) > _LONGEST]
+    if long and len(traces) > 1:
+        notes.append(f"the weights in {', '.join(long)}, as inputs have more than {_LONGEST} tokens")
     return notes
+
+
+def _most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
+    """Return the tokens of the longest of the inputs."""
+    return max(traces[0].trace.num_tokens[layer][name] for name in ids)
 
 
 def labelled(result: Result) -> Result:

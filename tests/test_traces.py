@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moeprobe import api
+from moeprobe import analyzing, api
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
 from moeprobe.tables import FLOORS
@@ -58,7 +58,14 @@ def assert_same(direct: pd.DataFrame, traced: pd.DataFrame) -> None:
         pd.testing.assert_series_equal(one[of_gates], two[of_gates], check_names=False, rtol=0, atol=1e-6)
 
 
-def test_a_noise_is_that_of_the_sweep(model: Checkpoint, traces: Path) -> None:
+@pytest.fixture(scope="module")
+def swept(model: Checkpoint) -> api.Result:
+    """The direct probe of both models along the noise."""
+    both = [model, checkpoint("b", seed=1)]
+    return api.sweep(both, view="gaussian_noise", severities=[0.1, 0.3], layers=ONE, limit=LIMIT)
+
+
+def test_a_noise_is_that_of_the_sweep(model: Checkpoint, traces: Path, swept: api.Result) -> None:
     files = sorted((traces / "gaussian_noise" / "a").iterdir())
     assert [file.name for file in files] == [
         "clean.parquet",
@@ -66,8 +73,7 @@ def test_a_noise_is_that_of_the_sweep(model: Checkpoint, traces: Path) -> None:
         "gaussian_noise-0.3.parquet",
     ]
     traced = api.analyze_trace(files)
-    direct = api.sweep([model], view="gaussian_noise", severities=[0.1, 0.3], layers=ONE, limit=LIMIT)
-    assert_same(direct.table, traced.table)
+    assert_same(swept.table[swept.table["checkpoint"] == "a"], traced.table)
     clean = api.confidence([model], layers=ONE, limit=LIMIT)
     assert_same(clean.table, traced.table)
     assert (traced.table["null"] == "position").any()
@@ -114,7 +120,9 @@ def test_other_routers_are_traced_too(arguments: dict[str, Any], tmp_path: Path)
     assert (traced.table["metric"] == first).any()
 
 
-def test_two_models_are_compared_as_their_probes_are(model: Checkpoint, traces: Path, tmp_path: Path) -> None:
+def test_two_models_are_compared_as_their_probes_are(
+    model: Checkpoint, traces: Path, tmp_path: Path, swept: api.Result
+) -> None:
     files = [traces / "gaussian_noise" / "a" / "clean.parquet", traces / "other" / "b" / "clean.parquet"]
     traced = api.analyze_trace(files)
     direct = api.confidence([model, checkpoint("b", seed=1)], layers=ONE, limit=LIMIT)
@@ -133,12 +141,10 @@ def test_two_models_are_compared_as_their_probes_are(model: Checkpoint, traces: 
         api.analyze_trace(of_one, out=tmp_path / name, figures=False)
         runs.append(tmp_path / name)
     differences = api.compare(runs).table.query("severity == 0.3")
-    both = [model, checkpoint("b", seed=1)]
-    asked = api.sweep(both, view="gaussian_noise", severities=[0.3], layers=ONE, limit=LIMIT)
-    assert asked.comparison is not None
-    keys = [*KEY[:2], *KEY[3:]]
-    known = asked.comparison[(asked.comparison["layer"] != "") & asked.comparison["expert"].isna()]
-    merged = differences.merge(known, on=[key for key in keys if key != "expert"], suffixes=("", "_direct"))
+    assert swept.comparison is not None
+    known = swept.comparison[(swept.comparison["layer"] != "") & swept.comparison["expert"].isna()]
+    keys = [key for key in KEY if key not in ("top_k", "expert")]
+    merged = differences.merge(known, on=keys, suffixes=("", "_direct"))
     assert len(merged) == len(differences) > 20
     np.testing.assert_allclose(merged["value"], merged["value_direct"], atol=1e-6)
 
@@ -292,3 +298,27 @@ def test_an_interrupted_recording_goes_on(model: Checkpoint, tmp_path: Path) -> 
     assert [path.name for path in found.files] == ["clean.parquet"] * 2
     with pytest.raises(UserError, match="holds a finished run"):
         api.record(both, limit=10, out=tmp_path / "t")
+
+
+def test_weights_of_long_inputs_are_left_out_and_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        {"id": name, "layer": "l", "num_experts": 4, "experts": [[0], [1], [2]], "gates": [[1], [1], [1]]}
+        for name in range(3)
+    ]
+    (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    files = [api.import_trace(tmp_path / "l.jsonl", tmp_path / f"{name}.parquet").path for name in "ab"]
+    whole = api.analyze_trace(files)
+    assert (whole.table["metric"] == "weight_cosine").any() and whole.sidecar["notes"] == []
+    monkeypatch.setattr(analyzing, "_LONGEST", 2)
+    found = api.analyze_trace(files)
+    assert not found.table["metric"].str.startswith("weight_").any()
+    assert found.sidecar["notes"] == ["the weights in l, as inputs have more than 2 tokens"]
+
+
+def test_blocks_change_nothing(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = sorted((traces / "rotation" / "a").iterdir())
+    whole = api.analyze_trace(files)
+    monkeypatch.setattr(analyzing, "_BLOCK", 7)
+    assert api.analyze_trace(files).images.equals(whole.images)

@@ -27,6 +27,29 @@ _GATES = ("gates", "highest", "second", "rest", "all_gates")
 _AGAIN = "record it again"
 
 
+_OPTIONAL_TEXT = (str, type(None))
+_METADATA: dict[str, tuple[type, ...]] = {
+    "moeprobe": (str,), "checkpoint": (dict,), "layers": (list,), "skipped": (list,), "data": _OPTIONAL_TEXT,
+    "split": _OPTIONAL_TEXT, "view": _OPTIONAL_TEXT, "severity": (int, float, type(None)),
+    "severity_unit": _OPTIONAL_TEXT, "seed": (int, type(None)), "inputs": (dict, type(None)),
+    "reference": (dict, type(None)), "aligned": (bool, type(None)),
+}  # fmt: skip
+_CHECKPOINT: dict[str, tuple[type, ...]] = {
+    "name": (str,), "sha256": _OPTIONAL_TEXT, "seed": (int, type(None)), "group": _OPTIONAL_TEXT,
+}  # fmt: skip
+
+
+def _misfit(found: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
+    """Return what is missing or of another kind; None where all is well."""
+    for name, kind in kinds.items():
+        value = found.get(name)
+        texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+        finite = not isinstance(value, float) or np.isfinite(value)
+        if not (isinstance(value, kind) and texts and finite):
+            return name
+    return None
+
+
 def damaged(path: Path) -> UserError:
     """Return the error of a file that cannot be read."""
     return UserError(
@@ -36,16 +59,13 @@ def damaged(path: Path) -> UserError:
 
 def about(path: Path, found: Mapping[str, Any]) -> None:
     """Check the metadata."""
-    checkpoint, layers = found.get("checkpoint"), found.get("layers")
-    named = isinstance(checkpoint, dict) and isinstance(checkpoint.get("name"), str)
-    texts = all(
-        isinstance(found.get(name), (str, type(None))) for name in ("data", "split", "view", "severity_unit")
-    )
-    severity = found.get("severity")
-    number = severity is None or (isinstance(severity, (int, float)) and np.isfinite(severity))
-    listed = isinstance(layers, list) and all(isinstance(name, str) for name in layers)
-    if not (named and texts and number and listed and len(set(layers or ())) == len(layers or ())):
-        raise UserError(f"{path}: its metadata are not those of a trace; {_AGAIN}.")
+    problem = _misfit(found, _METADATA)
+    if problem is None:
+        problem = _misfit(found["checkpoint"], _CHECKPOINT) or (
+            "layers" if len(set(found["layers"])) < len(found["layers"]) else None
+        )
+    if problem is not None:
+        raise UserError(f"{path}: {problem} in its metadata is not as a trace has it; {_AGAIN}.")
 
 
 def rows(path: Path, index: pd.DataFrame, *, layers: Sequence[str]) -> None:

@@ -156,21 +156,22 @@ class TraceFile:
     def _take(self, rows: NDArray[np.int64]) -> pa.Table:
         """Return rows by their numbers."""
         groups = np.searchsorted(self._starts, rows, side="right") - 1
-        different = np.unique(groups)
-        tables = {int(group): self._group(int(group), least=len(different)) for group in different}
-        starts = np.cumsum([0, *(table.num_rows for table in tables.values())])[:-1]
-        place = starts[np.searchsorted(different, groups)] + rows - self._starts[groups]
-        return pa.concat_tables(tables.values()).take(pa.array(place)).combine_chunks()
+        order = np.argsort(groups, kind="stable")
+        parts = [
+            self._group(int(group)).take(pa.array(rows[groups == group] - self._starts[group]))
+            for group in np.unique(groups)
+        ]
+        return pa.concat_tables(parts).take(pa.array(np.argsort(order))).combine_chunks()
 
-    def _group(self, group: int, *, least: int) -> pa.Table:
-        """Return a row group; at least so many are kept."""
+    def _group(self, group: int) -> pa.Table:
+        """Return a row group; the last ones are kept."""
         if group not in self._held:
             try:
                 self._held[group] = self._file.read_row_group(group)
             except _UNREADABLE as error:
                 raise checks.damaged(self.path) from error
         self._held.move_to_end(group)
-        while len(self._held) > max(_HELD, least):
+        while len(self._held) > _HELD:
             self._held.popitem(last=False)
         return self._held[group]
 

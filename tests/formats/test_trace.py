@@ -70,7 +70,7 @@ def routings(draw: Callable[..., Any]) -> LayerRouting:
     )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layer=routings(), all_gates=st.booleans())
 def test_what_is_written_comes_back(tmp_path: Path, layer: LayerRouting, all_gates: bool) -> None:
     found = back(save(tmp_path / "t.parquet", {"l": layer}, all_gates=all_gates))
@@ -252,9 +252,12 @@ def test_a_layer_that_an_input_lacks_is_told(tmp_path: Path) -> None:
     [
         ({"version": 2}, "is a trace of version 2, and this moeprobe knows version 1"),
         ({"format": "other"}, "is a trace of version 1"),
-        ({"layers": "l"}, "its metadata are not those of a trace"),
-        ({"checkpoint": {}}, "its metadata are not those of a trace"),
-        ({"severity": "much"}, "its metadata are not those of a trace"),
+        ({"layers": "l"}, "layers in its metadata is not as a trace has it"),
+        ({"layers": ["l", "l"]}, "layers in its metadata is not"),
+        ({"checkpoint": {}}, "name in its metadata is not"),
+        ({"severity": "much"}, "severity in its metadata is not"),
+        ({"inputs": 3}, "inputs in its metadata is not"),
+        ({"skipped": [3]}, "skipped in its metadata is not"),
     ],
 )
 def test_other_versions_and_metadata_are_refused(tmp_path: Path, about: dict[str, Any], words: str) -> None:
