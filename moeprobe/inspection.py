@@ -8,7 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import moeprobe.nn  # noqa: F401  (registers the models)
+from moeprobe.errors import UserError
+from moeprobe.loading import is_foreign, load_model
 from moeprobe.nn.capture import moe_layers
+from moeprobe.routing import Described
 from moeprobe.training import checkpoint
 
 
@@ -23,6 +26,8 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     Raises:
         UserError: it is missing, truncated or foreign.
     """
+    if is_foreign(source):
+        return _inspect_foreign(source)
     loaded, info = checkpoint.load(source)
     model: Any = loaded
     layers = moe_layers(model)
@@ -69,6 +74,15 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "training": info.training,
         "layers": rows,
     }
+
+
+def _inspect_foreign(source: str | Path) -> dict[str, Any]:
+    """Describe another program's model, as its adapter does."""
+    found = load_model(source, device="cpu")
+    if not isinstance(found.model, Described):
+        raise UserError(f"{found.name} can be probed, but does not describe itself.")
+    about = {"checkpoint": str(source), "sha256": found.provenance.get("sha256")}
+    return about | found.model.describe()
 
 
 def _flops(model: Any) -> int:

@@ -13,17 +13,20 @@ from typing import Any
 import torch
 
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.catalog import DATA, VIEWS
+from moeprobe.catalog import ADAPTERS, DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
 from moeprobe.training import checkpoint as checkpoints
+from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
 DEFAULT_DATA = "digits"
+# Models of other programs, ``scheme:reference``, and the adapter that opens them.
+_SCHEMES = {"py": "hooks", "hf": "huggingface"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Options:
         group_images: images that compete for that capacity, consecutive ones of the run's list.
         masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
         class_null: give matches a chance level among images of the same class as well.
+        max_length: tokens after which texts are cut off; None = 128, or as many as the model can read.
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
@@ -60,6 +64,7 @@ class Options:
     group_images: int = 1
     masks: Path | None = None
     class_null: bool = False
+    max_length: int | None = None
     skip_bad_images: bool = False
     out: Path | None = None
     overwrite: bool = False
@@ -73,7 +78,8 @@ def load_model(
     """Load a checkpoint for probing.
 
     Args:
-        source: a run folder (its last checkpoint) or a ``.safetensors`` file.
+        source: a run folder (its last checkpoint), a ``.safetensors`` file, or ``hf:`` and a folder or name of
+            Hugging Face's ``transformers``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
@@ -81,6 +87,13 @@ def load_model(
     Raises:
         UserError: it is missing, truncated or foreign.
     """
+    if is_foreign(source):
+        return _open(
+            str(source),
+            device=choose_device(device),
+            trained_capacity=trained_capacity,
+            group_images=group_images,
+        )
     import moeprobe.nn  # noqa: F401  (registers the models)
 
     model, info = checkpoints.load(source)
@@ -106,6 +119,25 @@ def load_model(
             "group_images": traceable.group_images,
             "training": info.training,
         },
+    )
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Whether a source is another program's model, ``scheme:reference``, and not a path."""
+    scheme, _, reference = str(source).partition(":")
+    return scheme in _SCHEMES and bool(reference)
+
+
+def _open(source: str, **more: Any) -> Checkpoint:
+    """Return another program's model, as its adapter opens it."""
+    scheme, _, reference = source.partition(":")
+    opened = ADAPTERS.get(_SCHEMES[scheme]).open(reference, **more)
+    return Checkpoint(
+        name=opened.name,
+        model=opened.model,
+        framing=opened.framing,
+        class_names=opened.class_names,
+        provenance=opened.provenance,
     )
 
 
@@ -141,14 +173,26 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
 
 
-def open_data(name: str, *, split: str = "test") -> ImageDataset:
-    """Open a data set by ``name`` or ``name:location``, e.g. ``digits`` or ``folder:photos``.
+def open_data(name: str, *, split: str = "test") -> Dataset:
+    """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
 
     Raises:
         UserError: there is no such data set, split or location.
     """
     kind, _, location = name.partition(":")
     return DATA.get(kind)(split=split, location=location or None)
+
+
+def open_images(name: str, *, split: str) -> ImageDataset:
+    """Open a data set of images by name; see ``open_data``.
+
+    Raises:
+        UserError: it holds anything else.
+    """
+    dataset = open_data(name, split=split)
+    if not isinstance(dataset, ImageDataset):
+        raise UserError(f"Images are needed here, and {name} holds {dataset.medium.plural}.")
+    return dataset
 
 
 def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequence[str | Path] = ()) -> str:
@@ -167,8 +211,8 @@ def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequen
 
 
 def pick_images(
-    dataset: ImageDataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
-) -> tuple[ImageDataset, list[int] | None, str]:
+    dataset: Dataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
+) -> tuple[Dataset, list[int] | None, str]:
     """Return the data set of what a user named, the images' numbers in it (None: none was named), and its name.
 
     Args:
@@ -189,7 +233,7 @@ def pick_images(
     return dataset, [_find_image(dataset, name, data=data) for name in images] or None, data
 
 
-def _find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
+def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
     names = list(dataset.image_ids)
     if name not in names:
         example = f" {names[0]}" if names else " nothing: it is empty"
@@ -197,16 +241,25 @@ def _find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
     return names.index(name)
 
 
-def open_view(
-    name: str, *, dataset: ImageDataset | None = None, **parameters: Any
-) -> PairView | SeverityView:
-    """Make a view by name; on data that must not be mirrored (digits) a view that flips is made not to.
+def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView | SeverityView:
+    """Make a view by name, or ``name:location`` where it needs a file.
+
+    On data that must not be mirrored (digits) a view that flips is made not to.
 
     Raises:
         UserError: there is no such view, or it does not take these parameters.
     """
+    name, _, location = name.partition(":")
     kind = VIEWS.get(name)
     fields = {field.name for field in dataclasses.fields(kind)}
+    if bool(location) != ("location" in fields):
+        raise UserError(
+            f"The view {name!r} takes no file; leave :{location} away."
+            if location
+            else f"The view {name!r} needs a file: write {name}:PATH."
+        )
+    if location:
+        parameters["location"] = location
     if dataset is not None and not dataset.flippable and "flip" in fields:
         parameters["flip"] = False
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")
@@ -231,6 +284,7 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
         )
         for model in models
     ]
+    loaded = [_cut(model, options.max_length) for model in loaded]
     names = [model.name for model in loaded]
     if len(set(names)) < len(names):
         # The files of one folder (best and last) are told apart by their own names, folders by those they lie in.
@@ -243,3 +297,19 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
         names = ["/".join(path.parts[-depth:]) for path in paths]
         loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
     return loaded
+
+
+def _cut(model: Checkpoint, max_length: int | None) -> Checkpoint:
+    """Return a checkpoint whose texts are cut off after so many tokens; None = as it is.
+
+    Raises:
+        UserError: it reads no texts, or there would be nothing left of them.
+    """
+    if max_length is None:
+        return model
+    if not isinstance(model.framing, TextFraming):
+        raise UserError(f"--max-length is about texts, and {model.name} reads images.")
+    shortest = model.framing.blank().ids.shape[1]
+    if max_length < shortest:
+        raise UserError(f"--max-length for {model.name} is at least {shortest}; got {max_length}.")
+    return dataclasses.replace(model, framing=dataclasses.replace(model.framing, max_length=max_length))

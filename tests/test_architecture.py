@@ -10,17 +10,17 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "catalog", "config", "errors", "files", "geometry", "grids", "palette", "seeds", "validation",
-        "watching", "wording",
+        "_torchvision", "alignment", "catalog", "config", "errors", "files", "geometry", "grids", "medium", "palette",
+        "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
         "statistics", "tables", "verdicts", "views",
     },
-    2: {"adapters", "analyses", "batches"},
+    2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
-        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths", "probes",
-        "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
+        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "pairing", "paths",
+        "probes", "report", "runs", "shots", "sources", "summaries", "sweeps", "training",
     },
     4: {
         "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot", "following",
@@ -44,6 +44,7 @@ NEIGHBOURS = {
     ("api", "tradeoff"),
     ("api", "trainings"),
     ("asking", "loading"),
+    ("batches", "text_batches"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "asking"),
@@ -68,6 +69,7 @@ NEIGHBOURS = {
     ("gathering", "asking"),
     ("gathering", "loading"),
     ("gathering", "probing"),
+    ("inspection", "loading"),
     ("neighbours", "probes"),
     ("grids", "config"),
     ("grids", "errors"),
@@ -75,6 +77,7 @@ NEIGHBOURS = {
     ("overlaying", "asking"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
+    ("pairing", "probes"),
     ("paths", "probes"),
     ("probing", "asking"),
     ("probing", "loading"),
@@ -87,6 +90,7 @@ NEIGHBOURS = {
     ("similarity", "statistics"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
+    ("sweeps", "pairing"),
     ("sweeps", "probes"),
     ("tables", "accumulators"),
     ("tradeoff", "comparing"),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    checkpoint: Annotated[str, typer.Argument(help="A run folder or a .safetensors file.")],
+    checkpoint: Annotated[str, typer.Argument(help="A run folder, a .safetensors file, or hf:PATH_OR_NAME.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint is: architecture, size, cost per image, MoE layers, normalisation, provenance.

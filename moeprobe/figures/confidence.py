@@ -7,13 +7,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.figures import _parts
+from moeprobe.medium import medium_of
 
 _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints."""
-    patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
+    patches = _parts.ordinary(table[table["metric"].isin(list(_LABELS))])
     if patches.empty:
         return {}
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
@@ -28,4 +29,8 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
             _parts.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
-    return {"confidence": _parts.finish(figure, patches, title="Router confidence on clean images")}
+    return {
+        "confidence": _parts.finish(
+            figure, patches, title=f"Router confidence on clean {medium_of(patches['tokens']).plural}"
+        )
+    }
