@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from moeprobe.analyses.base import Analysis, LayerAnalysis
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
@@ -39,8 +37,13 @@ def check_applies(
         )
 
 
+def gives_scores(model: Checkpoint) -> bool:
+    """Whether a model says anything in the end, and not only how it routes."""
+    return model.model.trace(model.framing.blank())[0] is not None
+
+
 def glance(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
-    """Return the routing of one black image: of what kind it is does not depend on the image."""
-    model, size = checkpoint.model, checkpoint.framing.size
+    """Return the routing of one black image, or short text: of what kind it is does not depend on the input."""
+    model = checkpoint.model
     wanted = [name for name in model.layer_names if layers is None or name in layers]
-    return list(model.trace(torch.zeros(1, 3, size, size), layers=wanted, logits=False)[1].layers.values())
+    return list(model.trace(checkpoint.framing.blank(), layers=wanted, logits=False)[1].layers.values())

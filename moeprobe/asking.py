@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeprobe.analyses.base import Analysis
-from moeprobe.applicability import check_applies, check_choices
-from moeprobe.catalog import ANALYSES
+from moeprobe.applicability import check_applies, check_choices, gives_scores
+from moeprobe.catalog import ANALYSES, VIEWS
 from moeprobe.data._masks import Masked
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Options, open_data, open_view
+from moeprobe.medium import IMAGE, TEXT
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
 from moeprobe.views.base import PairView, SeverityView
@@ -52,21 +53,19 @@ def make_probe(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    dataset = open_data(data, split=options.split)
-    if options.masks is not None:
-        dataset = Masked(dataset, options.masks)
+    dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
-    if kind in _OF_PAIRS and not isinstance(view, PairView):
-        raise UserError(
-            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
-        )
-    steps = _steps(kind, view, severities, view_name=view_name)
+    view_name = view_name.partition(":")[0]
+    _check_medium(models, dataset, data, view, view_name)
+    steps = _steps(kind, view, view_name, severities)
     if options.limit is not None and options.limit < 1:
         raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
     if options.batch_size < 1:
         raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
     _check_layers(models, options.layers)
     analyses = KINDS[kind]
+    if kind == "sweep" and not all(gives_scores(model) for model in models):
+        analyses = tuple(name for name in analyses if name != "output")
     if analyses:
         check_applies(kind, make_analyses(analyses), models, layers=options.layers)
     if attribute is not None:
@@ -79,9 +78,13 @@ def make_probe(
     unknown = [model.name for model in models if not model.class_names]
     if kind == "eval" and unknown:
         raise UserError(
-            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate; "
-            f"where it was imported, import it again with --classes {data}; where it is a module of your own, "
-            f"say so by its key classes: {data}."
+            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate"
+            + (
+                f"; where it was imported, import it again with --classes {data}; where it is a module of your own, "
+                f"say so by its key classes: {data}."
+                if dataset.medium is IMAGE
+                else ": they are those of the next token."
+            )
         )
     if kind == "eval" and not labelled:
         reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
@@ -106,25 +109,48 @@ def make_probe(
     )
 
 
-def _steps(
-    kind: str,
+def _open_data(data: str, options: Options) -> Dataset:
+    """Return the data set, with the masks that are named."""
+    dataset = open_data(data, split=options.split)
+    if options.masks is None:
+        return dataset
+    if not isinstance(dataset, ImageDataset):
+        raise UserError(f"--masks are of images, and {data} holds {dataset.medium.plural}.")
+    return Masked(dataset, options.masks)
+
+
+def _check_medium(
+    models: Sequence[Checkpoint],
+    dataset: Dataset,
+    data: str,
     view: PairView | SeverityView | None,
-    severities: Sequence[float] | None,
-    *,
     view_name: str,
-) -> tuple[float, ...]:
-    """Return the severities of a probe, none where it has none; a trace has them if asked, or if nothing else fits."""
-    traced = kind == "trace" and (
-        severities is not None or (view is not None and not isinstance(view, PairView))
-    )
-    if kind not in ("sweep", "discontinuity") and not traced:
-        return ()
-    if not isinstance(view, SeverityView):
-        instead = "leave --severities out" if traced else f"use: moeprobe match-ratio --view {view_name}"
-        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
-    steps = view.severities if severities is None else tuple(severities)
-    check_severities(steps)
-    return steps
+) -> None:
+    """Raise ``UserError`` unless data, view and models are all about images, or all about texts."""
+    medium = dataset.medium
+    for model in models:
+        if model.framing.medium is not medium:
+            reads = model.framing.medium
+            example = "text:PATH" if reads is TEXT else "folder:PATH"
+            raise UserError(
+                f"{model.name} reads {reads.plural}, and {data} holds {medium.plural}; name {reads.plural}, e.g. "
+                f"--data {example}."
+            )
+    if view is not None and view.medium is not medium:
+        fitting = [name for name in VIEWS.names() if VIEWS.get(name).medium is medium]
+        raise UserError(
+            f"The view {view_name!r} perturbs {view.medium.plural}, and {data} holds {medium.plural}; use one of "
+            f"{', '.join(fitting)}, e.g. moeprobe sweep --view {fitting[0]}."
+        )
+
+
+def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
+    """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
+    for model in models:
+        if model.framing.medium is not IMAGE:
+            raise UserError(
+                f"{model.name} reads {model.framing.medium.plural}, which have no patches, so {consequence}."
+            )
 
 
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
@@ -151,6 +177,31 @@ def _check_attribution(
     check_choices(models, "there are no choices to replay")
 
 
+def _steps(
+    kind: str, view: PairView | SeverityView | None, view_name: str, severities: Sequence[float] | None
+) -> tuple[float, ...]:
+    """Return the severities of a probe, none where it has none; a trace has them if asked, or if nothing else fits.
+
+    Raises:
+        UserError: the view makes no pairs where those are compared, or has no severity where that grows.
+    """
+    if kind in _OF_PAIRS and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
+        )
+    traced = kind == "trace" and (
+        severities is not None or (view is not None and not isinstance(view, PairView))
+    )
+    if kind not in ("sweep", "discontinuity") and not traced:
+        return ()
+    if not isinstance(view, SeverityView):
+        instead = "leave --severities out" if traced else f"use: moeprobe match-ratio --view {view_name}"
+        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
+    steps = view.severities if severities is None else tuple(severities)
+    check_severities(steps)
+    return steps
+
+
 def check_severities(severities: tuple[float, ...]) -> None:
     """Raise ``UserError`` unless there is at least one severity and none is named twice."""
     if not severities:
@@ -174,7 +225,7 @@ def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) 
             raise UserError(f"{model.name} has none of the layers {', '.join(layers)}; it has: {own}.")
 
 
-def _same_classes(model: Checkpoint, dataset: ImageDataset) -> bool:
+def _same_classes(model: Checkpoint, dataset: Dataset) -> bool:
     """Whether the data's labels are known to be about what the model's scores are about."""
     return bool(model.class_names) and model.class_names == dataset.class_names
 
@@ -190,7 +241,10 @@ def make_request(
         "split": options.split,
         "view": view,
         "severities": list(probe.severities),
-        "analyses": [*KINDS.get(kind, (kind,)), *(("attribution",) if probe.corners else ())],
+        "analyses": [
+            *(name for name in KINDS.get(kind, (kind,)) if name != "output" or probe.of_output),
+            *(("attribution",) if probe.corners else ()),
+        ],
         "replayed_gates": probe.replayed_gates if probe.corners else None,
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
@@ -204,4 +258,10 @@ def make_request(
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             for model in models
         },
-    }
+    } | _of_texts(models, options)
+
+
+def _of_texts(models: Sequence[Checkpoint], options: Options) -> dict[str, Any]:
+    """Return what determines the numbers of texts besides."""
+    texts = any(model.framing.medium is TEXT for model in models)
+    return {"max_length": options.max_length} if texts else {}

@@ -2,7 +2,8 @@
 
 Views are made in the loader's workers, each image's from generators of its own, so an image's views are the same for
 any batch size and any number of workers. Images that compete for room in the model form groups, N consecutive ones
-of the list; a batch is made of whole groups, or is one short group, so groups too belong to the list alone.
+of the list; a batch is made of whole groups, or is one short group, so groups too belong to the list alone. What is
+said of images is true of texts (see ``text_batches``).
 
 Axes: B images, V views of each.
 """
@@ -16,16 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from moeprobe import regions
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset, Example, TextExample
 from moeprobe.errors import UserError
+from moeprobe.text_batches import TextBatch, stack_texts
+from moeprobe.views._text import TextSample
 from moeprobe.views.base import Sample
 
-Recipe = Callable[[Image.Image, str], list[Sample]]
+# What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
+Recipe = Callable[[Any, str], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,18 @@ class _Item:
     position: int
     image_id: str
     label: int
+
+
+@dataclass(frozen=True)
+class _Pictured(_Item):
     samples: list[Sample]
     size: tuple[int, int]
     foreground: list[NDArray[np.bool_]] | None
+
+
+@dataclass(frozen=True)
+class _Worded(_Item):
+    samples: list[TextSample]
 
 
 @dataclass(frozen=True)
@@ -76,12 +89,12 @@ class _Failure:
     skip: bool
 
 
-class _Items(Dataset[_Item | _Failure]):
+class _Items(TorchDataset[_Item | _Failure]):
     """The chosen images of a data set, each through the recipe."""
 
     def __init__(
         self,
-        dataset: ImageDataset,
+        dataset: Dataset,
         indices: Sequence[int],
         recipe: Recipe,
         *,
@@ -104,20 +117,26 @@ class _Items(Dataset[_Item | _Failure]):
         except UserError as error:
             return _Failure(self._dataset.image_ids[index], str(error), skip=self._skip)
         try:
-            samples = self._recipe(example.image, example.image_id)
+            return self._item(position, example)
         except UserError as error:
             return _Failure(example.image_id, str(error), skip=False)
+
+    def _item(self, position: int, example: Example | TextExample) -> _Item:
+        """Return what a batch takes of one source."""
         label = -1 if example.label is None else example.label
+        if isinstance(example, TextExample):
+            return _Worded(position, example.image_id, label, self._recipe(example.text, example.image_id))
+        samples: list[Sample] = self._recipe(example.image, example.image_id)
         foreground = None
         if self._masks and example.mask is not None:
             foreground = [
                 regions.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
                 for sample in samples
             ]
-        return _Item(position, example.image_id, label, samples, example.image.size, foreground)
+        return _Pictured(position, example.image_id, label, samples, example.image.size, foreground)
 
 
-def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch] | _Failure:
+def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch | TextBatch] | _Failure:
     """Return the batches that these images make: more than one where a group is short, or the first failure."""
     failures = [item for item in items if isinstance(item, _Failure)]
     for failure in failures:
@@ -130,12 +149,21 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch]
         if len(members) < group_images or len(pieces[-1]) % group_images:
             pieces.append([])
         pieces[-1] += members
-    found = [_stack(piece) for piece in pieces if piece] or [_stack([])]
+    found = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
     found[-1].skipped.extend(failure.image_id for failure in failures)
     return found
 
 
-def _stack(items: list[_Item]) -> Batch:
+def _stack(items: list[_Item]) -> Batch | TextBatch:
+    """Return one batch; the items of a data set are all of one kind."""
+    texts = [item for item in items if isinstance(item, _Worded)]
+    if texts:
+        labels = torch.tensor([item.label for item in texts], dtype=torch.int64)
+        return stack_texts([item.image_id for item in texts], labels, [item.samples for item in texts])
+    return _stack_images([item for item in items if isinstance(item, _Pictured)])
+
+
+def _stack_images(items: list[_Pictured]) -> Batch:
     num_views = len(items[0].samples) if items else 0
     masks = [item.foreground for item in items if item.foreground is not None]
     return Batch(
@@ -152,7 +180,7 @@ def _stack(items: list[_Item]) -> Batch:
 
 
 def batches(
-    dataset: ImageDataset,
+    dataset: Dataset,
     indices: Sequence[int],
     recipe: Recipe,
     *,
@@ -162,8 +190,10 @@ def batches(
     group_images: int = 1,
     pin_memory: bool = False,
     masks: bool = False,
-) -> Iterator[Batch]:
-    """Yield the images ``indices`` of a data set, in that order, each as the recipe's views.
+) -> Iterator[Any]:
+    """Yield the images ``indices`` of a data set, in that order, each as the recipe's views: ``Batch``es.
+
+    Texts come as ``TextBatch``es.
 
     Args:
         dataset: where they are from.

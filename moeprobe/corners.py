@@ -3,13 +3,15 @@
 Axes: B images.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from moeprobe.routing import Replayable, RoutingTrace
 
-# One forward pass: pixels (B, 3, S, S), class scores (B, classes), routing.
-Pass = tuple[Tensor, Tensor, RoutingTrace]
+# One forward pass: pixels (B, 3, S, S) (or texts), class scores (B, classes), routing.
+Pass = tuple[Any, Tensor, RoutingTrace]
 
 
 def exchange(

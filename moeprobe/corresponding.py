@@ -7,14 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.analyses.correspond import correspond as pair_up
-from moeprobe.data.base import ImageDataset
+from moeprobe.asking import check_images
+from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
-from moeprobe.loading import DEFAULT_DATA, Options, is_foreign, load_model, open_data, open_view, pick_images
+from moeprobe.loading import (
+    DEFAULT_DATA,
+    Options,
+    is_foreign,
+    load_model,
+    open_images,
+    open_view,
+    pick_images,
+)
+from moeprobe.medium import IMAGE
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -86,7 +95,7 @@ def correspond(
         raise UserError(f"The number of images must be positive; got {count}.")
     data = data or DEFAULT_DATA
     taken = _input(model, image_size, patch_size)
-    opened = None if files else open_data(data, split=options.split)
+    opened = None if files else open_images(data, split=options.split)
     dataset, named, data = pick_images(opened, images=images, files=files, data=data)
     question = _question(dataset, view, severity, seed=options.seed)
     chosen = choose_images(dataset, limit=count, seed=options.seed) if named is None else named
@@ -146,8 +155,9 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
 
 def _foreign_input(model: Checkpoint) -> _Input:
     """Return the input of a model that is not ours, with the patches of its last MoE layer."""
-    size = model.framing.size
-    routing = model.model.trace(torch.zeros(1, 3, size, size), logits=False)[1]
+    check_images([model], "there is nothing to draw")
+    assert isinstance(model.framing, Framing)
+    routing = model.model.trace(model.framing.blank(), logits=False)[1]
     grid = list(routing.layers.values())[-1].grid
     assert grid is not None
     return _Input(
@@ -155,9 +165,11 @@ def _foreign_input(model: Checkpoint) -> _Input:
     )
 
 
-def _question(dataset: ImageDataset, name: str, severity: float | None, *, seed: int) -> Probe:
+def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Probe:
     """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
     view = open_view(name, dataset=dataset)
+    if view.medium is not IMAGE:
+        raise UserError(f"The view {name!r} perturbs {view.medium.plural}, which have no patches to draw.")
     if severity is None and not isinstance(view, PairView):
         raise UserError(
             f"The view {name!r} is compared with the clean image; say how strong it is, "

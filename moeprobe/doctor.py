@@ -11,7 +11,12 @@ _REQUIRED = (
     "torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pyarrow", "pillow", "matplotlib", "scikit-learn",
     "safetensors", "msgpack", "pydantic", "pyyaml", "typer", "rich", "jinja2",
 )  # fmt: skip
-_OPTIONAL = {"datasets": "huggingface", "tensorboard": "tensorboard", "tensorstore": "orbax"}
+_OPTIONAL = {
+    "datasets": "huggingface",
+    "tensorboard": "tensorboard",
+    "tensorstore": "orbax",
+    "transformers": "hf",
+}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from moeprobe import sweeps
 from moeprobe.asking import make_probe, make_request
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, open_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
@@ -153,7 +153,7 @@ def _ask(
     return loaded, data, dataclasses.replace(question, severities=severities, labelled=True), chosen
 
 
-def _training_images(data: str, question: Probe, *, split: str) -> ImageDataset:
+def _training_images(data: str, question: Probe, *, split: str) -> Dataset:
     """Return the training images.
 
     Raises:

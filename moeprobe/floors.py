@@ -4,9 +4,9 @@ Axes: B images.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from moeprobe.routing import RoutingTrace, Traceable, joined
 from moeprobe.tables import FLOORS
@@ -16,9 +16,9 @@ _DTYPES = {"cpu": torch.bfloat16, "cuda": torch.bfloat16, "mps": torch.float16}
 
 
 def repeats(
-    model: Traceable, pixels: Tensor, *, layers: Sequence[str] | None, device: torch.device
+    model: Traceable, pixels: Any, *, layers: Sequence[str] | None, device: torch.device
 ) -> Iterator[tuple[str, RoutingTrace]]:
-    """Yield the name and the routing of each further pass over the same clean images ``(B, 3, S, S)``."""
+    """Yield the name and the routing of each further pass over the same clean images ``(B, 3, S, S)``, or texts."""
     yield AGAIN, model.trace(pixels, layers=layers, logits=False)[1]
     half = len(pixels) // 2 // model.group_images * model.group_images
     if half:

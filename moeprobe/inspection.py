@@ -11,7 +11,7 @@ import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.loading import is_foreign, load_model
 from moeprobe.nn.capture import moe_layers
 from moeprobe.nn.swin import num_tokens
-from moeprobe.probes import Checkpoint
+from moeprobe.routing import Described
 from moeprobe.training import checkpoint
 from moeprobe.views.base import Framing
 
@@ -28,7 +28,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         UserError: it is missing, truncated or foreign.
     """
     if is_foreign(source):
-        return _inspect_foreign(load_model(source, device="cpu"))
+        return _inspect_foreign(source)
     loaded, info = checkpoint.load(source)
     model: Any = loaded
     layers = moe_layers(model)
@@ -78,10 +78,16 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     }
 
 
-def _inspect_foreign(model: Checkpoint) -> dict[str, Any]:
-    """Describe a model that is not ours by what its adapter says of it and by the routing of a black image."""
-    size = model.framing.size
-    routing = model.model.trace(torch.zeros(1, 3, size, size), logits=False)[1]
+def _inspect_foreign(source: str | Path) -> dict[str, Any]:
+    """Describe another program's model, as its adapter does, or by its provenance and the routing of a black image."""
+    found = load_model(source, device="cpu")
+    if isinstance(found.model, Described):
+        return {
+            "checkpoint": str(source),
+            "sha256": found.provenance.get("sha256"),
+        } | found.model.describe()
+    assert isinstance(found.framing, Framing)
+    routing = found.model.trace(found.framing.blank(), logits=False)[1]
     rows = []
     for name, layer in routing.layers.items():
         grid = layer.grid
@@ -99,10 +105,10 @@ def _inspect_foreign(model: Checkpoint) -> dict[str, Any]:
             }
         )
     return {
-        "checkpoint": model.name,
-        "input": model.framing.described(),
-        "classes": len(model.class_names) or None,
-        **model.provenance,
+        "checkpoint": found.name,
+        "input": found.framing.described(),
+        "classes": len(found.class_names) or None,
+        **found.provenance,
         "layers": rows,
     }
 

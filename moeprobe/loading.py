@@ -19,15 +19,16 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.catalog import ADAPTERS, DATA, VIEWS
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
 from moeprobe.training import checkpoint as checkpoints
+from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
 DEFAULT_DATA = "digits"
-# Foreign models are named ``scheme:reference``; which adapter opens them.
+# Models of other programs, ``scheme:reference``, and the adapter that opens them.
 _SCHEMES = {"py": "hooks", "hf": "huggingface"}
 
 
@@ -47,6 +48,7 @@ class Options:
         group_images: images that compete for that capacity, consecutive ones of the run's list.
         masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
         class_null: give matches a chance level among images of the same class as well.
+        max_length: tokens after which texts are cut off; None = 128, or as many as the model can read.
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
@@ -65,6 +67,7 @@ class Options:
     group_images: int = 1
     masks: Path | None = None
     class_null: bool = False
+    max_length: int | None = None
     skip_bad_images: bool = False
     out: Path | None = None
     overwrite: bool = False
@@ -78,7 +81,8 @@ def load_model(
     """Load a checkpoint, or open a foreign model, for probing.
 
     Args:
-        source: a run folder (its last checkpoint), a ``.safetensors`` file, or ``py:package.module:factory``.
+        source: a run folder (its last checkpoint), a ``.safetensors`` file, ``hf:`` and a folder or name of Hugging
+            Face's ``transformers``, or ``py:package.module:factory``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
@@ -87,14 +91,12 @@ def load_model(
         UserError: it is missing, truncated or foreign, or does not fit what is told of it.
     """
     if is_foreign(source):
-        scheme, _, reference = str(source).partition(":")
-        opened: Opened = ADAPTERS.get(_SCHEMES[scheme]).open(
-            reference,
+        return _open(
+            str(source),
             device=choose_device(device),
             trained_capacity=trained_capacity,
             group_images=group_images,
         )
-        return _checkpoint(opened)
     import moeprobe.nn  # noqa: F401  (registers the models)
 
     model, info = checkpoints.load(source)
@@ -132,6 +134,12 @@ def is_foreign(source: str | Path) -> bool:
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
     """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``."""
     return _checkpoint(model.opened(name))
+
+
+def _open(source: str, **more: Any) -> Checkpoint:
+    """Return another program's model, as its adapter opens it."""
+    scheme, _, reference = source.partition(":")
+    return _checkpoint(ADAPTERS.get(_SCHEMES[scheme]).open(reference, **more))
 
 
 def _checkpoint(opened: Opened) -> Checkpoint:
@@ -176,14 +184,26 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
 
 
-def open_data(name: str, *, split: str = "test") -> ImageDataset:
-    """Open a data set by ``name`` or ``name:location``, e.g. ``digits`` or ``folder:photos``.
+def open_data(name: str, *, split: str = "test") -> Dataset:
+    """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
 
     Raises:
         UserError: there is no such data set, split or location.
     """
     kind, _, location = name.partition(":")
     return DATA.get(kind)(split=split, location=location or None)
+
+
+def open_images(name: str, *, split: str) -> ImageDataset:
+    """Open a data set of images by name; see ``open_data``.
+
+    Raises:
+        UserError: it holds anything else.
+    """
+    dataset = open_data(name, split=split)
+    if not isinstance(dataset, ImageDataset):
+        raise UserError(f"Images are needed here, and {name} holds {dataset.medium.plural}.")
+    return dataset
 
 
 def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequence[str | Path] = ()) -> str:
@@ -202,8 +222,8 @@ def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequen
 
 
 def pick_images(
-    dataset: ImageDataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
-) -> tuple[ImageDataset, list[int] | None, str]:
+    dataset: Dataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
+) -> tuple[Dataset, list[int] | None, str]:
     """Return the data set of what a user named, the images' numbers in it (None: none was named), and its name.
 
     Args:
@@ -224,7 +244,7 @@ def pick_images(
     return dataset, [_find_image(dataset, name, data=data) for name in images] or None, data
 
 
-def _find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
+def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
     names = list(dataset.image_ids)
     if name not in names:
         example = f" {names[0]}" if names else " nothing: it is empty"
@@ -232,16 +252,25 @@ def _find_image(dataset: ImageDataset, name: str, *, data: str) -> int:
     return names.index(name)
 
 
-def open_view(
-    name: str, *, dataset: ImageDataset | None = None, **parameters: Any
-) -> PairView | SeverityView:
-    """Make a view by name; on data that must not be mirrored (digits) a view that flips is made not to.
+def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView | SeverityView:
+    """Make a view by name, or ``name:location`` where it needs a file.
+
+    On data that must not be mirrored (digits) a view that flips is made not to.
 
     Raises:
         UserError: there is no such view, or it does not take these parameters.
     """
+    name, _, location = name.partition(":")
     kind = VIEWS.get(name)
     fields = {field.name for field in dataclasses.fields(kind)}
+    if bool(location) != ("location" in fields):
+        raise UserError(
+            f"The view {name!r} takes no file; leave :{location} away."
+            if location
+            else f"The view {name!r} needs a file: write {name}:PATH."
+        )
+    if location:
+        parameters["location"] = location
     if dataset is not None and not dataset.flippable and "flip" in fields:
         parameters["flip"] = False
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")
@@ -266,6 +295,7 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
         )
         for model in models
     ]
+    loaded = [_cut(model, options.max_length) for model in loaded]
     names = [model.name for model in loaded]
     if len(set(names)) < len(names):
         paths = [_place(model) for model in loaded]
@@ -287,3 +317,19 @@ def _place(model: Checkpoint) -> Path:
     """
     path = Path(model.provenance.get("path", model.name)).resolve().with_suffix("")
     return path / model.provenance.get("factory", "").replace(":", ".")
+
+
+def _cut(model: Checkpoint, max_length: int | None) -> Checkpoint:
+    """Return a checkpoint whose texts are cut off after so many tokens; None = as it is.
+
+    Raises:
+        UserError: it reads no texts, or there would be nothing left of them.
+    """
+    if max_length is None:
+        return model
+    if not isinstance(model.framing, TextFraming):
+        raise UserError(f"--max-length is about texts, and {model.name} reads images.")
+    shortest = model.framing.blank().ids.shape[1]
+    if max_length < shortest:
+        raise UserError(f"--max-length for {model.name} is at least {shortest}; got {max_length}.")
+    return dataclasses.replace(model, framing=dataclasses.replace(model.framing, max_length=max_length))

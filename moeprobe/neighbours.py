@@ -27,7 +27,7 @@ from moeprobe.analyses.base import Analysis, LayerPair
 from moeprobe.analyses.batch_contagion import BatchContagion
 from moeprobe.analyses.token_contagion import TokenContagion
 from moeprobe.batches import Batch, batches
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.probes import Checkpoint, Probe, Progress
@@ -57,7 +57,7 @@ class Exchange:
         seed: of lenders and patches.
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     pool: Sequence[int]
     group_images: int
     share: float
@@ -172,6 +172,7 @@ def run_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, whole groups of them; see ``sweeps.run``."""
     accumulator, skipped = Accumulator(), list[str]()
+    assert isinstance(checkpoint.framing, Framing), "only images have patches to exchange"
     loader = batches(
         probe.dataset,
         block,

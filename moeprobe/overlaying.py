@@ -10,7 +10,7 @@ import pandas as pd
 
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
-from moeprobe.asking import make_probe, make_request
+from moeprobe.asking import check_images, make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.palette import colours
@@ -162,6 +162,7 @@ def _ask(
     if not animate:
         severities = (SEVERITY if severity is None else severity,)
     loaded = load_models(models, options)
+    check_images(loaded, "there is nothing to draw")
     data = choose_data(data, loaded, files=files)
     question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
     dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)

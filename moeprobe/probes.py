@@ -6,18 +6,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from moeprobe.analyses.base import Analysis, CornerAnalysis
+from moeprobe.analyses.base import Analysis, CornerAnalysis, OutputAnalysis
 from moeprobe.batches import Recipe
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset
 from moeprobe.routing import Traceable
 from moeprobe.seeds import generator
-from moeprobe.views.base import Framing, PairView, Sample, SeverityView
+from moeprobe.views._text import TextFraming
+from moeprobe.views.base import Framing, PairView, SeverityView
 
 CLEAN = "clean"
 
 Progress = Callable[[int], None]
+AnyFraming = Framing | TextFraming
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Probe:
     many of the images, from the first one on, are run again unchanged for the noise floor (see ``floors``).
     """
 
-    dataset: ImageDataset
+    dataset: Dataset
     indices: Sequence[int]
     view_name: str
     view: PairView | SeverityView | None
@@ -67,6 +68,11 @@ class Probe:
         return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
 
     @property
+    def of_output(self) -> bool:
+        """Whether the model's output is measured."""
+        return any(isinstance(analysis, OutputAnalysis) for analysis in self.analyses)
+
+    @property
     def is_pair(self) -> bool:
         """Whether two random views are compared, and not a view with the clean image."""
         return isinstance(self.view, PairView) and not self.severities
@@ -79,7 +85,7 @@ class Checkpoint:
     Attributes:
         name: what the tables call it.
         model: what is run.
-        framing: how an unperturbed image is brought to its input.
+        framing: how an unperturbed image, or text, is brought to its input.
         class_names: what its scores are about; empty if unknown.
         train_seed: seed of its training, None if unknown.
         group: name shared by checkpoints that differ in their training seed alone.
@@ -88,14 +94,14 @@ class Checkpoint:
 
     name: str
     model: Traceable
-    framing: Framing
+    framing: AnyFraming
     class_names: tuple[str, ...] = ()
     train_seed: int | None = None
     group: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> list[int]:
+def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int]:
     """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
 
     The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
@@ -106,8 +112,8 @@ def choose_images(dataset: ImageDataset, *, limit: int | None, seed: int) -> lis
     return [int(index) for index in (order if limit is None else order[:limit])]
 
 
-def recipe(probe: Probe, framing: Framing) -> Recipe:
-    """Return what makes the views of one image: the reference first."""
+def recipe(probe: Probe, framing: AnyFraming) -> Recipe:
+    """Return what makes the views of one image, or text: the reference first."""
     if probe.view is None:
         return partial(_clean, framing=framing)
     if probe.is_pair:
@@ -124,26 +130,26 @@ def recipe(probe: Probe, framing: Framing) -> Recipe:
     )
 
 
-def _clean(image: Image.Image, image_id: str, *, framing: Framing) -> list[Sample]:
-    return [framing.clean(image)]
+def _clean(source: Any, image_id: str, *, framing: AnyFraming) -> list[Any]:
+    return [framing.clean(source)]
 
 
 def _pair(
-    image: Image.Image, image_id: str, *, view: PairView, name: str, framing: Framing, seed: int
-) -> list[Sample]:
-    return list(view.pair(image, framing=framing, rng=generator(seed, name, image_id)))
+    source: Any, image_id: str, *, view: PairView, name: str, framing: AnyFraming, seed: int
+) -> list[Any]:
+    return list(view.pair(source, framing=framing, rng=generator(seed, name, image_id)))
 
 
 def _severities(
-    image: Image.Image,
+    source: Any,
     image_id: str,
     *,
     view: SeverityView,
     name: str,
     severities: tuple[float, ...],
-    framing: Framing,
+    framing: AnyFraming,
     seed: int,
-) -> list[Sample]:
+) -> list[Any]:
     rng = generator(seed, name, image_id)
     # The first severity of a view changes nothing: that is the reference, and is not run twice.
-    return view.perturb(image, framing=framing, severities=(view.severities[0], *severities), rng=rng)
+    return view.perturb(source, framing=framing, severities=(view.severities[0], *severities), rng=rng)

@@ -5,12 +5,13 @@ Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from moeprobe.geometry import PatchGrid
+from moeprobe.medium import IMAGE, TEXT, Medium
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class LayerRouting:
         selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none; K = E where experts choose
             their tokens, 0 where every expert gets a share of every token.
         processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
-        valid: ``(B, T)`` bool, False for padding.
-        grid: how the tokens after the prefix lie in the image; None for a sequence.
+        valid: ``(B, T)`` bool, False for padding, and for special tokens behind a text.
+        grid: how the tokens after the prefix lie in the image; None for a text.
         num_prefix_tokens: tokens before the patches (CLS, registers).
         gates_sum_to_one: whether a token's gates are a distribution over the experts.
         token_local: a token's choice does not depend on the other tokens of its group.
@@ -46,6 +47,11 @@ class LayerRouting:
     router: str
     slot: Tensor | None = None
     experts_choose: bool = False
+
+    @property
+    def medium(self) -> Medium:
+        """What was routed: the patches of images, or the tokens of texts."""
+        return TEXT if self.grid is None else IMAGE
 
     @property
     def num_experts(self) -> int:
@@ -140,8 +146,8 @@ def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
 class Traceable(Protocol):
     """A model that can be probed.
 
-    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside). Gates are free of
-    noise, nothing is trained, and what is returned has no gradient.
+    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside), or a
+    ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and what is returned has no gradient.
 
     Attributes:
         layer_names: MoE layers, in forward order.
@@ -153,14 +159,15 @@ class Traceable(Protocol):
     group_images: int
 
     def trace(
-        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+        self, images: Any, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model.
 
         Args:
-            images: ``(B, 3, H, W)`` float in [0, 1].
+            images: ``(B, 3, H, W)`` float in [0, 1], or texts.
             layers: MoE layers to trace; None = all.
-            logits: whether the class scores are wanted; without, the forward stops after the last layer asked for.
+            logits: whether the class scores are wanted (of a language model those of the next token; None where a
+                model has none); without, the forward stops after the last layer asked for.
 
         Raises:
             UserError: there is no such layer, or the images do not fit the model.
@@ -198,6 +205,14 @@ class Featured(Traceable, Protocol):
         Raises:
             UserError: the images do not fit the model.
         """
+
+
+@runtime_checkable
+class Described(Traceable, Protocol):
+    """A model that says what it is."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its sizes and, under ``layers``, a row for each MoE layer."""
 
 
 @runtime_checkable

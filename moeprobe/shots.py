@@ -21,7 +21,7 @@ from moeprobe import sweeps
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import OutputAnalysis, OutputPair
 from moeprobe.batches import Batch, batches
-from moeprobe.data.base import ImageDataset
+from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint, Probe, Progress, recipe
 from moeprobe.ridge import Classifier, Ridge, choose_strength
@@ -49,7 +49,7 @@ class Shots:
         indices: all of them, each once, in an order that the seed fixes (neighbours may compete for a capacity).
     """
 
-    train: ImageDataset
+    train: Dataset
     counts: tuple[int, ...]
     drawn: NDArray[np.int64]
     held_out: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Shots:
         return self.drawn[draw - 1, :, :count].ravel()
 
 
-def choose_shots(train: ImageDataset, *, counts: Sequence[int], draws: int, seed: int, data: str) -> Shots:
+def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int, data: str) -> Shots:
     """Choose the training images of every draw, and those that are held out of all of them.
 
     Of each class up to ``HELD_OUT`` images are held out: as many as the smallest class leaves beside its shots.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from moeprobe import neighbours, sweeps
 from moeprobe.analyses._contagion import Contagion
 from moeprobe.analyses.batch_contagion import BatchContagion
-from moeprobe.asking import make_probe, make_request
+from moeprobe.asking import check_images, make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.neighbours import Exchange
@@ -119,6 +119,7 @@ def _ask(
         raise UserError(f"--share takes a share of the patches, between 0 and 1; got {share:g}.")
     size = options.group_images
     loaded = load_models(models, options)
+    check_images(loaded, "there is nothing to exchange")
     for model in loaded:
         if model.model.group_images not in (1, size):
             raise UserError(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe import __version__, geometry, regions
+from moeprobe import __version__
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import (
     CornerAnalysis,
@@ -35,10 +35,11 @@ from moeprobe.analyses.weights import Weights
 from moeprobe.batches import Batch, batches
 from moeprobe.corners import exchange
 from moeprobe.floors import repeats
-from moeprobe.geometry import Correspondence
+from moeprobe.pairing import pair_up
 from moeprobe.probes import Checkpoint, Probe, Progress, recipe
-from moeprobe.routing import LayerRouting, Replayable, RoutingTrace, Traceable
+from moeprobe.routing import Replayable, RoutingTrace, Traceable
 from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
+from moeprobe.text_batches import TextBatch
 from moeprobe.views.base import SeverityView
 
 _BLOCK = 1024
@@ -138,7 +139,7 @@ def _run_block(
     return accumulator, skipped
 
 
-def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumulator) -> None:
+def _run_batch(probe: Probe, model: Traceable, batch: Batch | TextBatch, accumulator: Accumulator) -> None:
     layers = probe.layers_of(model)
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
 
@@ -165,7 +166,11 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch, accumulator: Accumu
 
 
 def _run_floors(
-    probe: Probe, model: Traceable, batch: Batch, reference: RoutingTrace, accumulator: Accumulator
+    probe: Probe,
+    model: Traceable,
+    batch: Batch | TextBatch,
+    reference: RoutingTrace,
+    accumulator: Accumulator,
 ) -> None:
     """Run the clean images of the batch again unchanged, as far as they are wanted."""
     wanted = {probe.dataset.image_ids[index] for index in probe.indices[: probe.floor_images]}
@@ -184,7 +189,7 @@ def _run_floors(
 def _add(
     accumulator: Accumulator,
     probe: Probe,
-    batch: Batch,
+    batch: Batch | TextBatch,
     found: Mapping[Cell, dict[str, Tensor]],
     *,
     view: str,
@@ -200,7 +205,7 @@ def _add(
         accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
 
 
-def _labels(probe: Probe, batch: Batch) -> Tensor:
+def _labels(probe: Probe, batch: Batch | TextBatch) -> Tensor:
     """Return the labels that the model's scores are about."""
     return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
 
@@ -212,12 +217,12 @@ def to_host(column: Tensor) -> NDArray[np.generic]:
 
 
 def _layer_sums(
-    probe: Probe, batch: Batch, reference: RoutingTrace, view: RoutingTrace, shown: int
+    probe: Probe, batch: Batch | TextBatch, reference: RoutingTrace, view: RoutingTrace, shown: int
 ) -> dict[Cell, dict[str, Tensor]]:
     found: dict[Cell, dict[str, Tensor]] = {}
     analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
     for name, layer in view.layers.items():
-        pair = _pair_up(probe, batch, reference.layers[name], layer, shown)
+        pair = pair_up(probe, batch, reference.layers[name], layer, shown)
         found |= sums_of_layer(analyses, name, pair)
     return found
 
@@ -236,46 +241,8 @@ def sums_of_layer(
     return found
 
 
-def _pair_up(
-    probe: Probe, batch: Batch, reference: LayerRouting, view: LayerRouting, shown: int
-) -> LayerPair:
-    assert view.grid is not None
-    device = view.gates.device
-    aligned = shown == 0 or (probe.view is not None and probe.view.aligned)
-    shows = (
-        None
-        if batch.foreground is None
-        else [regions.regions(batch.foreground[v], view.grid) for v in (0, shown)]
-    )
-    if aligned:
-        region = None if shows is None else torch.from_numpy(shows[0]).to(device)
-        patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
-        return LayerPair(reference, view, patches, patches, aligned=True, region=region)
-    pairs: Correspondence = geometry.correspond(
-        batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
-    )
-    reference_patch, view_patch = (
-        torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
-    )
-    region = None
-    if shows is not None:
-        # A slot is a patch of view 1: the one whose centre was mapped.
-        slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
-        own = np.where(pairs.view_first[:, None], shows[1], shows[0])
-        region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)
-    return LayerPair(
-        reference,
-        view,
-        reference_patch,
-        view_patch,
-        aligned=False,
-        view_first=torch.from_numpy(pairs.view_first).to(device),
-        region=region,
-    )
-
-
 def _output_sums(
-    probe: Probe, batch: Batch, reference: Tensor | None, view: Tensor | None
+    probe: Probe, batch: Batch | TextBatch, reference: Tensor | None, view: Tensor | None
 ) -> dict[str, Tensor]:
     assert view is not None
     pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
@@ -283,7 +250,7 @@ def _output_sums(
 
 
 def _corner_sums(
-    probe: Probe, model: Traceable, batch: Batch, clean: _Pass, perturbed: _Pass, shown: int
+    probe: Probe, model: Traceable, batch: Batch | TextBatch, clean: _Pass, perturbed: _Pass, shown: int
 ) -> dict[str, Tensor]:
     """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
     assert isinstance(model, Replayable)

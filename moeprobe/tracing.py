@@ -10,7 +10,7 @@ from typing import Any
 
 from moeprobe import recording
 from moeprobe.applicability import glance
-from moeprobe.asking import make_probe, make_request
+from moeprobe.asking import check_images, make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.files import whole_folder
 from moeprobe.formats.trace import FORMAT, VERSION
@@ -18,6 +18,7 @@ from moeprobe.loading import Model, Options, choose_data, choose_device, load_mo
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import OutputFolder, provenance
+from moeprobe.views.base import Framing
 from moeprobe.watching import Watcher
 
 _KIND = "trace"
@@ -78,7 +79,7 @@ def record(
     folder = OutputFolder(options.out, request, overwrite=options.overwrite)
     files, skipped = [], []
     for model in loaded:
-        views = recording.shown(question, model.framing, data=data, split=options.split)
+        views = recording.shown(question, _framing(model), data=data, split=options.split)
         watcher.start(f"{_KIND}: {model.name}", len(question.indices))
         place = folder.path / model.name
         bad = recording.kept(question, model, place, views=views)
@@ -124,9 +125,14 @@ def plan_record(
     """Say what ``record`` would take, by running two batches of each checkpoint and writing nothing."""
     options = options or Options()
     loaded, data, question = _ask(models, data, view, severities, options, all_gates=all_gates)
-    views = recording.shown(question, loaded[0].framing, data=data, split=options.split)
+    views = recording.shown(question, _framing(loaded[0]), data=data, split=options.split)
     run = partial(recording.run, views=views, all_gates=all_gates)
     return time_sample(question, loaded, images=2 * options.batch_size, passes=len(views), run=run)
+
+
+def _framing(model: Checkpoint) -> Framing:
+    assert isinstance(model.framing, Framing)
+    return model.framing
 
 
 def _ask(
@@ -140,6 +146,7 @@ def _ask(
 ) -> tuple[list[Checkpoint], str, Probe]:
     """Return the loaded checkpoints, the data and the question, checked before anything is run."""
     loaded = load_models(models, options)
+    check_images(loaded, "they are not recorded; moeprobe import trace reads a server's log of them")
     data = choose_data(data, loaded)
     question = make_probe(_KIND, loaded, data=data, view_name=view, severities=severities, options=options)
     for model in loaded:

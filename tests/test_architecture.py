@@ -10,16 +10,16 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "catalog", "config", "errors", "files", "geometry", "grids", "palette", "seeds", "validation",
-        "watching", "wording",
+        "_torchvision", "alignment", "catalog", "config", "errors", "files", "geometry", "grids", "medium", "palette",
+        "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
         "statistics", "tables", "verdicts", "views",
     },
-    2: {"adapters", "analyses", "batches"},
+    2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
-        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "paths",
+        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "pairing", "paths",
         "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries", "sweeps",
         "trace_pairs", "trace_rows", "training",
     },
@@ -56,6 +56,7 @@ NEIGHBOURS = {
     ("api", "tradeoff"),
     ("api", "trainings"),
     ("asking", "loading"),
+    ("batches", "text_batches"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "asking"),
@@ -88,6 +89,7 @@ NEIGHBOURS = {
     ("overlaying", "asking"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
+    ("pairing", "probes"),
     ("paths", "probes"),
     ("probing", "asking"),
     ("probing", "loading"),
@@ -100,6 +102,7 @@ NEIGHBOURS = {
     ("similarity", "statistics"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
+    ("sweeps", "pairing"),
     ("sweeps", "probes"),
     ("tables", "accumulators"),
     ("tradeoff", "comparing"),

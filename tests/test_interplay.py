@@ -210,7 +210,7 @@ def test_an_overlay_of_own_files_is_not_of_the_data_set(trained: Trained, tmp_pa
 
 def test_the_region_is_that_of_the_view_that_covers_less() -> None:
     """The whole image against its upper left quarter: all patches of the quarter are object, few of the whole are."""
-    from moeprobe import geometry, sweeps
+    from moeprobe import geometry, pairing
     from moeprobe.batches import Batch
     from tests.routings import probe, routing
 
@@ -228,7 +228,7 @@ def test_the_region_is_that_of_the_view_that_covers_less() -> None:
             foreground=[regions.foreground(mask, to_source, 32)[None] for to_source in maps],
             skipped=[],
         )
-        pair = sweeps._pair_up(probe("x", None), batch, layer, layer, 1)
+        pair = pairing.pair_up(probe("x", None), batch, layer, layer, 1)
         assert pair.region is not None and (pair.region == 2).all() and (pair.reference_patch >= 0).all()
 
 

@@ -349,12 +349,14 @@ def test_routers_that_couple_tokens_are_found_out(arguments: dict[str, Any]) -> 
 def test_a_later_layer_is_held_to_the_pass_by_hand() -> None:
     """Of one image of a group of two: each number against the model run on batches put together here."""
     model = checkpoint(router="softmax_expert_choice", group_images=2)
+    framing = model.framing
+    assert isinstance(framing, Framing)
     exchange = exchanged(digits(), 10, size=2)
     found = ask(digits(), exchange, model)
     names = [digits().image_ids[index] for index in exchange.pool]
     pair = names[4:6]
     own, lent = (
-        torch.stack([model.framing.clean(picture).pixels for picture in pictures])
+        torch.stack([framing.clean(picture).pixels for picture in pictures])
         for pictures in (
             [digits().example(index).image for index in exchange.pool[4:6]],
             [exchange.lender(name, skip_bad_images=False) for name in pair],

@@ -26,6 +26,7 @@ from moeprobe.sweeps import run
 from moeprobe.tables import cells, write_csv, write_images
 from moeprobe.views.gaussian_noise import GaussianNoise
 from moeprobe.views.random_crop import RandomCrop
+from tests.mediums import IMAGE_VIEWS
 from tests.routings import checkpoint, digits, probe
 
 ABOUT = About("r", "digits", "test", 0, aligned=True, train_seeds={}, groups={})
@@ -317,7 +318,7 @@ def test_the_chosen_images_are_nested_seeded_and_named() -> None:
     assert names == [data.image_ids[index] for index in everything[:10]]
 
 
-@pytest.mark.parametrize("name", VIEWS.names())
+@pytest.mark.parametrize("name", IMAGE_VIEWS)
 def test_every_view_can_be_probed(name: str) -> None:
     view = VIEWS.get(name)()
     steps = getattr(view, "severities", None)
@@ -328,7 +329,7 @@ def test_every_view_can_be_probed(name: str) -> None:
 
 def test_correspondence_of_moving_views_reaches_the_match() -> None:
     """A view that moves is compared by where its patches lie, at every severity but the first."""
-    names = [n for n in VIEWS.names() if hasattr(VIEWS.get(n), "severities") and not VIEWS.get(n).aligned]
+    names = [n for n in IMAGE_VIEWS if hasattr(VIEWS.get(n), "severities") and not VIEWS.get(n).aligned]
     for name in names:
         view = VIEWS.get(name)()
         step = view.severities[-1]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moeprobe.routing import Traceable
+from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing
 
 
@@ -15,13 +16,13 @@ class Opened:
     Attributes:
         name: what tables call it, unless two have one name.
         model: what is run.
-        framing: how an image is brought to its input.
+        framing: how an image, or a text, is brought to its input.
         class_names: what its scores are about; empty if unknown.
         provenance: path, sha256, ...: for the sidecar.
     """
 
     name: str
     model: Traceable
-    framing: Framing
+    framing: Framing | TextFraming
     class_names: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)

@@ -33,9 +33,9 @@ def patches(pair: LayerPair) -> Paired:
 
 
 def by_tokens(pair: LayerPair) -> dict[str, Paired]:
-    """Return the pairs of each kind of tokens: patches, those of each region if known, and prefix tokens if any."""
+    """Return the pairs of each kind of tokens: patches (or tokens), those of each region if known, prefix tokens."""
     every = patches(pair)
-    found = {"patch": every}
+    found = {pair.view.medium.token: every}
     if pair.region is not None:
         for code, name in enumerate(REGIONS):
             found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))

@@ -36,7 +36,7 @@ class Churn(LayerAnalysis):
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
         return {
-            "patch": {
+            pair.view.medium.token: {
                 "churn_pairs": paired.present.sum(1),
                 "churn_reference": reference.sum(1),
                 "churn_view": view.sum(1),

@@ -27,7 +27,7 @@ class Load(LayerAnalysis):
         first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
         present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
         histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
-        return {"patch": {"load": histogram.scatter_add(1, first.clamp_min(0), present.long())}}
+        return {layer.medium.token: {"load": histogram.scatter_add(1, first.clamp_min(0), present.long())}}
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the entropy of the pooled load."""

@@ -46,7 +46,7 @@ class SMatrix(LayerAnalysis):
             exchange = pair.view_first[:, None, None]
             sides = [torch.where(exchange, one, other) for one, other in (sides[::-1], sides)]
         products = sides[0].transpose(1, 2) @ sides[1]
-        return {"patch": {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
+        return {pair.view.medium.token: {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the means and loss terms, and every entry."""

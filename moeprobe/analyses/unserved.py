@@ -26,7 +26,7 @@ class Unserved(LayerAnalysis):
         layer = pair.view
         prefix = layer.num_prefix_tokens
         alone = ~layer.served.any(-1) & layer.valid
-        parts = {"patch": slice(prefix, None)} | ({"prefix": slice(0, prefix)} if prefix else {})
+        parts = {layer.medium.token: slice(prefix, None)} | ({"prefix": slice(0, prefix)} if prefix else {})
         return {
             tokens: {"unserved_tokens": layer.valid[:, part].sum(1), "unserved": alone[:, part].sum(1)}
             for tokens, part in parts.items()

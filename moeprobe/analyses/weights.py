@@ -22,6 +22,7 @@ from torch import Tensor
 from moeprobe.analyses._nulls import beyond
 from moeprobe.analyses._pairs import Paired, by_tokens, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.medium import ORDINARY
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
 from moeprobe.statistics import Kappa, Ratio
@@ -44,7 +45,7 @@ class Weights(LayerAnalysis):
         return {
             tokens: _sums(pair, paired)
             for tokens, paired in by_tokens(pair).items()
-            if tokens in ("patch", "prefix")
+            if tokens in (*ORDINARY, "prefix")
         }
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
@@ -108,6 +109,9 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         columns["unweighted"] = (paired.present & ~trial).sum(1)
     if trial.shape[1] > 1:
         total = torch.zeros_like(columns["weight_distance"])
+        # Places without any trial (of texts that are shorter) add nothing.
+        there = trial.any(0)
+        trial, shares = trial[:, there], [side[:, there] for side in shares]
         for shift in range(1, trial.shape[1]):
             both = trial & trial.roll(shift, 1)
             total += _distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~both, 0).sum(1)

@@ -9,6 +9,7 @@ from rich.table import Table
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
 from moeprobe.figures.forest import headlines
+from moeprobe.medium import ORDINARY
 from moeprobe.wording import agreement, label, number
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
     order = {(metric, null): place for place, (metric, null, _) in enumerate(headlines(table))}
     keys = list(zip(table["metric"], table["null"], strict=True))
-    first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(["patch", ""])
+    first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(
+        [*ORDINARY, ""]
+    )
     # Of a run without any of them (jumps, say) everything is read.
     shown = table[first | (table["metric"] == extra)] if first.any() else table
     place = [order.get(key, len(order)) for key in zip(shown["metric"], shown["null"], strict=True)]
@@ -47,8 +50,8 @@ def _title(metric: str, null: str, tokens: str) -> str:
     name = label(metric, null).strip()
     if metric.endswith("_kappa"):
         name = f"{label(metric.removesuffix('_kappa'), '')}, {name}"
-    of = {"": "", "patch": ", patches", "prefix": ", CLS"}.get(tokens, f", {tokens} patches")
-    return f"{name} ({metric}{of})"
+    of = _TOKENS.get(tokens, f"{tokens} patches")
+    return f"{name} ({metric}{of and ', '}{of})"
 
 
 def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
@@ -148,7 +151,7 @@ def _why(row: pd.Series) -> str:
     return "chance is all but 1" if row["verdict"] in ("higher", "lower") else row["verdict"]
 
 
-_TOKENS = {"": "", "patch": "patches", "prefix": "CLS"}
+_TOKENS = {"": "", "patch": "patches", "token": "tokens", "prefix": "CLS"}
 
 
 def _place(row: pd.Series) -> str:

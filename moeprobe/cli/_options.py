@@ -17,14 +17,15 @@ Checkpoints = Annotated[
     list[str],
     typer.Argument(
         metavar="CHECKPOINT...",
-        help="Run folders (their last checkpoint), .safetensors files, or py:package.module:factory@settings.yaml; "
-        "with two or more, the first is the reference.",
+        help="Run folders (their last checkpoint), .safetensors files, hf:PATH_OR_NAME of Hugging Face, or "
+        "py:package.module:factory@settings.yaml; with two or more, the first is the reference.",
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos; default digits, for imported checkpoints none."
+        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos or text:lines.txt; default digits, for imported "
+        "checkpoints none."
     ),
 ]
 Attribute = Annotated[
@@ -98,6 +99,15 @@ _COMMON: dict[str, tuple[Any, Any]] = {
             ),
         ],
         False,
+    ),
+    "max_length": (
+        Annotated[
+            int | None,
+            typer.Option(
+                help="Of texts: tokens after which they are cut off; default 128, or what fits the model."
+            ),
+        ],
+        None,
     ),
     "skip_bad_images": (
         Annotated[

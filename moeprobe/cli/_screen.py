@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from moeprobe.medium import medium_of
 from moeprobe.watching import Watcher
 from moeprobe.wording import agreement, random_router
 
@@ -121,12 +122,12 @@ def print_files(screen: Console, out: Path) -> None:
 def footing(result: "Result") -> str:
     """Return what the numbers rest on."""
     request, table = result.sidecar["request"], result.table
-    images = max(table["images"])
+    images, medium = max(table["images"]), medium_of(table["tokens"])
     parts = [
-        f"{images:,} image{'s' if images != 1 else ''} of {request['data']} {request['split']}".rstrip(),
-        "[low, high]: 95 % bootstrap over images, 2,000 resamples"
+        f"{images:,} {medium.plural if images != 1 else medium.name} of {request['data']} {request['split']}".rstrip(),
+        f"[low, high]: 95 % bootstrap over {medium.plural}, 2,000 resamples"
         if table["ci_low"].notna().any()
-        else "no intervals: they need at least 20 images",
+        else f"no intervals: they need at least 20 {medium.plural}",
         f"seed {request['seed']}",
     ]
     parts += _skipped(result.sidecar["skipped_images"])

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
+from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.regions import REGIONS
 from moeprobe.tables import FLOORS, by_first_seen
 from moeprobe.wording import (
@@ -95,11 +96,13 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = _of_all_experts(result)
     floor = _floor_table(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
-    patches = result.table[result.table["tokens"] == "patch"]
+    patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
     columns = sweep_routing(_agreement(result.table))
     for layer, rows in patches.groupby("layer", sort=False):
-        tables += _severity_tables(result, rows, columns, f"{title}: {layer}, patches")
+        tables += _severity_tables(
+            result, rows, columns, f"{title}: {layer}, {medium_of(rows['tokens']).tokens}"
+        )
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
@@ -114,13 +117,14 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
 def _floor_table(result: "Result") -> list[Table]:
     """Return a table of how far the clean images match themselves; none where that was not measured."""
     first = _agreement(result.table)
-    rows = result.table[(result.table["metric"] == first) & (result.table["tokens"] == "patch")]
+    rows = result.table[(result.table["metric"] == first) & result.table["tokens"].isin(ORDINARY)]
     rows = rows[rows["view"].isin(FLOORS)]
     if rows.empty:
         return []
     images = int(rows["images"].max())
     stacked = console().width < _PLACE + 4 * _INTERVAL
-    title = f"Noise floor: {full_label(first, '')} of {images} clean images with themselves, patches"
+    medium = medium_of(rows["tokens"])
+    title = f"Noise floor: {full_label(first, '')} of {images} clean {medium.plural} with themselves, {medium.tokens}"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 def inspect(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="A run folder, a .safetensors file, or py:package.module:factory@settings.yaml."),
+        typer.Argument(
+            help="A run folder, a .safetensors file, hf:PATH_OR_NAME, or py:package.module:factory@settings.yaml."
+        ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -1,16 +1,17 @@
-"""What a data set is to moeprobe: images that are found by index and known by a name that stays."""
+"""What a data set is to moeprobe: images, or texts, that are found by index and known by a name that stays."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
+from moeprobe.medium import IMAGE, TEXT, Medium
 
 SPLITS = ("train", "val", "test")
 
@@ -25,19 +26,30 @@ class Example:
     mask: NDArray[np.bool_] | None = None  # (height, width), True on the foreground
 
 
-class ImageDataset(ABC):
-    """One split of a data set.
+@dataclass(frozen=True)
+class TextExample:
+    """One text, and its label if it has one."""
+
+    text: str
+    image_id: str
+    label: int | None = None
+
+
+class Dataset(ABC):
+    """One split of a data set; of a text all is said that is said of an image here.
 
     A plug-in's constructor takes ``split`` and the ``location`` that follows the colon of ``name:location`` (a
     folder, a file pattern, the name of a data set on a hub); built-in data need none. It raises ``UserError`` for a
     split that does not exist, a location that is missing, unreadable or empty, and a wrong record count.
 
     Attributes:
+        medium: what it holds.
         image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
         class_names: names in label order; None where the images have no labels.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
     """
 
+    medium: ClassVar[Medium]
     image_ids: Sequence[str]
     class_names: tuple[str, ...] | None
     flippable: ClassVar[bool] = True
@@ -47,8 +59,8 @@ class ImageDataset(ABC):
     def __init__(self, *, split: str, location: str | None = None) -> None: ...
 
     @abstractmethod
-    def example(self, index: int) -> Example:
-        """Return image ``index``.
+    def example(self, index: int) -> Any:
+        """Return image ``index``, an ``Example`` (or a ``TextExample``).
 
         Raises:
             UserError: the file cannot be read; the sentence names it.
@@ -72,6 +84,26 @@ class ImageDataset(ABC):
     def num_classes(self) -> int | None:
         """Number of classes; None where the images have no labels."""
         return None if self.class_names is None else len(self.class_names)
+
+
+class ImageDataset(Dataset):
+    """A data set of images."""
+
+    medium = IMAGE
+
+    @abstractmethod
+    def example(self, index: int) -> Example:
+        """Return image ``index``; see ``Dataset``."""
+
+
+class TextDataset(Dataset):
+    """A data set of texts."""
+
+    medium = TEXT
+
+    @abstractmethod
+    def example(self, index: int) -> TextExample:
+        """Return text ``index``; see ``Dataset``."""
 
 
 def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:

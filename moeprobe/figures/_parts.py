@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from moeprobe import wording
 from moeprobe.figures import STYLE
+from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.regions import REGIONS
 
 
@@ -54,9 +55,9 @@ def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None 
     first = table.iloc[0]
     images = sorted(set(table["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    rests = (
-        "" if mark is None else f", {count} image{'s' if images[-1] != 1 else ''}; {_intervals(table, mark)}"
-    )
+    medium = medium_of(table["tokens"])
+    what = medium.plural if images[-1] != 1 else medium.name
+    rests = "" if mark is None else f", {count} {what}; {_intervals(table, mark)}"
     lines = [*title.split("\n"), f"{first['dataset']} {first['split']}{rests}"]
     figure.suptitle("\n".join(wrapped(line, figure.get_figwidth()) for line in lines))
     return legend_below(figure)
@@ -79,9 +80,10 @@ def legend_below(figure: Figure) -> Figure:
 
 
 def _intervals(table: pd.DataFrame, mark: str) -> str:
+    units = medium_of(table["tokens"]).plural
     if table["ci_low"].notna().any():
-        return f"{mark}: 95 % over images"
-    return "no intervals: they need at least 20 images"
+        return f"{mark}: 95 % over {units}"
+    return f"no intervals: they need at least 20 {units}"
 
 
 def undrawn(table: pd.DataFrame) -> str:
@@ -102,6 +104,11 @@ def select(table: pd.DataFrame, **wanted: object) -> pd.DataFrame:
     for column, value in wanted.items():
         keep &= table[column] == value
     return table[keep]
+
+
+def ordinary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows about patches of images, or tokens of texts."""
+    return table[table["tokens"].isin(ORDINARY)]
 
 
 def by_metric(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ def draw(
     table: pd.DataFrame, *, colours: Mapping[str, str], title: str = "Router confidence on clean images"
 ) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints."""
-    patches = table[(table["tokens"] == "patch") & table["metric"].isin(list(_LABELS))]
+    patches = _parts.ordinary(table[table["metric"].isin(list(_LABELS))])
     if patches.empty:
         return {}
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)

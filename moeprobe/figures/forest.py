@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from moeprobe.figures import STYLE, _parts
+from moeprobe.medium import ORDINARY
 from moeprobe.wording import full_label
 
 # What is drawn after the agreement of all that are compared, in this order, as far as it was measured.
@@ -39,7 +40,7 @@ def headlines(table: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
-    shown = table[table["tokens"].isin(["patch", ""])]
+    shown = table[table["tokens"].isin([*ORDINARY, ""])]
     lines = headlines(table)
     if not shown["metric"].isin([metric for metric, _, _ in lines]).any():
         # A run of other things, jumps say.

@@ -8,10 +8,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.figures import _parts
+from moeprobe.medium import medium_of
 from moeprobe.wording import AGREEMENTS
 
 # What the raw values are where they are not shares of patches alone.
-_RAW = {"set_jaccard": "share of patches, of experts", "weight_cosine": "match, cosine"}
+_RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match, cosine"}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
@@ -20,7 +21,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     Top-k matches are drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are
     of checkpoints.
     """
-    patches = table[table["tokens"] == "patch"]
+    patches = _parts.ordinary(table)
     first = _parts.agreement(patches)
     names = [
         name
@@ -31,6 +32,8 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     if patches.empty:
         return {}
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
+    medium = medium_of(patches["tokens"])
+    raw_label = _RAW.get(first, "share of {tokens}").format(tokens=medium.tokens)
     figure, axes = _parts.panels(2, len(layers))
     for column, layer in enumerate(layers):
         raw, kappa = axes[:, column]
@@ -51,10 +54,15 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
                     _parts.name_collapsed(kappa, x, beyond, colour=colours[checkpoint])
         # One entry for the kind of mark: its colour says whose it is.
         raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
-        kappa.plot([], [], "D", color="#606060", markersize=5, label="κ within the image")
-        raw.set(
-            title=layer, ylim=(0, 1.03), ylabel=_RAW.get(first, "share of patches") if column == 0 else ""
+        kappa.plot(
+            [],
+            [],
+            "D",
+            color="#606060",
+            markersize=5,
+            label=f"κ within the {medium.name}",
         )
+        raw.set(title=layer, ylim=(0, 1.03), ylabel=raw_label if column == 0 else "")
         kappa.set(ylabel="κ (beyond chance)" if column == 0 else "")
         kappa.axhline(0, color="#808080", linewidth=0.8)
         for row in (raw, kappa):
@@ -62,7 +70,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
             row.set_xlim(-0.6, len(names) - 0.4)
     view = patches["view"].iloc[0]
     what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
-    title = f"{what} corresponding patches: {view}{_parts.undrawn(table)}"
+    title = f"{what} corresponding {medium.tokens}: {view}{_parts.undrawn(table)}"
     return {"match-ratio": _parts.finish(figure, patches, title=title)}
 
 

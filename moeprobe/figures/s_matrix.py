@@ -9,6 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from moeprobe.figures import STYLE, _parts
+from moeprobe.medium import medium_of
 
 # Perceptually even, and made to look the same with the common colour deficiencies.
 _MAP = "cividis"
@@ -32,7 +33,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
         axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
     for row, layer in enumerate(layers):
         for column, checkpoint in enumerate(checkpoints):
-            here = _parts.select(table, layer=layer, checkpoint=checkpoint, tokens="patch")
+            here = _parts.ordinary(_parts.select(table, layer=layer, checkpoint=checkpoint))
             if not (here["metric"] == "s").any():
                 axes[row, column].set_axis_off()  # this checkpoint has no such layer
                 continue
@@ -42,7 +43,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     bar.set_label("$S_{ij}$ (ideal: the identity)")
     bar.outline.set_visible(False)
     view = entries["view"].iloc[0]
-    title = f"Correlation of the gates of corresponding patches: {view}"
+    title = f"Correlation of the gates of corresponding {medium_of(table['tokens']).tokens}: {view}"
     return {"s-matrix": _parts.finish(figure, entries, title=title, mark="brackets")}
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from moeprobe.figures import _parts
+from moeprobe.medium import medium_of
 from moeprobe.tables import FLOORS
 from moeprobe.wording import full_label
 
@@ -34,7 +35,7 @@ def draw(
     view = table["view"].iloc[0]
     figures = {}
     layers = _parts.layers(table)
-    routing = table[table["tokens"] == "patch"]
+    routing = _parts.ordinary(table)
     first = _parts.agreement(routing)
     rows = _rows_of_panels(routing, first)
     if rows:
@@ -46,7 +47,7 @@ def draw(
                 if metric == first:
                     _chance(axes[row, column], here, metric, colours)
                     _floor(
-                        axes[row, column], _parts.select(floors, layer=layer, tokens="patch", metric=metric)
+                        axes[row, column], _parts.ordinary(_parts.select(floors, layer=layer, metric=metric))
                     )
                 axes[row, column].set_ylabel(label if column == 0 else "")
             axes[0, column].set_title(layer)
@@ -54,7 +55,9 @@ def draw(
         _short_ticks(axes)
         _up_to_one(axes[[metric != "unserved" for metric, _ in rows]])
         drawn = routing[routing["metric"].isin([metric for metric, _ in rows])]
-        title = f"Routing against the clean image: {view}{_parts.undrawn(table)}"
+        title = (
+            f"Routing against the clean {medium_of(routing['tokens']).name}: {view}{_parts.undrawn(table)}"
+        )
         figures["routing"] = _parts.finish(figure, drawn, title=title, mark="bands")
     output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
     if output:

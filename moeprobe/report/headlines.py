@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.medium import ORDINARY
 from moeprobe.report.reading import Run
 from moeprobe.wording import agreement, full_label
 
@@ -131,7 +132,7 @@ def find(run: Run) -> list[Found]:
 
 
 def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
-    keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin(["patch", ""])
+    keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
     return table[keep & (table["draw"] == "")] if "draw" in table else table[keep]
 
 

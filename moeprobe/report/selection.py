@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.reading import Run
 from moeprobe.tables import FLOORS, by_first_seen
@@ -120,11 +121,16 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     The noise floor comes last.
     """
     gates = run.settings.get("replayed_gates", "recomputed")
+    medium = medium_of(table["tokens"])
     output = ("", "")
     found = [
         *(
             _severity_table(
-                table, comparison, f"{layer}, patches", (layer, "patch"), sweep_routing(_agreement(table))
+                table,
+                comparison,
+                f"{layer}, {medium.tokens}",
+                (layer, medium.token),
+                sweep_routing(_agreement(table)),
             )
             for layer in dict.fromkeys(table["layer"])
             if layer
@@ -146,7 +152,7 @@ def _noise_floor(run: Run) -> Table | None:
         return None
     first = _agreement(run.table)
     floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == first)]
-    floor = floor[floor["tokens"] == "patch"]
+    floor = floor[floor["tokens"].isin(ORDINARY)]
     if floor.empty:
         return None
     rows = []
@@ -159,7 +165,7 @@ def _noise_floor(run: Run) -> Table | None:
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
     what = sentence_case(full_label(first, ""))
-    note = f"{what} of clean images with themselves: what is missing from 1 is arithmetic."
+    note = f"{what} of clean {medium_of(floor['tokens']).plural} with themselves: what is missing from 1 is arithmetic."
     for name, lines in again.groupby("checkpoint", sort=False):
         note += f" {random_router(name, lines['value'].min(), first=first)}."
     columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), "images", "trials"]
@@ -222,7 +228,7 @@ _FIRST = {
 
 def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
-    rows = [row for row in comparison.to_dict("records") if row["tokens"] in ("patch", "")]
+    rows = [row for row in comparison.to_dict("records") if row["tokens"] in (*ORDINARY, "")]
     few = not comparison["severity"].notna().any()
     agree = _agreement(comparison)
     order = {(f"{agree}_kappa", "pooled"): True, (agree, ""): False} | _FIRST

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from moeprobe.medium import ORDINARY
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.headlines import Found, Row, find
 from moeprobe.report.reading import Run
@@ -251,6 +252,6 @@ def _verdicts(run: Run) -> list[str]:
         f"{sentence_case(full_label(*which))}, {by}: {family['sentence']}"
         for which in ((f"{first}_kappa", "pooled"), *_JUDGED)
         for family in families
-        if (family.get("metric"), family.get("null")) == which and family.get("tokens") in ("patch", "")
+        if (family.get("metric"), family.get("null")) == which and family.get("tokens") in (*ORDINARY, "")
         if "sentence" in family
     ]

@@ -1,4 +1,4 @@
-"""What a view is: pixels, and the map that says where each of them came from.
+"""What a view is: pixels, and the map that says where each of them came from (of texts: ``_text``).
 
 A view acts on the *source*, the image as the data set gives it (RGB, 8 bits, any size), and resamples it once to the
 model's input. Its random numbers come from the generator it is handed; library functions only resample.
@@ -9,7 +9,7 @@ Where in the chain it acts: pixels are in [0, 1], *before* the model's normalisa
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,13 @@ from PIL import Image
 from moeprobe import geometry
 from moeprobe.errors import UserError
 from moeprobe.geometry import Map
+from moeprobe.medium import IMAGE, Medium
 from moeprobe.views._resample import render
+
+# What a view acts on, how that is brought to a model's input, and what comes out.
+Source = TypeVar("Source")
+Frame = TypeVar("Frame")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,8 @@ class Framing:
     size: int
     crop_fraction: float | None = None
 
+    medium: ClassVar[Medium] = IMAGE
+
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""
         width, height = image.size
@@ -60,6 +68,10 @@ class Framing:
     def clean(self, image: Image.Image) -> Sample:
         """Return the clean view of ``image``."""
         return sample(image, self.to_source(image), self.size)
+
+    def blank(self) -> torch.Tensor:
+        """Return a black image as a batch, to learn of what kind a model's routing is."""
+        return torch.zeros(1, 3, self.size, self.size)
 
 
 def sample(image: Image.Image, to_source: Map, size: int) -> Sample:
@@ -85,16 +97,18 @@ class View:
     """A family of perturbations; a frozen dataclass whose fields are its parameters.
 
     Attributes:
+        medium: what it perturbs.
         aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
         random: two draws of the same image differ.
     """
 
+    medium: ClassVar[Medium] = IMAGE
     aligned: ClassVar[bool] = False
     random: ClassVar[bool] = True
 
 
-class SeverityView(View, ABC):
-    """A view that grows with a severity and is compared with the clean image.
+class SeverityView(View, ABC, Generic[Source, Frame, Made]):
+    """A view that grows with a severity and is compared with the clean image (or text).
 
     Attributes:
         severities: the default steps of a sweep, starting at the severity that changes nothing.
@@ -106,20 +120,18 @@ class SeverityView(View, ABC):
 
     @abstractmethod
     def perturb(
-        self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
-    ) -> list[Sample]:
-        """Return ``image`` at each severity, all from *one* draw, so that a sweep is nested along its severities.
+        self, source: Source, *, framing: Frame, severities: Sequence[float], rng: np.random.Generator
+    ) -> list[Made]:
+        """Return ``source`` at each severity, all from *one* draw, so that a sweep is nested along its severities.
 
         Raises:
             UserError: a severity is out of range.
         """
 
 
-class PairView(View, ABC):
-    """A view that yields two random versions of one image, to be compared with each other (or trained on)."""
+class PairView(View, ABC, Generic[Source, Frame, Made]):
+    """A view that yields two random versions of one image (or text), to be compared with each other (or trained on)."""
 
     @abstractmethod
-    def pair(
-        self, image: Image.Image, *, framing: Framing, rng: np.random.Generator
-    ) -> tuple[Sample, Sample]:
-        """Return two random views of ``image``."""
+    def pair(self, source: Source, *, framing: Frame, rng: np.random.Generator) -> tuple[Made, Made]:
+        """Return two random views of ``source``."""

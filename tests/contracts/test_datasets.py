@@ -1,4 +1,4 @@
-"""What holds for every data set of the catalog; a new one is tested the moment its file exists."""
+"""What holds for every data set of images of the catalog; a new one is tested the moment its file exists."""
 
 import pickle
 from pathlib import Path
@@ -10,9 +10,10 @@ from moeprobe.catalog import DATA
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from tests.data.making import location_of
+from tests.mediums import IMAGE_DATA
 
 
-@pytest.fixture(scope="module", params=DATA.names())
+@pytest.fixture(scope="module", params=IMAGE_DATA)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str | None]:
     """Return the name of a data set and the location of a small instance with the splits train, val and test."""
     folder: Path = tmp_path_factory.mktemp(request.param)

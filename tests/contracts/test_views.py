@@ -1,4 +1,4 @@
-"""What every view must keep, whichever it is: the list of tests is the catalog."""
+"""What every view of images must keep, whichever it is: the list of tests is the catalog."""
 
 import dataclasses
 import pickle
@@ -12,13 +12,14 @@ from moeprobe import catalog
 from moeprobe.errors import UserError
 from moeprobe.seeds import generator
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView, View
+from tests.mediums import IMAGE_VIEWS
 
 SIZE = 32
 FRAMINGS = [Framing(SIZE), Framing(SIZE, crop_fraction=0.875)]
 # As large as the frame, smaller, larger, elongated, and hardly an image at all (width, height).
 SOURCES = [(32, 32), (20, 11), (120, 90), (300, 40), (9, 200), (1, 1), (1, 5)]
 
-VIEWS: dict[str, View] = {name: catalog.VIEWS.get(name)() for name in catalog.VIEWS.names()}
+VIEWS: dict[str, View] = {name: catalog.VIEWS.get(name)() for name in IMAGE_VIEWS}
 SWEEPS = {name: view for name, view in VIEWS.items() if isinstance(view, SeverityView)}
 EVERY = pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 EVERY_SWEEP = pytest.mark.parametrize("view", SWEEPS.values(), ids=SWEEPS)

@@ -15,6 +15,7 @@ from moeprobe.views._geometric import GEOMETRIC
 from moeprobe.views._resample import render
 from moeprobe.views.base import Framing, PairView, Sample, SeverityView, View, to_tensor
 from moeprobe.views.randaugment import OPERATIONS, Randaugment
+from tests.mediums import IMAGE_VIEWS
 from tests.views.dots import SIZE, Count, centroid, follow, picture, redness
 
 # A cutout may hide half a dot, whose centre is then elsewhere; it is looked at in test_randaugment.
@@ -48,7 +49,7 @@ def follow_view(view: View, *, draws: int) -> Count:
     return count
 
 
-@pytest.mark.parametrize("name", catalog.VIEWS.names())
+@pytest.mark.parametrize("name", IMAGE_VIEWS)
 def test_dots_of_every_view(name: str) -> None:
     count = follow_view(catalog.VIEWS.get(name)(**OPTIONS.get(name, {})), draws=40)
     count.check(at_least=80)

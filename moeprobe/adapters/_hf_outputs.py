@@ -1,0 +1,293 @@
+"""What the outputs of a foreign router say: its logits, its own choice, and its weights.
+
+Nothing here knows a family of models by name. The library says which of a router's outputs are its logits; the rest is
+told by form, once, from a pass over a fixed sequence of tokens:
+
+* *indices*: whole numbers ``(N, K)`` beside weights of the same shape, of the router itself or handed to the experts;
+* *dense*: a weight or a mark ``(N, E)`` for each expert, 0 where it did not get the token;
+* *sorted*: the choices sorted by expert: a permutation of N·K places, and how many each expert got.
+
+The choice is never computed anew where the router says it: biases and groups would be missed.
+
+Axes: N tokens of a batch (texts one after the other), E experts, K choices.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Of a router whose weights are in proportion to one of these, its gates are that function of the logits.
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits: logits.softmax(-1),
+    "probabilities": lambda logits: logits,
+    "sigmoid": lambda logits: logits.sigmoid(),
+    "sqrt_softplus": lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+}
+# Weights may have been rounded to bfloat16.
+_TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True)
+class Fired:
+    """One firing of a router.
+
+    Attributes:
+        outputs: of the router, a tuple in any case.
+        inputs: tensors that it got besides the tokens.
+        experts: what its experts were called with, if it has some beside it.
+    """
+
+    outputs: tuple[Any, ...]
+    inputs: tuple[Tensor, ...] = ()
+    experts: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen: experts ``(N, K)``, -1 = none; what was processed ``(N, K)``; weights ``(N, K)`` if given."""
+
+    selected: Tensor
+    processed: Tensor
+    weights: Tensor | None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How one router's outputs are read.
+
+    Attributes:
+        logits_at: which output are its logits.
+        form: indices, experts (indices handed to the experts), dense or sorted.
+        top_k: K.
+        num_experts: E.
+        gate: which function of the logits its gates are; "weights": none that is known, so its weights themselves.
+        bias: ``(E,)`` what is added to the gates before the choice, None = nothing.
+    """
+
+    logits_at: int
+    form: str
+    top_k: int
+    num_experts: int
+    gate: str = "weights"
+    bias: Tensor | None = None
+
+    @property
+    def gates_sum_to_one(self) -> bool:
+        """Whether a token's gates are a distribution over the experts."""
+        return self.gate in ("softmax", "probabilities")
+
+    def logits(self, fired: Fired) -> Tensor:
+        """Return the logits ``(N, E)`` in float32."""
+        found: Tensor = fired.outputs[self.logits_at]
+        return found.reshape(-1, self.num_experts).float()
+
+    def choice(self, fired: Fired) -> Choice:
+        """Return the router's own choice."""
+        logits = self.logits(fired)
+        return _FORMS[self.form](fired, logits, self.logits_at, self.top_k)
+
+    def gates(self, logits: Tensor, choice: Choice) -> Tensor:
+        """Return the gates ``(N, E)``."""
+        if self.gate != "weights":
+            return _GATES[self.gate](logits)
+        weights = choice.processed.float() if choice.weights is None else choice.weights.float()
+        return torch.zeros_like(logits).scatter_add(1, choice.selected.long().clamp_min(0), weights)
+
+    def scores(self, logits: Tensor, gates: Tensor) -> Tensor | None:
+        """Return what the choice is read off ``(N, E)``; None where that is the gates."""
+        if self.gate == "weights":
+            return logits
+        return None if self.bias is None else gates + self.bias.float().reshape(-1)
+
+
+def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Reader | None:
+    """Return how a router is read, learnt from one firing; None where it does not say what it chose.
+
+    ``candidates`` are its parameters and buffers, of which one may be a bias of the choice.
+    """
+    found = fired.outputs[logits_at]
+    if not isinstance(found, Tensor) or found.ndim < 2:
+        return None
+    num_experts = found.shape[-1]
+    logits = found.reshape(-1, num_experts).float()
+    sizes = {form: top_k(fired, len(logits), num_experts, logits_at) for form, top_k in _TOP_K.items()}
+    form = next((form for form in _FORMS if sizes[form]), None)
+    if form is None:
+        return None
+    top_k = sizes[form]
+    choice = _FORMS[form](fired, logits, logits_at, top_k)
+    gate = _gate(logits, choice)
+    bias = None if gate == "weights" else _bias(_GATES[gate](logits), choice, [*candidates, *fired.inputs])
+    return Reader(logits_at, form, top_k, num_experts, gate, bias)
+
+
+def _gate(logits: Tensor, choice: Choice) -> str:
+    """Return the function of the logits that the weights are in proportion to, token by token; or "weights"."""
+    if choice.weights is None:
+        return "weights"
+    there = choice.processed.all(1)
+    weights, selected = choice.weights[there].float(), choice.selected[there].long().clamp_min(0)
+    errors = {}
+    for name, function in _GATES.items():
+        values = function(logits[there]).gather(1, selected)
+        if name == "probabilities" and not torch.allclose(
+            logits.sum(-1), torch.ones(()).to(logits), atol=1e-3
+        ):
+            continue
+        ratio = weights / values.clamp_min(1e-12)
+        # A single weight is in proportion to anything: it must be the gate itself.
+        middle = ratio.mean(1, keepdim=True) if choice.selected.shape[1] > 1 else torch.ones_like(ratio)
+        errors[name] = float((ratio / middle - 1).abs().mean()) if len(ratio) else float("inf")
+    best = min(errors, key=lambda name: errors[name])
+    return best if errors[best] < _TOLERANCE else "weights"
+
+
+def _bias(gates: Tensor, choice: Choice, candidates: Sequence[Tensor]) -> Tensor | None:
+    """Return which candidate ``(E,)``, added to the gates, explains more of the choice than the gates alone do.
+
+    Of a choice within groups no scores explain all.
+    """
+    chosen = choice.selected.long()
+
+    def explained(scores: Tensor) -> float:
+        best = scores.topk(chosen.shape[1]).indices
+        return float((best[:, :, None] == chosen[:, None]).any(-1).float().mean())
+
+    best, most = None, explained(gates)
+    for candidate in candidates:
+        if candidate.is_floating_point() and candidate.numel() == gates.shape[1] and most < 1:
+            share = explained(gates + candidate.float().reshape(-1))
+            if share > most:
+                best, most = candidate, share
+    return best
+
+
+def _tensors(values: Sequence[Any], *, skip: int | None = None) -> list[Tensor]:
+    return [value for place, value in enumerate(values) if isinstance(value, Tensor) and place != skip]
+
+
+def _rows(values: Sequence[Tensor], num_tokens: int) -> list[Tensor]:
+    """Return those with a row for each token, as ``(N, ...)``."""
+    return [
+        value.reshape(num_tokens, value.shape[-1])
+        for value in values
+        if value.ndim >= 2 and value.shape[-1] and value.numel() == num_tokens * value.shape[-1]
+    ]
+
+
+def _find_indices(
+    values: Sequence[Tensor], num_tokens: int, num_experts: int
+) -> tuple[Tensor, Tensor] | None:
+    """Return indices and weights ``(N, K)`` among outputs, None if there are none."""
+    rows = _rows(values, num_tokens)
+    for index in rows:
+        if index.is_floating_point() or index.dtype == torch.bool or index.shape[1] > num_experts:
+            continue
+        whole = index.shape[1] == num_experts
+        if whole and not (index.sort(-1).values == torch.arange(num_experts, device=index.device)).all():
+            continue  # marks, not numbers
+        for weights in rows:
+            if weights.is_floating_point() and weights.shape == index.shape:
+                return index, weights
+    return None
+
+
+def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> tuple[Tensor, bool] | None:
+    """Return what each expert got of each token ``(N, E)``, and whether that is a weight and not a mark."""
+    wide = [value for value in _rows(values, num_tokens) if value.shape[1] == num_experts]
+    for value in sorted(wide, key=lambda value: not value.is_floating_point()):
+        if bool((value >= 0).all()) and bool((value == 0).any()):
+            return value, value.is_floating_point()
+    return None
+
+
+def _of_indices(found: tuple[Tensor, Tensor]) -> Choice:
+    index, weights = found
+    # What weighs exactly nothing is no choice: "no expert" is told so.
+    chosen = weights != 0
+    return Choice(index.where(chosen, -1), chosen, weights)
+
+
+def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+    found = _find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    assert found is not None
+    return _of_indices(found)
+
+
+def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+    found = _find_indices(_tensors(fired.experts), *logits.shape)
+    assert found is not None
+    return _of_indices(found)
+
+
+def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+    found = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    if found is None:  # every token went to all experts
+        found = torch.ones_like(logits), False
+    got, weighted = found
+    selected = logits.topk(top_k).indices
+    processed = got.gather(1, selected) != 0
+    if weighted:
+        return Choice(selected, processed, got.gather(1, selected))
+    single = [value for value in _rows(_tensors(fired.outputs), len(logits)) if value.shape[1] == top_k]
+    return Choice(selected, processed, next((value for value in single if value.is_floating_point()), None))
+
+
+def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+    order, counts = _find_sorted(fired, *logits.shape)
+    experts = torch.arange(logits.shape[1], device=order.device)
+    flat = torch.empty_like(order)
+    flat[order] = experts.repeat_interleave(torch.tensor(counts, device=order.device))
+    selected = flat.reshape(len(logits), top_k)
+    weights = [
+        value
+        for value in _tensors(fired.outputs)
+        if value.is_floating_point() and value.ndim == 1 and len(value) == len(order)
+    ]
+    unsorted = None
+    if weights:
+        unsorted = torch.empty_like(weights[0])
+        unsorted[order] = weights[0]
+        unsorted = unsorted.reshape(selected.shape)
+    return Choice(selected, torch.ones_like(selected, dtype=torch.bool), unsorted)
+
+
+def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tensor, list[int]]:
+    """Return the permutation of the choices ``(N·K,)`` and the experts' counts; both empty where there are none."""
+    for counts in fired.outputs:
+        if isinstance(counts, list) and len(counts) == num_experts and sum(counts) % num_tokens == 0:
+            for order in _tensors(fired.outputs):
+                whole = order.ndim == 1 and not order.is_floating_point() and len(order) == sum(counts)
+                if whole and bool(
+                    (order.sort().values == torch.arange(len(order), device=order.device)).all()
+                ):
+                    return order, counts
+    return torch.zeros(0, dtype=torch.int64), []
+
+
+def _k_of_indices(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
+    found = _find_indices(values, num_tokens, num_experts)
+    return 0 if found is None else found[0].shape[1]
+
+
+def _k_of_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
+    found = _find_dense(values, num_tokens, num_experts)
+    return 0 if found is None else int((found[0] != 0).sum(-1).max())
+
+
+_FORMS: dict[str, Callable[[Fired, Tensor, int, int], Choice]] = {
+    "indices": _indices,
+    "dense": _dense,
+    "sorted": _sorted,
+    "experts": _experts,
+}
+# Form -> K, 0 where the outputs do not have it.
+_TOP_K: dict[str, Callable[[Fired, int, int, int], int]] = {
+    "indices": lambda fired, n, e, at: _k_of_indices(_tensors(fired.outputs, skip=at), n, e),
+    "dense": lambda fired, n, e, at: _k_of_dense(_tensors(fired.outputs, skip=at), n, e),
+    "sorted": lambda fired, n, e, at: len(_find_sorted(fired, n, e)[0]) // n,
+    "experts": lambda fired, n, e, at: _k_of_indices(_tensors(fired.experts), n, e),
+}

@@ -1,0 +1,70 @@
+"""Which tokens of a reference and a view show the same thing: patches by geometry, tokens of texts by alignment.
+
+Axes: B images or texts, P patches, J pairs of tokens.
+"""
+
+import numpy as np
+import torch
+
+from moeprobe import geometry, regions
+from moeprobe.analyses.base import LayerPair
+from moeprobe.batches import Batch
+from moeprobe.geometry import Correspondence
+from moeprobe.probes import Probe
+from moeprobe.routing import LayerRouting
+from moeprobe.text_batches import TextBatch
+
+
+def pair_up(
+    probe: Probe, batch: Batch | TextBatch, reference: LayerRouting, view: LayerRouting, shown: int
+) -> LayerPair:
+    """Return one layer's routing of view 0 and view ``shown`` of a batch, with the tokens that correspond."""
+    aligned = shown == 0 or (probe.view is not None and probe.view.aligned)
+    if isinstance(batch, TextBatch):
+        return _texts(batch, reference, view, shown, aligned=aligned)
+    return _images(batch, reference, view, shown, aligned=aligned)
+
+
+def _texts(
+    batch: TextBatch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+) -> LayerPair:
+    one, other = (batch.places(), batch.places()) if aligned else batch.partners(shown)
+    first, second = (torch.from_numpy(side).to(view.gates.device) for side in (one, other))
+    return LayerPair(reference, view, first, second, aligned=aligned)
+
+
+def _images(
+    batch: Batch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+) -> LayerPair:
+    assert view.grid is not None
+    device = view.gates.device
+    shows = (
+        None
+        if batch.foreground is None
+        else [regions.regions(batch.foreground[v], view.grid) for v in (0, shown)]
+    )
+    if aligned:
+        region = None if shows is None else torch.from_numpy(shows[0]).to(device)
+        patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
+        return LayerPair(reference, view, patches, patches, aligned=True, region=region)
+    pairs: Correspondence = geometry.correspond(
+        batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
+    )
+    reference_patch, view_patch = (
+        torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
+    )
+    region = None
+    if shows is not None:
+        # A slot is a patch of view 1: the one whose centre was mapped.
+        slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
+        own = np.where(pairs.view_first[:, None], shows[1], shows[0])
+        region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)
+    return LayerPair(
+        reference,
+        view,
+        reference_patch,
+        view_patch,
+        aligned=False,
+        view_first=torch.from_numpy(pairs.view_first).to(device),
+        region=region,
+    )
