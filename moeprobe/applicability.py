@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from moeprobe.analyses.base import Analysis, LayerAnalysis
 from moeprobe.errors import UserError
+from moeprobe.medium import IMAGE
 from moeprobe.probes import Checkpoint
 from moeprobe.routing import LayerRouting
 
@@ -35,6 +36,15 @@ def check_applies(
         raise UserError(
             f"Nothing that {kind} measures exists in {names} ({routers}); choose another command."
         )
+
+
+def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
+    """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
+    for model in models:
+        if model.framing.medium is not IMAGE:
+            raise UserError(
+                f"{model.name} reads {model.framing.medium.plural}, which have no patches, so {consequence}."
+            )
 
 
 def gives_scores(model: Checkpoint) -> bool:

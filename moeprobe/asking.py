@@ -144,15 +144,6 @@ def _check_medium(
         )
 
 
-def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
-    """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
-    for model in models:
-        if model.framing.medium is not IMAGE:
-            raise UserError(
-                f"{model.name} reads {model.framing.medium.plural}, which have no patches, so {consequence}."
-            )
-
-
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
     """Return the analyses called so; ``class_null`` concerns matches."""
     return tuple(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.analyses.correspond import correspond as pair_up
-from moeprobe.asking import check_images
+from moeprobe.applicability import check_images
 from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid

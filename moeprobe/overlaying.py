@@ -10,7 +10,8 @@ import pandas as pd
 
 from moeprobe import exhibits
 from moeprobe.analyses.overlay import Overlay
-from moeprobe.asking import check_images, make_probe, make_request
+from moeprobe.applicability import check_images
+from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
 from moeprobe.palette import colours

@@ -10,7 +10,8 @@ import pyarrow as pa
 from moeprobe import neighbours, sweeps
 from moeprobe.analyses._contagion import Contagion
 from moeprobe.analyses.batch_contagion import BatchContagion
-from moeprobe.asking import check_images, make_probe, make_request
+from moeprobe.applicability import check_images
+from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, Options, choose_data, load_models
 from moeprobe.neighbours import Exchange

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe import recording
-from moeprobe.applicability import glance
-from moeprobe.asking import check_images, make_probe, make_request
+from moeprobe.applicability import check_images, glance
+from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.files import whole_folder
 from moeprobe.formats.trace import FORMAT, VERSION
