@@ -330,10 +330,11 @@ def test_a_hooked_vmoe_gives_the_table_of_its_own_adapter() -> None:
     loaded = api.wrap(hooked, name="tiny")
     as_own = api.Checkpoint("tiny", own, loaded.framing, loaded.class_names)
     tables = [
-        api.noise_sweep([model], sigmas=[0.2], data="digits", limit=24).table for model in (as_own, loaded)
+        api.noise_sweep([model], sigmas=[0.2], data="digits", limit=24, layers=("blocks.3",)).table
+        for model in (as_own, loaded)
     ]
     for table in tables:
-        assert len(table) > 200
+        assert len(table) > 100
         assert {"top1_match_kappa", "gate_highest", "accuracy"} <= set(table["metric"])
     same = [column for column in tables[0] if column not in ("value", "ci_low", "ci_high", "router")]
     assert tables[0][same].equals(tables[1][same])
