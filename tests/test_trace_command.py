@@ -40,24 +40,16 @@ def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path
 
 
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
-    for name in ("baseline", "prc"):
-        out = tmp_path / name
-        result = run(
-            "analyze-trace", *sorted((recorded / name).iterdir()), "--layers", "blocks.3", "--out", out
-        )
-        assert result.exit_code == 0, result.output
-        assert "Recorded routing: blocks.3, patches" in result.output
-        assert "20 images of digits test" in result.output
-        assert {path.name for path in out.iterdir()} == {
-            "run.json", "table.csv", "table.json", "images.parquet", "figures",
-        }  # fmt: skip
-        assert {path.name for path in (out / "figures").iterdir()} == {"routing.png", "routing.svg"}
-    compared = run("compare", tmp_path / "baseline", tmp_path / "prc", "--json")
-    assert compared.exit_code == 0, compared.output
-    found = pd.DataFrame(json.loads(compared.stdout)["comparison"])
-    assert {"top1_match_kappa", "gate_highest"} <= set(found["metric"])
-    assert "position" in set(found["null"])
-    report = run("report", tmp_path / "baseline", "--out", tmp_path / "report")
+    out = tmp_path / "prc"
+    result = run("analyze-trace", *sorted((recorded / "prc").iterdir()), "--layers", "blocks.3", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "Recorded routing: blocks.3, patches" in result.output
+    assert "20 images of digits test" in result.output
+    assert {path.name for path in out.iterdir()} == {
+        "run.json", "table.csv", "table.json", "images.parquet", "figures",
+    }  # fmt: skip
+    assert {path.name for path in (out / "figures").iterdir()} == {"routing.png", "routing.svg"}
+    report = run("report", out, "--out", tmp_path / "report")
     assert report.exit_code == 0, report.output
     assert "Recorded routing: gaussian_noise" in (tmp_path / "report" / "report.md").read_text()
     assert "holds no images.parquet" in refused("compare", recorded)
@@ -66,12 +58,12 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
 def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
     files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
     out = tmp_path / "two"
-    result = run("analyze-trace", *files, "--out", out)
+    result = run("analyze-trace", *files, "--layers", "blocks.3", "--out", out)
     assert result.exit_code == 0, result.output
     for words in ("prc clean", "prc gaussian_noise 0.3", "top-1 match", "highest gate"):
         assert words in result.output
     assert {path.stem for path in (out / "figures").iterdir()} == {"match-ratio", "confidence"}
-    alone = json.loads(run("analyze-trace", files[0], "--json").stdout)
+    alone = json.loads(run("analyze-trace", files[0], "--layers", "blocks.1", "--json").stdout)
     assert {row["metric"] for row in alone["table"]} == {
         "gate_highest", "gate_second", "gate_rest", "gate_margin", "load_entropy", "unserved",
     }  # fmt: skip
