@@ -3,6 +3,8 @@
 Families are found by what their modules say, not by a list. A configuration is made small by the names of its sizes.
 """
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,24 @@ def recorded() -> list[str]:
     root = Path(transformers.__file__).parent / "models"
     modules = (path for path in root.glob("*/modeling_*.py") if '"router_logits":' in path.read_text("utf-8"))
     return sorted({path.parent.name for path in modules})
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """One family of each kind of router: many families share the very code of theirs."""
+    import transformers
+
+    found: dict[str, str] = {}
+    for name in names:
+        code = (Path(transformers.__file__).parent / "models" / name / f"modeling_{name}.py").read_text(
+            "utf-8"
+        )
+        recorded = re.findall(r'"router_logits": \[?OutputRecorder\((\w+)', code)
+        forwards = [
+            re.search(rf"^class {router}\b.*?(    def forward.*?)(?=^class |^def |^@|\Z)", code, re.M | re.S)
+            for router in recorded
+        ]
+        found.setdefault("\n".join(forward[1] for forward in forwards if forward), name)
+    return sorted(found.values())
 
 
 def small(family: str, **changes: Any) -> Any:
