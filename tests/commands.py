@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from moeprobe.cli._app import app
@@ -21,6 +24,14 @@ def shell(*arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]
     """Run a command in a process of its own, as a shell does."""
     command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+@contextmanager
+def without_pictures() -> Iterator[None]:
+    """Figures are laid out of their tables, and not written: that takes longer than many a probe."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moeprobe.figures.save", lambda *_, **__: [])
+        yield
 
 
 def sentence(result: Result | subprocess.CompletedProcess[str]) -> str:

@@ -28,6 +28,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     )
 
 
+@pytest.fixture
+def unpictured() -> Iterator[None]:
+    """For what is not about the files of figures."""
+    from tests.commands import without_pictures
+
+    with without_pictures():
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two checkpoints of a few steps on digits: ``baseline`` and ``prc``, which differ in their objective."""

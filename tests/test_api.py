@@ -1,12 +1,14 @@
 """The library as a notebook calls it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from moeprobe import api, demo
+from moeprobe.data.digits import Digits
 from moeprobe.errors import UserError
 
 Trained = dict[str, Path]
@@ -90,12 +92,19 @@ def test_a_parameter_that_a_view_does_not_have() -> None:
 
 
 @pytest.mark.slow
-def test_demo_writes_everything(tmp_path: Path) -> None:
-    """The demonstration in small: three steps of training, then all analyses."""
+def test_demo_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demonstration in small: three steps of training, then all analyses of 40 images."""
+    made = Digits.__init__
+
+    def few(self: Digits, **named: Any) -> None:
+        made(self, **named)
+        self.image_ids, self._labels = self.image_ids[:40], self._labels[:40]
+
+    monkeypatch.setattr(Digits, "__init__", few)
     found = demo.run(
         checkpoints=tmp_path / "checkpoints",
         reports=tmp_path / "reports" / "demo",
-        overrides=("steps=3", "epochs=null", "schedule.warmup_steps=1"),
+        overrides=("steps=3", "epochs=null", "batch_size=8", "schedule.warmup_steps=1"),
         device="cpu",
     )
     folders = {path.name for path in found.reports.iterdir()}

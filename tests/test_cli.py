@@ -1,6 +1,7 @@
 """The command line as a user meets it: results, files, exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from moeprobe.tables import COLUMNS, FLOORS
-from tests.commands import Trained, run, sentence, shell
+from tests.commands import Trained, refused, run, sentence, shell
 
 
 def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
@@ -226,33 +227,35 @@ def test_exit_codes_and_streams(trained: Trained) -> None:
     good = shell("eval", trained["prc"], "--limit", 20, "--json")
     assert (good.returncode, good.stderr) == (0, "")
     assert json.loads(good.stdout)["table"]
-    bad = shell("eval", "nowhere")
+    bad = shell("list", "nowhere")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert "nowhere" in sentence(bad)
     assert shell("eval", "--no-such-option").returncode == 2
+    assert "nowhere" in refused("eval", "nowhere")
 
 
-def test_a_closed_pipe_is_no_error(trained: Trained) -> None:
-    command = f"{sys.executable} -m moeprobe match-ratio {trained['prc']} --limit 20 | head -n 1"
-    result = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
-    )
-    assert "Traceback" not in result.stderr
-    assert result.returncode == 0, result.stderr
+def test_a_closed_pipe_is_no_error() -> None:
+    """Nobody reads, from the first line on."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "moeprobe", "list", "configs"]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_help_is_quick() -> None:
-    """A quarter of the time of importing torch, best of three of each, in turns."""
-    times: dict[str, list[float]] = {"help": [], "torch": []}
-    for _ in range(3):
-        for name, code in (
-            ("help", "import sys; sys.argv = ['moeprobe', '--help']; import moeprobe.__main__"),
-            ("torch", "import torch"),
-        ):
-            begun = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-            times[name].append(time.perf_counter() - begun)
-    assert min(times["help"]) < min(times["torch"]) / 4, times
+    """A quarter of the time of importing torch; best of three, with torch between them."""
+    help_, torch_ = (
+        "import sys; sys.argv = ['moeprobe', '--help']; import moeprobe.__main__",
+        "import torch",
+    )
+    times: dict[str, list[float]] = {help_: [], torch_: []}
+    for code in (help_, torch_, help_, help_):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        times[code].append(time.perf_counter() - begun)
+    assert min(times[help_]) < min(times[torch_]) / 4, times
 
 
 def test_package_runs_as_a_module() -> None:

@@ -169,6 +169,7 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         assert ", top1_match, " in said and "load_entropy, " not in said
 
 
+@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize(
     ("probe", "more", "metrics"),
     [
@@ -202,6 +203,7 @@ def test_at_severity_0_both_are_the_clean_image(trained: Trained) -> None:
     assert set(rows["family_cells"]) == {2}, "what cannot differ is no cell of the family"
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_what_was_interrupted_goes_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +227,7 @@ def test_what_was_interrupted_goes_on(
     assert run(*arguments, "--overwrite").exit_code == 0
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_runs_that_were_not_asked_the_same(trained: Trained, probed: dict[str, Path], tmp_path: Path) -> None:
     other = tmp_path / "seed"
     assert run("match-ratio", trained["prc"], *QUICK, "--seed", 1, "--out", other).exit_code == 0
@@ -237,6 +240,7 @@ def test_runs_that_were_not_asked_the_same(trained: Trained, probed: dict[str, P
     )
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_path: Path) -> None:
     both, one = probed["both"], probed["one"]
     assert "at least two checkpoints" in refused("compare", one)

@@ -18,7 +18,7 @@ from moeprobe.report.reading import read_runs
 from moeprobe.report.summary import findings, headline_table
 from moeprobe.tables import COLUMNS
 from moeprobe.wording import interval
-from tests.commands import Trained, refused, run, shell
+from tests.commands import Trained, refused, run
 from tests.routings import checkpoint
 
 QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
@@ -26,10 +26,10 @@ QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
 
 @pytest.fixture(scope="module")
 def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two checkpoints, made in a process of its own."""
+    """A run of two checkpoints."""
     out = tmp_path_factory.mktemp("fewshot") / "run"
-    result = shell("fewshot", *trained.values(), *QUICK, "--out", out)
-    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    result = run("fewshot", *trained.values(), *QUICK, "--out", out)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     for name in ("table.csv", "comparison.csv", "images.parquet", "figures/fewshot.png"):
         assert name in result.stdout
     assert "40 images of digits test; [low, high]: 95 % bootstrap" in result.stdout

@@ -14,10 +14,11 @@ from moeprobe.probes import Checkpoint
 from moeprobe.report import report
 from moeprobe.tables import FLOORS
 from moeprobe.views.base import Framing
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, refused, run, without_pictures
 from tests.routings import tiny
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "shapes"
     run("match-ratio", *trained.values(), "--data", "shapes:32", "--limit", 30, "--out", out)
@@ -29,31 +30,43 @@ def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path
     )
 
 
-def test_the_noise_floor_is_no_result(trained: Trained, tmp_path: Path) -> None:
-    out = tmp_path / "noise"
-    run("noise-sweep", *trained.values(), "--sigmas", "0,0.2", "--limit", 24, "--out", out)
-    assert set(pd.read_csv(out / "table.csv")["view"]) == {"gaussian_noise", *FLOORS}
-    assert set(pd.read_csv(out / "comparison.csv")["view"]) == {"gaussian_noise"}
-    document = report([out])
+@pytest.fixture(scope="module")
+def swept(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A noise sweep of both checkpoints, with its attribution."""
+    out = tmp_path_factory.mktemp("interplay") / "noise"
+    with without_pictures():
+        result = run(
+            "noise-sweep", *trained.values(), "--sigmas", "0,0.2", "--attribute", "--limit", 24, "--out", out
+        )
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@pytest.fixture(scope="module")
+def jumped(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both checkpoints followed along a little noise."""
+    out = tmp_path_factory.mktemp("interplay") / "jumps"
+    with without_pictures():
+        result = run("discontinuity", *trained.values(), "--until", 0.05, "--limit", 20, "--out", out)
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_the_noise_floor_is_no_result(swept: Path) -> None:
+    assert set(pd.read_csv(swept / "table.csv")["view"]) == {"gaussian_noise", *FLOORS}
+    assert set(pd.read_csv(swept / "comparison.csv")["view"]) == {"gaussian_noise"}
+    document = report([swept])
     short = document.markdown.split("## Provenance", maxsplit=1)[0]
     lines = [line for line in short.splitlines() if line.startswith(("| baseline |", "| prc |"))]
     assert lines and all(line.split("|")[2].strip() for line in lines), "a line without a severity"
 
 
-def test_a_report_tells_of_jumps_switching_and_s(trained: Trained, tmp_path: Path) -> None:
-    runs = [tmp_path / name for name in ("noise", "s", "jumps")]
-    for out, command in zip(
-        runs,
-        (
-            ("noise-sweep", "--sigmas", "0,0.2", "--attribute"),
-            ("s-matrix",),
-            ("discontinuity", "--until", "0.05"),
-        ),
-        strict=True,
-    ):
-        result = run(command[0], *trained.values(), *command[1:], "--limit", 20, "--out", out)
-        assert result.exit_code == 0, result.output
-    document = report(runs)
+def test_a_report_tells_of_jumps_switching_and_s(
+    trained: Trained, swept: Path, jumped: Path, tmp_path: Path
+) -> None:
+    result = run("s-matrix", *trained.values(), "--limit", 20, "--out", tmp_path / "s")
+    assert result.exit_code == 0, result.output
+    document = report([swept, tmp_path / "s", jumped])
     said = document.markdown.split("**Headline numbers**", maxsplit=1)[0]
     for words in (
         "due to switching experts",
@@ -64,7 +77,7 @@ def test_a_report_tells_of_jumps_switching_and_s(trained: Trained, tmp_path: Pat
         assert words in said, words
     assert "the only of the run" not in said
     row = document.headlines.query("metric == 'class_probability_switching'").iloc[0]
-    table = pd.read_csv(runs[0] / "table.csv").query(
+    table = pd.read_csv(swept / "table.csv").query(
         "metric == 'class_probability_switching' and severity == 0.2"
     )
     assert row["value"] in set(table["value"])
@@ -139,13 +152,9 @@ def test_what_cannot_be_judged_does_not_pass(trained: Trained) -> None:
                            "--probe", "eval", "--fail-if-worse", "accuracy", "--limit", 60).output  # fmt: skip
 
 
-def test_jumps_are_compared_without_a_margin_of_shares(trained: Trained, tmp_path: Path) -> None:
-    runs = []
-    for name, folder in trained.items():
-        runs.append(tmp_path / name)
-        assert run("discontinuity", folder, "--limit", 20, "--until", 0.05, "--out", runs[-1]).exit_code == 0
+def test_jumps_are_compared_without_a_margin_of_shares(jumped: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
-    result = run("compare", *runs, "--out", out)
+    result = run("compare", jumped, "--out", out)
     assert result.exit_code == 0, result.output
     assert "switches" in result.output
     table = pd.read_csv(out / "comparison.csv")

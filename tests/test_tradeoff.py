@@ -22,7 +22,7 @@ from moeprobe.tables import COLUMNS
 from moeprobe.tradeoff import TradeoffWatcher
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.training.loop import Trainer
-from tests.commands import Trained, refused, run, shell
+from tests.commands import Trained, refused, run
 
 SWEEP = """
 base: digits-baseline
@@ -56,11 +56,13 @@ def sweep_file(folder: Path, text: str = SWEEP) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``small.yaml``, ``checkpoints/small/`` and ``out/``, made by a command of its own."""
+    """A folder with ``small.yaml``, ``checkpoints/small/`` and ``out/``."""
     folder = tmp_path_factory.mktemp("tradeoff")
     sweep_file(folder)
-    made = shell("tradeoff", "small.yaml", "--out", "out", "--device", "cpu", cwd=folder)
-    assert made.returncode == 0, made.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = run("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
+    assert made.exit_code == 0, made.output
     assert "4 cells: 4 trained" in made.stdout and "24 images" in made.stdout
     return folder
 

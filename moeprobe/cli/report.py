@@ -63,7 +63,7 @@ def _screen(table: "Table", width: int) -> "list[Screen]":
 
     shown = Screen(title=table.caption, title_justify="left", title_style="bold")
     for number, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if table.is_numeric(number) else "left")
+        shown.add_column(column, justify="right" if table.numeric_columns[number] else "left")
     for row in table.rows:
         shown.add_row(*(f"{cell.text} {cell.between}".rstrip() for cell in row))
     return fit(shown, keys=2, width=width)

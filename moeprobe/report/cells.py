@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -36,10 +37,11 @@ class Table:
     note: str = ""
     folded: bool = False
 
-    def is_numeric(self, column: int) -> bool:
-        """Whether a column holds numbers, so that its heading stands over them."""
-        cells = [row[column] for row in self.rows if row[column].text]
-        return bool(cells) and all(cell.numeric for cell in cells)
+    @cached_property
+    def numeric_columns(self) -> Sequence[bool]:
+        """Whether each column holds numbers, so that its heading stands over them; every cell asks for it."""
+        filled = ([row[i] for row in self.rows if row[i].text] for i in range(len(self.columns)))
+        return [bool(cells) and all(cell.numeric for cell in cells) for cells in filled]
 
     @property
     def is_wide(self) -> bool:

@@ -5,9 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.commands import refused, run
 
 CONFIG = """
 data: digits
@@ -16,35 +20,40 @@ objective: {name: prc}
 optimizer: {name: adamw, learning_rate: 1e-3, clip_norm: 1.0}
 schedule: {name: cosine, warmup_steps: 5}
 batch_size: 16
-steps: 300
-evaluate_every: 30
+steps: 60
+evaluate_every: 6
 """
 PATIENCE = 120
 
 
-def command(folder: Path, *more: str) -> list[str]:
+def train(folder: Path, *more: str) -> list[str]:
     config = folder.parent / "small.yaml"
     config.write_text(CONFIG)
-    return [
-        sys.executable,
-        "-m",
-        "moeprobe",
-        "train",
-        "--config",
-        str(config),
-        "--folder",
-        str(folder),
-        *more,
-    ]
+    return ["train", "--config", str(config), "--folder", str(folder), "--device", "cpu", *more]
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    """Train in a process of its own, on one thread."""
+    command = [sys.executable, "-m", "moeprobe", *train(folder, *more)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums of several threads round otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_ctrl_c_and_resume(tmp_path: Path) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    """Two processes, one cut short and one that goes on, end where a run of this process ends."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run(command(whole), check=True, capture_output=True, env=environment, timeout=PATIENCE)
-
-    running = subprocess.Popen(command(cut), stderr=subprocess.PIPE, text=True, env=environment)
+    running = start(cut)
     deadline = time.monotonic() + PATIENCE
     while not (cut / "metrics.csv").exists() and time.monotonic() < deadline:
         assert running.poll() is None
@@ -58,18 +67,11 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     lines = len((cut / "metrics.csv").read_text().splitlines())
     assert 1 < lines < 11, "the run was interrupted too late to tell"
 
-    resumed = subprocess.run(
-        command(cut, "--resume"),
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=PATIENCE,
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    resuming = start(cut, "--resume")
+    uninterrupted = run(*train(whole))
+    assert uninterrupted.exit_code == 0, uninterrupted.output
+    _, errors = resuming.communicate(timeout=PATIENCE)
+    assert resuming.returncode == 0, errors
     for name in ("last.safetensors", "best.safetensors", "metrics.csv", "config.yaml"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    again = subprocess.run(
-        command(cut), check=False, capture_output=True, text=True, env=environment, timeout=PATIENCE
-    )
-    assert again.returncode == 2 and "finished run" in again.stderr
+    assert "finished run" in refused(*train(cut))

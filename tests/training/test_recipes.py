@@ -11,12 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe import api, config
 from moeprobe.config import ModelConfig, Plugin
 from moeprobe.nn.build import build_model
 from moeprobe.nn.capture import moe_layers
-from moeprobe.training.checkpoint import load
+from moeprobe.training.checkpoint import CheckpointInfo, load
+from tests.commands import without_pictures
 from tests.data import making
 from tests.golden import oracle
 
@@ -148,8 +150,8 @@ def test_every_recipe_fits_itself(name: str) -> None:
     assert {recipe.batch_size * recipe.views_per_image % layer.group_images for layer in layers} == {0}
 
 
-def one_step(name: str, folder: Path, *more: str) -> None:
-    """One step of a recipe, which must leave a checkpoint that loads."""
+def one_step(name: str, folder: Path, *more: str) -> tuple[VisionTransformer, CheckpointInfo]:
+    """One step of a recipe, which must leave a checkpoint that loads: this one."""
     small = ["steps=1", "schedule.warmup_steps=0", "data.workers=0", "evaluate_every=1", "eval_batch_size=8"]
     summary = api.train(name, overrides=[*small, *more], folder=folder, device="cpu")
     assert summary["steps"] == 1
@@ -158,6 +160,7 @@ def one_step(name: str, folder: Path, *more: str) -> None:
     model, info = load(folder)
     assert info.model == ModelConfig.model_validate(info.model.model_dump()) and info.training["step"] == 1
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    return model, info
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -185,15 +188,35 @@ def test_the_layouts_of_the_study_of_routers() -> None:
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One step of either pretraining, at its own size, on images in ImageNet's layout."""
-    folder = tmp_path_factory.mktemp("pretrained")
-    location = making.imagenet(folder / "imagenet")
-    for kind, batch in (("baseline", 8), ("prc", 4)):
-        name = f"vmoe-s32-imagenet224-{kind}"
-        one_step(name, folder / name, f"data.name=imagenet:{location}", f"batch_size={batch}")
-    yield folder
+def imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images in ImageNet's layout."""
+    return making.imagenet(tmp_path_factory.mktemp("data") / "imagenet")
+
+
+@pytest.mark.slow
+def test_one_step_of_pretraining_at_its_own_size(imagenet: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pretrained"
+    model, _ = one_step("vmoe-s32-imagenet224-prc", folder, f"data.name=imagenet:{imagenet}", "batch_size=4")
+    assert moe_layers(model)["blocks.5"].router.num_experts == 8
     shutil.rmtree(folder)
+
+
+FEWER = "model.num_experts=4"  # of 8: they are most of the weights, and what is tested does not depend on their number
+
+
+@pytest.fixture(scope="module")
+def pretrained(
+    imagenet: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Path, VisionTransformer]]]:
+    """One step of either pretraining: its folder and its model."""
+    root, found = tmp_path_factory.mktemp("pretrained"), {}
+    for kind, batch in (("baseline", 8), ("prc", 4)):
+        folder = root / f"vmoe-s32-imagenet224-{kind}"
+        more = (f"data.name=imagenet:{imagenet}", f"batch_size={batch}", FEWER)
+        with without_pictures():
+            found[kind] = folder, one_step(folder.name, folder, *more)[0]
+    yield found
+    shutil.rmtree(root)
 
 
 FINE = [name for name in PAPER if "imagenet224" not in name]
@@ -201,25 +224,28 @@ MODIFIED: dict[str, list[str]] = {name: [] for name in FINE} | {"vmoe-s32-cifar1
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize("name", FINE)
-def test_one_step_of_fine_tuning(name: str, pretrained: Path, tmp_path: Path) -> None:
-    """At the recipe's resolution and model, from the checkpoint of one step of pretraining."""
+def test_one_step_of_fine_tuning(
+    name: str, pretrained: dict[str, tuple[Path, VisionTransformer]], tmp_path: Path
+) -> None:
+    """At the recipe's resolution, from the checkpoint of one step of pretraining."""
     data, kind = name.removeprefix("vmoe-s32-").split("-")
     catalog_name = "imagenet" if data == "imagenet384" else data
     location: Any = making.location_of(catalog_name, tmp_path / "data")
     batch = {"imagenet384": 8 if kind == "baseline" else 4, "flowers102": 2}.get(data, 4)
-    start = pretrained / f"vmoe-s32-imagenet224-{kind}"
+    start, source = pretrained[kind]
     folder = tmp_path / name
-    one_step(
+    tuned, info = one_step(
         name,
         folder,
         f"data.name={catalog_name}:{location}",
         f"batch_size={batch}",
         f"initialise.checkpoint={start}",
         "optimizer.learning_rate=1e-12",
+        FEWER,
         *MODIFIED[name],
     )
-    (tuned, info), (source, _) = load(folder), load(start)
     assert (info.training["initialise"] or {})["checkpoint"] == str(start)
     torch.testing.assert_close(
         tuned.blocks[5].mlp.experts.fc1.weight, source.blocks[5].mlp.experts.fc1.weight
