@@ -209,7 +209,7 @@ def test_two_logs_of_a_server(tmp_path: Path) -> None:
         source = log(tmp_path / f"{day}.jsonl", seed, names=range(seed, 25 + seed))
         files.append(api.import_trace(source, tmp_path / f"{day}.parquet").path)
     found = api.analyze_trace(files)
-    table = found.table[found.table["tokens"] == "patch"]
+    table = found.table[found.table["tokens"] == "token"]
     lines = [
         {
             (line["id"], line["layer"]): line["experts"]
