@@ -14,6 +14,7 @@ from moeprobe.loading import Options, open_data, open_view
 from moeprobe.medium import IMAGE, TEXT
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
+from moeprobe.views._text import TextFraming
 from moeprobe.views.base import PairView, SeverityView
 
 # How much the routing of two views agrees; each says of which routers.
@@ -249,10 +250,10 @@ def make_request(
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             for model in models
         },
-    } | _of_texts(models, options)
+    } | _of_texts(models, probe.dataset)
 
 
-def _of_texts(models: Sequence[Checkpoint], options: Options) -> dict[str, Any]:
-    """Return what determines the numbers of texts besides."""
-    texts = any(model.framing.medium is TEXT for model in models)
-    return {"max_length": options.max_length} if texts else {}
+def _of_texts(models: Sequence[Checkpoint], dataset: Dataset) -> dict[str, Any]:
+    """Return what determines the numbers of texts besides: where they are cut off, and what they are."""
+    lengths = {model.framing.max_length for model in models if isinstance(model.framing, TextFraming)}
+    return {"max_length": min(lengths), "texts": dataset.content_hash()} if lengths else {}

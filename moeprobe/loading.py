@@ -48,7 +48,7 @@ class Options:
         group_images: images that compete for that capacity, consecutive ones of the run's list.
         masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
         class_null: give matches a chance level among images of the same class as well.
-        max_length: tokens after which texts are cut off; None = 128, or as many as the model can read.
+        max_length: tokens after which texts are cut off; None = 128, or as many as each of the models can read.
         skip_bad_images: go on without images that cannot be read, and count them.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
@@ -295,7 +295,7 @@ def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
         )
         for model in models
     ]
-    loaded = [_cut(model, options.max_length) for model in loaded]
+    loaded = _cut(loaded, options.max_length)
     names = [model.name for model in loaded]
     if len(set(names)) < len(names):
         paths = [_place(model) for model in loaded]
@@ -319,17 +319,27 @@ def _place(model: Checkpoint) -> Path:
     return path / model.provenance.get("factory", "").replace(":", ".")
 
 
-def _cut(model: Checkpoint, max_length: int | None) -> Checkpoint:
-    """Return a checkpoint whose texts are cut off after so many tokens; None = as it is.
+def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoint]:
+    """Return checkpoints that cut texts off at one length, None = the least of their own; images are no matter.
 
     Raises:
-        UserError: it reads no texts, or there would be nothing left of them.
+        UserError: one reads no texts, or not so many tokens, or there would be nothing left of them.
     """
     if max_length is None:
+        lengths = [model.framing.max_length for model in models if isinstance(model.framing, TextFraming)]
+        return [_cut_one(model, min(lengths)) if lengths else model for model in models]
+    return [_cut_one(model, max_length, told=True) for model in models]
+
+
+def _cut_one(model: Checkpoint, max_length: int, *, told: bool = False) -> Checkpoint:
+    framing = model.framing
+    if not isinstance(framing, TextFraming):
+        if told:
+            raise UserError(f"--max-length is about texts, and {model.name} reads images.")
         return model
-    if not isinstance(model.framing, TextFraming):
-        raise UserError(f"--max-length is about texts, and {model.name} reads images.")
-    shortest = model.framing.blank().ids.shape[1]
+    shortest = framing.blank().ids.shape[1]
     if max_length < shortest:
         raise UserError(f"--max-length for {model.name} is at least {shortest}; got {max_length}.")
-    return dataclasses.replace(model, framing=dataclasses.replace(model.framing, max_length=max_length))
+    if framing.longest is not None and max_length > framing.longest:
+        raise UserError(f"--max-length for {model.name} is at most {framing.longest}; got {max_length}.")
+    return dataclasses.replace(model, framing=dataclasses.replace(framing, max_length=max_length))

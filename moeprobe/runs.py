@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ class OutputFolder:
         request = json.loads(json.dumps(request))
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file; give a folder for --out.")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and _is_used(path):
             earlier = _read_request(path)
             if earlier is None:
                 raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
@@ -97,6 +98,11 @@ class OutputFolder:
         """Write the sidecar, which marks the run as finished, and remove the part files."""
         write_json(self.path / _FINISHED, sidecar)
         shutil.rmtree(self.parts, ignore_errors=True)
+
+
+def _is_used(path: Path) -> bool:
+    """Whether a folder holds anything but a question that another process is writing this moment."""
+    return any(not fnmatch(item.name, f".{_REQUEST}.*.tmp") for item in path.iterdir())
 
 
 def _remove(path: Path) -> None:

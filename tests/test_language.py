@@ -1,5 +1,6 @@
 """Language models from the command line to the page: two tiny ones, on texts of a file."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.cli import _tables
+from moeprobe.errors import UserError
 from moeprobe.loading import load_model
 from moeprobe.probes import Checkpoint
 from moeprobe.runs import Result
@@ -64,7 +66,7 @@ def test_nothing_moves_where_nothing_is_changed(typos: Result) -> None:
 def test_sums_do_not_depend_on_the_batch_size(models: list[Checkpoint], data: str, typos: Result) -> None:
     other = api.sweep(models[:1], view="typos", data=data, severities=[0, 0.5], batch_size=5)
     for result in (typos, other):
-        assert result.sidecar["request"]["max_length"] is None
+        assert result.sidecar["request"]["max_length"] == 64  # positions of the model
     clean = [result.table[~result.table["view"].str.startswith("clean")] for result in (typos, other)]
     pd.testing.assert_frame_equal(*[table.reset_index(drop=True) for table in clean], rtol=1e-5, atol=1e-6)
 
@@ -102,6 +104,40 @@ def test_noise_leaves_tokens_in_place(models: list[Checkpoint], data: str) -> No
 def test_a_text_is_cut_off_where_it_is_told(models: list[Checkpoint], data: str) -> None:
     short = api.confidence(models[:1], data=data, max_length=5)
     assert set(pick(short, metric="gate_highest", tokens="token")["trials"]) == {4 * 22}  # and <s>
+
+
+def test_all_models_cut_texts_off_at_one_length(models: list[Checkpoint], data: str) -> None:
+    """The least of their own; more than one of them can read is refused."""
+    framing: Any = models[1].framing
+    short = dataclasses.replace(models[1], framing=dataclasses.replace(framing, max_length=6, longest=6))
+    result = api.confidence([models[0], short], data=data)
+    assert result.sidecar["request"]["max_length"] == 6
+    assert (
+        pick(result, metric="gate_highest", tokens="token").groupby("checkpoint")["trials"].max().nunique()
+        == 1
+    )
+    with pytest.raises(UserError, match="is at most 6; got 7"):
+        api.confidence([models[0], short], data=data, max_length=7)
+
+
+def test_another_text_of_the_same_name_is_another_question(
+    models: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted run is not gone on with when the file was written anew."""
+    file, out = tmp_path / "t.txt", tmp_path / "out"
+
+    def ask() -> Result:
+        return api.confidence(models[:1], data=f"text:{file}", out=out)
+
+    file.write_text("a cat sat\n" * 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("moeprobe.summaries.summarise", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ask()
+    assert list((out / "parts").iterdir())
+    file.write_text("the dog ran far away\n" * 3)
+    with pytest.raises(UserError, match="holds an unfinished run of something else"):
+        ask()
 
 
 def test_from_the_command_line_to_the_page(here: Path, data: str, tmp_path: Path) -> None:

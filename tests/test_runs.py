@@ -111,3 +111,12 @@ def test_provenance_says_what_computed() -> None:
     assert {"moeprobe", "python", "torch", "numpy", "timm"} <= set(found["versions"])
     assert all(re.match(r"\d", version) for version in found["versions"].values())
     assert found["git_commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", found["git_commit"])
+
+
+def test_another_process_may_begin_the_same_folder_at_the_same_moment(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.abcdef.tmp").write_text("{")
+    OutputFolder(tmp_path, REQUEST)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(UserError, match="not a folder of moeprobe"):
+        OutputFolder(tmp_path, REQUEST)

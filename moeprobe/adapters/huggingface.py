@@ -266,11 +266,16 @@ class Huggingface:
             traceable = cls(model.to(device), trained_capacity=trained_capacity)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or MAX_LENGTH
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
         return Opened(
             name=Path(reference).name,
             model=traceable,
-            framing=TextFraming(FastTokenizer(tokenizer), traceable.width, min(MAX_LENGTH, longest)),
+            framing=TextFraming(
+                FastTokenizer(tokenizer),
+                traceable.width,
+                min(MAX_LENGTH, longest or MAX_LENGTH),
+                longest,
+            ),
             provenance={
                 "path": reference,
                 "sha256": digest_of(reference, model),

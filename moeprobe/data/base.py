@@ -77,6 +77,10 @@ class Dataset(ABC):
         """Return a hash of some images' masks, where those may change and the images' names do not; else empty."""
         return ""
 
+    def content_hash(self) -> str:
+        """Return a hash of all there is, where it may change and the names do not, and is read anyway; else empty."""
+        return ""
+
     def __len__(self) -> int:
         return len(self.image_ids)
 

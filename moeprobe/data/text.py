@@ -1,5 +1,6 @@
 """Texts in one file of the user's: ``text:FILE``."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,11 @@ class Text(TextDataset):
     def example(self, index: int) -> TextExample:
         """Return text ``index``."""
         return TextExample(self._texts[index], self.image_ids[index], self._labels[index])
+
+    def content_hash(self) -> str:
+        """Return a hash of the names and the texts: lines of a file are counted, and may be written anew."""
+        named = json.dumps(list(zip(self.image_ids, self._texts, strict=True)))
+        return hashlib.sha256(named.encode()).hexdigest()
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every text ``(n,)``, -1 = none."""

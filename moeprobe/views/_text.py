@@ -81,11 +81,13 @@ class TextFraming:
         tokenizer: the model's own.
         width: of the model's embeddings.
         max_length: a text is cut off after so many tokens, special ones included.
+        longest: the most tokens that the model can read; None = any number.
     """
 
     tokenizer: Tokenizer
     width: int
     max_length: int = MAX_LENGTH
+    longest: int | None = None
 
     medium: ClassVar[Medium] = TEXT
 

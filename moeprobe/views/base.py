@@ -6,6 +6,7 @@ model's input. Its random numbers come from the generator it is handed; library 
 Where in the chain it acts: pixels are in [0, 1], *before* the model's normalisation, which is inside the model.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,9 +87,9 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def check_severities(severities: Sequence[float], *, low: float, high: float, what: str) -> None:
-    """Raise ``UserError`` unless every severity lies in ``[low, high]`` (not-a-number never does)."""
+    """Raise ``UserError`` unless every severity lies in ``[low, high]`` (not-a-number and infinity never do)."""
     for severity in severities:
-        if not low <= severity <= high:
+        if not (low <= severity <= high and math.isfinite(severity)):
             bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
             raise UserError(f"{what} must be {bounds}; got {severity}.")
 
