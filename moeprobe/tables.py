@@ -5,7 +5,7 @@ per image that every value follows from, so that runs can be compared, merged an
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,9 +216,26 @@ def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None
     Rows are written in groups of fixed size, so that the bytes do not depend on how the table was put together.
     """
     images = images.replace_schema_metadata(None if note is None else {_NOTE: json.dumps(note)})
-    with whole(path) as temporary, pq.ParquetWriter(temporary, images.schema, compression="zstd") as writer:
+    # Doubles that come of float32 hold many zeros, byte by byte: a quarter less to keep.
+    packing: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 9,
+        "use_byte_stream_split": _leaves(images.schema, pa.types.is_floating),
+        "use_dictionary": _leaves(images.schema, lambda kind: not pa.types.is_floating(kind)),
+    }
+    with whole(path) as temporary, pq.ParquetWriter(temporary, images.schema, **packing) as writer:
         for start in range(0, images.num_rows, _ROW_GROUP):
             writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
+
+
+def _leaves(schema: pa.Schema, wanted: Callable[[pa.DataType], bool]) -> list[str]:
+    """Return the columns of a file, as Parquet names those in lists, whose values are of a wanted type."""
+    fields = [(field.name, field.type) for field in schema]
+    leaves = [
+        (f"{name}.list.element", kind.value_type) if pa.types.is_list(kind) else (name, kind)
+        for name, kind in fields
+    ]
+    return [name for name, kind in leaves if wanted(kind)]
 
 
 def read_images(path: Path) -> pa.Table:
