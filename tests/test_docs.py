@@ -138,17 +138,43 @@ def test_a_model_of_ones_own_is_probed_as_the_readme_says(
     assert set(FileSettings.model_fields) <= keys
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:
-    spec = importlib.util.spec_from_file_location("regenerate", ROOT / "reports" / "regenerate.py")
+def regenerating(name: str) -> Any:
+    """Return a script of ``reports`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "reports" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    regenerate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(regenerate)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:
+    regenerate = regenerating("regenerate")
     tables = {data: pd.read_csv(ROOT / "reports" / data / "seeds.csv") for data in ("digits", "shapes")}
     lines = regenerate.demo_lines(tables["digits"])
     for table in tables.values():
         lines += regenerate.seed_lines(table)
     for line in lines:
         assert line in README, line
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((ROOT / "reports" / "routers").iterdir()), ids=lambda path: path.name
+)
+def test_the_numbers_of_the_routers_are_those_of_their_reports(folder: Path) -> None:
+    routers = regenerating("regenerate_routers")
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    table = pd.read_csv(folder / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
+    differing = pd.read_csv(folder / "differences.csv")
+    for line in routers.readme_lines(table, differing):
+        assert line in README, line
+    assert (folder / "tables.md").read_text(encoding="utf-8") == routers.tables(table, differing)
+    # What the tables follow from is kept: sums per image, training curves, and no weights.
+    cells = {path.name for path in (folder / "cells").iterdir()}
+    assert cells == set(table["checkpoint"])
+    for name in cells:
+        assert (folder / "cells" / name / "metrics.csv").is_file()
+        assert (folder / "cells" / name / "noise" / "images.parquet").is_file()
+    assert not list(folder.rglob("*.safetensors"))
 
 
 def test_nothing_is_left_to_fill_in() -> None:
