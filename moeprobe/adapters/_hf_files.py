@@ -66,9 +66,9 @@ def load(reference: str) -> tuple[Any, Any]:
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **given)
     except Exception as error:  # files, network, hub and formats: each has errors of its own
-        where = "folder" if local else "folder, or model of the hub that can be reached,"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
-        raise UserError(f"The {where} hf:{reference} cannot be loaded: {reason}.") from error
+        where = "The folder" if local else f"There is no folder {reference}, and from the hub"
+        raise UserError(f"{where} hf:{reference} cannot be loaded: {reason}.") from error
     if about["missing_keys"]:
         missing = sorted(about["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
