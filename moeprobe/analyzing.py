@@ -160,12 +160,39 @@ def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> d
         "layers": None if options.layers is None else list(options.layers),
         # Of which inputs: in runs that are compared they must be the same.
         "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
+        "recorded": _recorded(traces),
+        "capacity": _capacities(traces),
         "seed": options.seed,
         "trained_capacity": False,
         "class_null": False,
         "labels_used": False,
         "checkpoints": checkpoints,
     }
+
+
+def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
+    """Return by view and severity what was shown: data, framing, parameters and seed of the view; None = not known.
+
+    Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
+    """
+    found: dict[str, list[dict[str, Any] | None]] = {}
+    for named in traces:
+        inputs = named.trace.about["inputs"]
+        shown = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
+        alike = found.setdefault(named.shown, [])
+        if shown not in alike:
+            alike.append(shown)
+    return found
+
+
+def _capacities(traces: Sequence[Named]) -> list[str | None]:
+    """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
+    found = {
+        named.trace.about["checkpoint"].get("capacity")
+        for named in traces
+        if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
+    }
+    return sorted(found, key=str)
 
 
 def _sidecar(
@@ -249,8 +276,11 @@ def labelled(result: Result) -> Result:
 
 
 def along_a_severity(result: Result) -> bool:
-    """Whether the traces are steps of a sweep."""
-    return result.table["severity"].nunique() > 1
+    """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
+    steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
+    severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
+    places = {(step["checkpoint"], step["severity"]) for step in steps}
+    return len(severities) > 1 and len(views) == 1 and len(places) == len(steps)
 
 
 def steps_alone(result: Result) -> Result:
@@ -272,6 +302,7 @@ def draw_figures(result: Result, folder: Path) -> list[Path]:
     else:
         shown = labelled(result)
         palette = shown.sidecar["colours"]
-        drawn = match_ratio.draw(shown.table, colours=palette)
+        views = result.sidecar["request"]["view"]["name"]
+        drawn = match_ratio.draw(shown.table.assign(view=views), colours=palette)
         drawn |= confidence.draw(shown.table, colours=palette, title="Router confidence, recorded")
     return [path for name, figure in drawn.items() for path in save(figure, folder / name)]

@@ -20,6 +20,7 @@ from moeprobe.probes import CLEAN, Checkpoint, Probe, Progress, recipe
 from moeprobe.routing import LayerRouting, Traceable
 from moeprobe.trace_rows import to_rows
 from moeprobe.views.base import Framing, PairView, SeverityView
+from moeprobe.wording import exact
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def shown(probe: Probe, framing: Framing, *, data: str, split: str) -> list[Show
                 "reference": None if probe.view.aligned else clean,
                 "aligned": probe.view.aligned,
             }
-            found.append(Shown(f"{probe.view_name}-{severity:g}", number, about))
+            found.append(Shown(f"{probe.view_name}-{exact(severity)}", number, about))
     return found
 
 

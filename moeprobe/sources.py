@@ -103,7 +103,10 @@ def together(paths: Sequence[Path]) -> Measured:
 def _settled(run: Measured) -> dict[str, Any]:
     """Return what runs must have in common: the request, and how many images compete for a capacity."""
     groups = {about.get("group_images") for about in run.checkpoints.values()}
-    return run.request | {"group_images": sorted(map(str, groups))}
+    settled = run.request | {"group_images": sorted(map(str, groups))}
+    # Of traces: trace by trace, so that a sentence need not show them all.
+    recorded = settled.pop("recorded", {})
+    return settled | {f"what was recorded as {name}": shown for name, shown in recorded.items()}
 
 
 def _agree(one: Path, first: Mapping[str, Any], other: Path, second: Mapping[str, Any]) -> None:

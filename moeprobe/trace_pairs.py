@@ -13,6 +13,7 @@ from moeprobe.analyses.base import LayerPair
 from moeprobe.errors import UserError
 from moeprobe.formats.trace_reading import Block, Layer, TraceFile
 from moeprobe.trace_rows import patches_of, to_routing
+from moeprobe.wording import exact
 
 # What two traces must have in common to be of the same inputs.
 _SOURCE = ("data", "split", "crop_fraction")
@@ -34,8 +35,12 @@ class Named:
     @property
     def label(self) -> str:
         """The name with what was shown, e.g. ``prc gaussian_noise 0.1``."""
-        severity = "" if self.severity != self.severity else f" {self.severity:g}"
-        return f"{self.name} {self.view}{severity}"
+        return f"{self.name} {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """What was shown, e.g. ``gaussian_noise 0.1``."""
+        return self.view if self.severity != self.severity else f"{self.view} {exact(self.severity)}"
 
 
 def name_all(traces: Sequence[TraceFile]) -> list[Named]:

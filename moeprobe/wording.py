@@ -161,6 +161,11 @@ def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
     return f"{value:{'+' if signed else ''},.{decimals}f}"
 
 
+def exact(value: float) -> str:
+    """Return a number in the fewest digits that no other number has, without a point where it is whole."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def decimals_of(row: Mapping[str, Any]) -> int:
     """Return how many decimals a table's row is shown with: two more where all of it is small, none of thousands."""
     ends = [abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]]

@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "alignment", "catalog", "config", "errors", "files", "geometry", "grids", "medium", "palette",
-        "seeds", "tokens", "validation", "watching", "wording",
+        "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "geometry", "grids",
+        "medium", "palette", "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",

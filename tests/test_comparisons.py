@@ -14,6 +14,8 @@ from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.load import Load
 from moeprobe.analyses.match import Match
 from moeprobe.analyses.output import Output
+from moeprobe.cli._comparison import footing
+from moeprobe.comparing import Comparison
 from moeprobe.comparisons import pairs
 from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged
@@ -295,3 +297,13 @@ def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> N
     labels = [label.get_text() for label in panel.get_yticklabels()]
     assert labels == ["blocks.1 at 0.1", "blocks.1 at 0.2", "blocks.3 at 0.1", "blocks.3 at 0.2"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "c"]
+
+
+def test_the_footing_speaks_of_what_was_read() -> None:
+    table = compare({name: {cell(): routed(seed)} for seed, name in enumerate("ab")})
+    probe = {"data": "text:lines.txt", "split": "test", "view": {"name": "typos"}, "seed": 0}
+    about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
+    for tokens, units, others in (("patch", "images", "texts"), ("token", "texts", "images")):
+        said = footing(Comparison(table.assign(tokens=tokens), table[:0], table[:0], about))
+        assert f"100 {units} of text:lines.txt test" in said
+        assert f"resamples of {units}" in said and others not in said

@@ -152,7 +152,7 @@ def test_from_the_command_line_to_the_page(here: Path, data: str, tmp_path: Path
     shown = run("confidence", two[0], *two[2:], "--json")
     assert {row["tokens"] for row in json.loads(shown.output)["table"]} == {"token", "prefix"}
     shown = run("compare", noise)
-    assert shown.exit_code == 0 and "tokens" in shown.output, shown.output
+    assert shown.exit_code == 0 and "22 texts of text:" in shown.output, shown.output
     shown = run("report", noise, "--out", page)
     assert shown.exit_code == 0 and "κ of top-1 match" in shown.output, shown.output
     assert "layers.1, tokens" in (page / "report.md").read_text(encoding="utf-8")

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from moeprobe import analyzing, api
 from moeprobe.errors import UserError
+from moeprobe.formats import trace as traced_file
 from moeprobe.probes import Checkpoint
 from moeprobe.tables import FLOORS
 from moeprobe.watching import Watcher
@@ -257,6 +260,77 @@ def test_two_logs_of_a_server(tmp_path: Path) -> None:
         UserError, match=r"0 has 3 tokens in .* and 1 in .*; only the same tokens can be compared"
     ):
         api.analyze_trace([longer, api.import_trace(shorter, tmp_path / "s.parquet").path])
+
+
+def test_views_of_several_kinds_have_a_column_each(
+    model: Checkpoint, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "t"
+    bright = api.record(
+        [model], view="brightness", severities=[0.2, 0.4], layers=ONE, limit=LIMIT, out=out
+    ).files
+    noise = sorted((traces / "gaussian_noise" / "a").iterdir())
+    assert analyzing.along_a_severity(api.analyze_trace(noise))
+    assert not analyzing.along_a_severity(api.analyze_trace(noise[:2]))
+    mixed = api.analyze_trace([noise[0], noise[2], *bright[1:]])
+    assert not analyzing.along_a_severity(mixed)
+    shown = analyzing.labelled(mixed).table
+    assert set(shown["checkpoint"]) == {
+        "a clean", "a gaussian_noise 0.3", "a brightness 0.2", "a brightness 0.4",
+    }  # fmt: skip
+    assert len(shown) == len(mixed.table)
+    drawn: list[str] = []
+
+    def save(figure: object, path: Path) -> list[Path]:
+        drawn.append(path.name)
+        return []
+
+    monkeypatch.setattr("moeprobe.figures.save", save)
+    analyzing.draw_figures(mixed, tmp_path)
+    assert drawn == ["match-ratio", "confidence"]
+
+
+def test_runs_that_were_recorded_otherwise_are_not_compared(traces: Path, tmp_path: Path) -> None:
+    def analyzed(name: str, change: Callable[[dict[str, Any]], object]) -> Path:
+        """Analyze traces whose metadata say something else."""
+        files = []
+        for path in sorted((traces / "gaussian_noise" / "a").iterdir())[:2]:
+            table = pq.read_table(path)
+            about = json.loads(table.schema.metadata[traced_file.KEY])
+            about["checkpoint"]["capacity"] = "unlimited"
+            change(about)
+            files.append(tmp_path / "traces" / name / path.name)
+            files[-1].parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table.replace_schema_metadata({traced_file.KEY: json.dumps(about)}), files[-1])
+        api.analyze_trace(files, out=tmp_path / name, figures=False)
+        return tmp_path / name
+
+    first = analyzed("a", lambda about: None)
+    other = analyzed("b", lambda about: about["checkpoint"].update(sha256="b"))
+    assert len(api.compare([first, other]).table)
+    seed = analyzed("seed", lambda about: about["inputs"].update(seed=7))
+    with pytest.raises(UserError, match=r'recorded as \w+ is .*"seed": 7'):
+        api.compare([first, seed])
+    seed = analyzed("view", lambda about: about["inputs"].update({"view.factor": 2}))
+    with pytest.raises(UserError, match=r"not probed alike: what was recorded as \w+ is .*view.factor"):
+        api.compare([first, seed])
+    limited = analyzed("capacity", lambda about: about["checkpoint"].update(capacity="1.5"))
+    with pytest.raises(
+        UserError, match=r'capacity is \["unlimited"\] in the first and \["1.5"\] in the second'
+    ):
+        api.compare([first, limited])
+
+
+def test_severities_that_are_all_but_equal_have_files_of_their_own(model: Checkpoint, tmp_path: Path) -> None:
+    steps = [0.1, 0.10000001, 1.0]
+    asked: dict[str, Any] = {"view": "gaussian_noise", "severities": steps, "layers": ONE, "limit": 1}
+    files = api.record([model], **asked, out=tmp_path / "t").files
+    assert [path.stem for path in files] == [
+        "clean", "gaussian_noise-0.1", "gaussian_noise-0.10000001", "gaussian_noise-1",
+    ]  # fmt: skip
+    assert all(path.is_file() for path in files)
+    request = api.analyze_trace(files).sidecar["request"]
+    assert len(request["checkpoints"]["a"]["traces"]) == 4
 
 
 def test_a_log_of_one_expert_says_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
 from moeprobe.figures.forest import headlines
-from moeprobe.medium import ORDINARY
+from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.wording import agreement, label, number
 
 if TYPE_CHECKING:
@@ -122,17 +122,22 @@ def footing(found: "Comparison") -> str:
     probed = request["probe"]
     low, high = min(table["images"]), max(table["images"])
     images = f"{high:,}" if low == high else f"{low:,}–{high:,}"
-    parts = [f"{images} images of {probed['data']} {probed['split']}", f"view {probed['view']['name']}"]
+    medium = medium_of(table["tokens"])
+    units = medium.plural
+    parts = [
+        f"{images} {units if high != 1 else medium.name} of {probed['data']} {probed['split']}",
+        f"view {probed['view']['name']}",
+    ]
     if table["sim_low"].notna().any():
         parts += [
-            "[low, high]: differences of the same images, 95 % for all layers and severities of one metric at once "
-            "(max-|t| over 2,000 bootstrap resamples of images)",
-            "p: t over images, Holm within the same",
+            f"[low, high]: differences of the same {units}, 95 % for all layers and severities of one metric at once "
+            f"(max-|t| over 2,000 bootstrap resamples of {units})",
+            f"p: t over {units}, Holm within the same",
             f"no difference: inside ±{request['margin']:g}",
-            "detectable: the smallest difference that these images find four times in five",
+            f"detectable: the smallest difference that these {units} find four times in five",
         ]
     else:
-        parts.append("no intervals: they need at least 20 images")
+        parts.append(f"no intervals: they need at least 20 {units}")
     parts.append(f"seed {probed['seed']}")
     parts.append(f"{len(table):,} differences of {table['metric'].nunique()} metrics in all")
     alone = [

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.characters import is_unicode
 from moeprobe.data.base import TextDataset, TextExample, as_labels, check_split
 from moeprobe.errors import UserError
 
@@ -30,7 +31,7 @@ class Text(TextDataset):
         if path.suffix not in (".txt", ".jsonl"):
             raise UserError(f"Texts are read from a .txt (one per line) or a .jsonl; got {location!r}.")
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
         except OSError:
             raise UserError(f"There is no file of texts {location!r}.") from None
         except UnicodeDecodeError:
@@ -89,4 +90,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
         value = row.get(key, "")
         if value is not None and (isinstance(value, bool) or not isinstance(value, (str, int))):
             raise UserError(f'"{key}" in {where} is neither a string nor a whole number.')
+    for key in _KEYS:
+        if not is_unicode(str(row.get(key))):
+            raise UserError(f'"{key}" in {where} holds half a character (a lone surrogate).')
     return {key: row[key] for key in _KEYS if row.get(key) is not None}

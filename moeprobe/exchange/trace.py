@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
 from moeprobe.formats.trace import metadata, writing
 from moeprobe.formats.trace_log import Log
@@ -50,6 +51,10 @@ def import_trace(
         raise UserError(f"{path} exists; add --overwrite to replace it.")
     if num_experts is not None and num_experts < 1:
         raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
+    about = {"name": name or path.stem, "sha256": None}
+    for value in (about["name"], data):
+        if not is_unicode(str(value)):
+            raise UserError(f"A trace calls things by names in UTF-8; got {value!r}.")
     watcher = watcher or Watcher()
     if not log.is_file():
         raise UserError(f"There is no log {log}.")
@@ -58,6 +63,5 @@ def import_trace(
     with writing(path) as file:
         for rows in found.batches():
             file.write([rows])
-        about = {"name": name or path.stem, "sha256": None}
         file.close(metadata(checkpoint=about, layers=list(found.layers), data=data))
     return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, path.stat().st_size)

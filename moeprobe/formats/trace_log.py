@@ -32,6 +32,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.catalog import unknown
+from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
 from moeprobe.formats._trace_checks import expert_problems
 from moeprobe.formats.trace import COLUMNS, batch, lists
@@ -42,7 +43,8 @@ _KNOWN = (
 )  # fmt: skip
 # Rows and list entries of a row group, about.
 _ROWS, _VALUES = 4096, 2**18
-_MOST_EXPERTS = 2**15 - 1
+# What a column of 16 bits holds.
+_MOST = 2**15 - 1
 
 
 @dataclass(frozen=True)
@@ -151,12 +153,15 @@ def _parse(line: bytes, *, num_experts: int | None) -> _Row:
     identity, layer = found["id"], _text(found, "layer")
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise _Fault(f"id takes a name or a whole number; got {identity!r}")
+    if not is_unicode(str(identity)):
+        raise _Fault(f"id holds half a character (a lone surrogate); got {identity!r}")
     if "num_experts" not in found and num_experts is None:
         raise _Fault("num_experts is missing; add it to each line, or tell it for all with --num-experts")
     most = _whole(found, "num_experts", num_experts or 0, low=1)
     prefix = _whole(found, "num_prefix_tokens", 0, low=0)
-    if most > _MOST_EXPERTS:
-        raise _Fault(f"num_experts is at most {_MOST_EXPERTS:,}; got {most:,}")
+    for name, value in (("num_experts", most), ("num_prefix_tokens", prefix)):
+        if value > _MOST:
+            raise _Fault(f"{name} is at most {_MOST:,}; got {value:,}")
     experts = _array(found, "experts", kinds="iu", dims=2, what="per token a list of experts, all as long")
     tokens, top_k = experts.shape
     if tokens <= prefix or not 1 <= top_k <= most:
@@ -193,6 +198,8 @@ def _fields(line: bytes) -> dict[str, Any]:
         found = json.loads(line)
     except ValueError as error:
         raise _Fault(f"this is no JSON ({error})") from None
+    except RecursionError:
+        raise _Fault("its lists or objects are nested too deeply") from None
     if not isinstance(found, dict):
         raise _Fault('one object per line is due, such as {"id": …, "layer": …, "experts": …}')
     for name in found:
@@ -262,6 +269,8 @@ def _text(found: dict[str, Any], name: str, default: str = "") -> str:
     value = found.get(name, default)
     if not isinstance(value, str) or not value:
         raise _Fault(f"{name} takes a name; got {value!r}")
+    if not is_unicode(value):
+        raise _Fault(f"{name} holds half a character (a lone surrogate); got {value!r}")
     return value
 
 

@@ -241,7 +241,9 @@ def _about(path: Path, schema: pa.Schema) -> dict[str, Any]:
     try:
         about = json.loads(text)
         form, version = about["format"], about["version"]
-    except (ValueError, KeyError, TypeError) as error:
+        # Half a character (a lone surrogate) could be neither printed nor written.
+        json.dumps(about, ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise checks.damaged(path) from error
     if form != FORMAT or version != VERSION:
         raise UserError(

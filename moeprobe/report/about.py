@@ -15,7 +15,7 @@ _REQUESTED = {
 _ABSENT = {"layers": "all", "limit": "all"}
 # More severities than this are a path, told by its ends.
 _MOST_NAMED = 20
-_TELLS_NOTHING = ("kind", "checkpoints")
+_TELLS_NOTHING = ("kind", "checkpoints", "recorded")
 
 
 def asked(run: Run) -> list[tuple[str, str]]:
@@ -34,7 +34,7 @@ def asked(run: Run) -> list[tuple[str, str]]:
             text += f" ({run.sidecar['severity_unit']})"
         lines.append((_REQUESTED.get(name, name.replace("_", " ")), text))
     if run.images is not None:
-        lines.append(("images", f"{run.images:,}"))
+        lines.append((run.medium.plural, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
     notes = run.sidecar.get("notes")
     if notes:
@@ -67,8 +67,8 @@ def _capacity(run: Run, *, trained: bool) -> str:
 def _intervals(run: Run) -> str:
     tables = [table for table in (run.table, run.comparison) if table is not None]
     if any(table["ci_low"].notna().any() for table in tables):
-        return "95 % bootstrap over images, shown as [low, high]; differences are paired"
-    return "none: they need at least 20 images"
+        return f"95 % bootstrap over {run.medium.plural}, shown as [low, high]; differences are paired"
+    return f"none: they need at least 20 {run.medium.plural}"
 
 
 def _text(given: Any) -> str:
@@ -97,7 +97,7 @@ def scope(runs: Sequence[Run]) -> str:
     for run in runs:
         where = " ".join(str(run.settings[part]) for part in ("data", "split") if run.settings.get(part))
         if run.images is not None:
-            where += f" ({run.images:,} images)"
+            where += f" ({run.images:,} {run.medium.plural})"
         data.append(where.strip())
     with_counts = [where for where in dict.fromkeys(data) if where]
     # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.

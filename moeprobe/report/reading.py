@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
+from moeprobe.medium import Medium, medium_of
 
 _NUMBERS = (
     "severity",
@@ -106,6 +107,16 @@ class Run:
         """Number of images that the values rest on; None where the run has none."""
         tables = [table for table in (self.table, self.comparison) if table is not None]
         return int(max(table["images"].max() for table in tables)) if tables else None
+
+    @property
+    def medium(self) -> Medium:
+        """What the checkpoints read."""
+        return medium_of(
+            token
+            for table in (self.table, self.comparison)
+            if table is not None
+            for token in table["tokens"].unique()
+        )
 
     @property
     def checkpoints(self) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from moeprobe.medium import ORDINARY
+from moeprobe.medium import IMAGE, ORDINARY
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.headlines import Found, Row, find
 from moeprobe.report.reading import Run
@@ -126,9 +126,12 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         )
     columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", "images", "trials"]
     keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
+    mediums = list(dict.fromkeys(run.medium for run, _, _ in lines))
+    tokens = " or ".join("patch tokens" if medium is IMAGE else medium.tokens for medium in mediums)
+    units, unit = (" or ".join(getattr(medium, kind) for medium in mediums) for kind in ("plural", "name"))
     note = (
-        "Of each checkpoint its last MoE layer in the run, patch tokens. Intervals [low, high] are 95 % over images; "
-        "differences are paired, image by image, and not corrected for their number."
+        f"Of each checkpoint its last MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
+        f"differences are paired, {unit} by {unit}, and not corrected for their number."
     )
     rows = [[row[i] for i in keep] for row in rows]
     return Table("Headline numbers", [columns[i] for i in keep], rows, note)
@@ -184,7 +187,9 @@ def _place(run: Run, found: Found) -> str:
     """Return where a headline was measured, and on how much; the beginning of a sentence."""
     rows = found.rows[found.headline.which]
     images, trials = (counts(row[what] for row in rows).text for what in ("images", "trials"))
-    rests_on = f"{images} images" if images == trials else f"{images} images, {trials} trials"
+    rests_on = f"{images} {run.medium.plural}"
+    if images != trials:
+        rests_on += f", {trials} trials"
     parts = []
     if found.layer:
         last = "last MoE layer" if run.settings.get("layers") is None else "last MoE layer asked for"
@@ -245,7 +250,9 @@ def _verdicts(run: Run) -> list[str]:
     said = run.sidecar.get("verdicts")
     families = [family for family in said if isinstance(family, dict)] if isinstance(said, list) else []
     by = (
-        f"by simultaneous intervals over {run.images:,} images" if run.images else "by simultaneous intervals"
+        f"by simultaneous intervals over {run.images:,} {run.medium.plural}"
+        if run.images
+        else "by simultaneous intervals"
     )
     first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
     return [

@@ -39,7 +39,7 @@ class Synonyms(WordView):
     @cached_property
     def _content(self) -> str:
         try:
-            return Path(self.location).expanduser().read_text(encoding="utf-8")
+            return Path(self.location).expanduser().read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"Cannot read the synonyms in {self.location!r}: {lower_first(str(error))}."

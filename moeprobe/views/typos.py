@@ -22,8 +22,9 @@ _NEIGHBOURS = {
 class Typos(WordView):
     """One slip in a share of the words: two letters swapped, one left out, one doubled, or a key beside the right one.
 
-    A word is a run of two or more letters of any script; the key beside is that of an English keyboard, and where a
-    letter has none there it is doubled. Each of the four is equally likely, at any place of the word.
+    A word is a run of two or more letters of any script. Letters that are swapped differ; the key beside is that of an
+    English keyboard. Where a word has no such letters, or a letter no such key, one is doubled. Each of the four is
+    equally likely, at any place of the word where it can be.
     """
 
     unit: ClassVar[str] = "typos: share of words with a slip"
@@ -35,7 +36,10 @@ class Typos(WordView):
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word with one slip."""
         slip = int(rng.integers(4))
-        at = int(rng.integers(len(word) - 1 if slip == 0 else len(word)))
+        places = [place for place in range(len(word) - 1) if word[place] != word[place + 1]]
+        if slip == 0 and not places:
+            slip = 2
+        at = places[int(rng.integers(len(places)))] if slip == 0 else int(rng.integers(len(word)))
         letter = word[at]
         before, after = (word[:at], 0, at), (word[at + 1 :], at + 1, len(word))
         near = _NEIGHBOURS.get(letter.lower(), "")

@@ -172,6 +172,15 @@ def test_typos_change_one_place_of_a_word() -> None:
     assert seen == {(-1, False), (1, False), (0, True), (0, False)}
 
 
+def test_every_slip_changes_the_word() -> None:
+    from moeprobe.views.typos import Typos
+
+    for word in ("aa", "aab", "been", "ßß", "AAa"):
+        for draw in range(60):
+            pieces = Typos().rewrite(word, generator(0, "slip", draw=draw))
+            assert "".join(piece[0] for piece in pieces) != word
+
+
 def test_letter_case_knows_letters_that_grow() -> None:
     from moeprobe.views.letter_case import LetterCase
 

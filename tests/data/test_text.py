@@ -37,6 +37,12 @@ def test_objects_with_names_and_labels(tmp_path: Path) -> None:
     assert data.example(2).text == "fine\nthough" and data.example(1).label == 0
 
 
+@pytest.mark.parametrize(("name", "line"), [("a.txt", "one"), ("a.jsonl", '{"text": "one"}')])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, line: str) -> None:
+    (tmp_path / name).write_text(line, encoding="utf-8-sig")
+    assert Text(split="test", location=str(tmp_path / name)).example(0).text == "one"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -47,6 +53,8 @@ def test_objects_with_names_and_labels(tmp_path: Path) -> None:
         ("a.jsonl", b'["x"]', 'no object with a string "text"'),
         ("a.jsonl", b'{"text": 3}', 'no object with a string "text"'),
         ("a.jsonl", b'{"text": "x", "label": 0.5}', '"label" in line 1'),
+        ("a.jsonl", b'{"text": "x\\ud800"}', '"text" in line 1 .* half a character'),
+        ("a.jsonl", b'{"text": "x", "id": "\\udfff"}', '"id" in line 1 .* half a character'),
         ("a.jsonl", b'{"text": "x", "id": true}', '"id" in line 1'),
         ("a.jsonl", b'{"text": "x", "id": 1}\n{"text": "y", "id": "1"}', "have one id"),
         ("a.jsonl", b'{"text": "x", "label": 1}\n{"text": "y"}', "some have none"),

@@ -267,6 +267,16 @@ def test_other_versions_and_metadata_are_refused(tmp_path: Path, about: dict[str
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("about", ['{"data": "\\ud800", ', '{"more": ' + "[" * 100_000])
+def test_metadata_that_cannot_be_written_again_are_refused(tmp_path: Path, about: str) -> None:
+    path = save(tmp_path / "t.parquet", {"l": routing()})
+    table = pq.read_table(path)
+    rest = table.schema.metadata[KEY].decode().removeprefix("{").replace('"data": null, ', "")
+    pq.write_table(table.replace_schema_metadata({KEY: about + rest}), path)
+    with pytest.raises(UserError, match="truncated or damaged"):
+        TraceFile(path)
+
+
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "t.parquet", {"l": routing()})
     whole = path.read_bytes()

@@ -97,6 +97,11 @@ def test_experts_may_be_told_for_all_lines(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("{", "this is no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        (LINE | {"id": "\ud800"}, "id holds half a character"),
+        (LINE | {"layer": "\ud800"}, "layer holds half a character"),
+        (LINE | {"router": "\ud800"}, "router holds half a character"),
+        (LINE | {"num_prefix_tokens": 40000}, "num_prefix_tokens is at most 32,767; got 40,000"),
         ("[]", "one object per line is due"),
         (LINE | {"id": None}, "id takes a name or a whole number; got None"),
         (LINE | {"layer": 3}, "layer takes a name; got 3"),
@@ -132,6 +137,13 @@ def test_a_bad_line_is_named(tmp_path: Path, line: Any, words: str) -> None:
         imported(tmp_path, LINE, "", line)
     assert f"{tmp_path / 'routing.jsonl'}, line 3: " in str(error.value)
     assert words in str(error.value)
+    assert not (tmp_path / "t.parquet").exists()
+
+
+@pytest.mark.parametrize("named", [{"name": "\ud800"}, {"data": "\udcff"}])
+def test_names_that_cannot_be_written_are_refused(tmp_path: Path, named: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="calls things by names in UTF-8; got"):
+        imported(tmp_path, LINE, **named)
     assert not (tmp_path / "t.parquet").exists()
 
 

@@ -21,7 +21,7 @@ from moeprobe import api
 from moeprobe.report import render
 from moeprobe.report.summary import difference
 from tests.commands import Trained, refused, run
-from tests.report.making import EVAL, NAN, row, write_frames, write_rows, write_run
+from tests.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
 
 HOSTILE = "<script>alert(1)</script>"
 MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -580,3 +580,15 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
         assert set(told["layer"]) <= {"blocks.3", ""}
         for value in told["value"]:
             assert f"{value:.3f}" in document.markdown
+
+
+def test_a_run_of_texts_speaks_of_texts(tmp_path: Path) -> None:
+    values = {
+        (layer, tokens.replace("patch", "token"), metric, null): value
+        for (layer, tokens, metric, null), value in MATCH.items()
+    }
+    api.report([write_run(tmp_path / "run", values=values)], out=tmp_path / "page")
+    markdown = (tmp_path / "page" / "report.md").read_text()
+    assert "in the run, tokens. Intervals" in markdown and "95 % over texts; " in markdown
+    assert "(360 texts, 5,530 trials)" in markdown and "paired, text by text" in markdown
+    assert "patch tokens" not in markdown and "bootstrap over images" not in markdown
