@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moeprobe.config import ModelConfig, UpcycleConfig
 from moeprobe.errors import UserError
-from moeprobe.files import sha256
+from moeprobe.files import DAMAGE, sha256
 from moeprobe.nn.build import is_ours
 from moeprobe.nn.upcycle import upcycle
 
@@ -58,7 +58,7 @@ def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, A
         raise UserError(f"There is no file {path} of dense weights; give another model.upcycle.file.")
     try:
         tensors = load_state_dict(str(path))
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
+    except (SafetensorError, *DAMAGE) as error:
         raise UserError(
             f"{path} holds no weights that can be read without executing it: {_in_short(error)}."
         ) from None
