@@ -4,6 +4,7 @@ import difflib
 import importlib
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,11 +133,12 @@ def load_weights(net: nn.Module, path: Path) -> None:
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
-        content: Any = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        with warnings.catch_warnings(action="ignore"):  # of other versions of the format
+            content: Any = (
+                load_file(path)
+                if path.suffix == ".safetensors"
+                else torch.load(path, map_location="cpu", weights_only=True)
+            )
     except (SafetensorError, *DAMAGE):
         raise UserError(
             f"Cannot read the weights {path}: it should be safetensors, or tensors that torch.save wrote (objects of "
