@@ -9,9 +9,10 @@ import fnmatch
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -46,11 +47,19 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Choice:
-    """One choosing: by which function, how many (None = all in order), and the experts ``(..., K)`` in that order."""
+    """One choosing.
+
+    Attributes:
+        function: by which.
+        count: how many, None = all in order.
+        experts: those chosen, ``(..., K)``, best first.
+        precision: of the scores: the smallest step from one, 0 where they are whole numbers.
+    """
 
     function: str
     count: int | None
-    chosen: Tensor
+    experts: Tensor
+    precision: float
 
 
 # What was chosen from.
@@ -154,17 +163,19 @@ def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
 
 
 @contextmanager
-def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Tensor]]]:
+def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
     """Watch a forward pass; yields what says, after it, which K experts were chosen from what a module gave.
 
-    Each choosing is one tensor ``(..., K)``. Beside a ``topk`` no other counts, as for K itself.
+    Beside a ``topk`` no other choosing counts, as for K itself.
     """
     watch = _Watch()
 
-    def chosen(name: str, top_k: int) -> list[Tensor]:
+    def chosen(name: str, top_k: int) -> list[Choice]:
         calls = [call for origin, found in watch.choices.items() if name in origin.modules for call in found]
         calls = [call for call in calls if call.function == "topk"] or calls
-        return [call.chosen[..., :top_k] for call in calls if call.count in (None, top_k)]
+        return [
+            replace(call, experts=call.experts[..., :top_k]) for call in calls if call.count in (None, top_k)
+        ]
 
     with _watching(net, watch):
         yield chosen
@@ -231,7 +242,9 @@ class _Watch(TorchFunctionMode):
                 chosen = chosen.flip(-1)
             if best and chosen.ndim < scores.ndim:
                 chosen = chosen.unsqueeze(-1)
-            self.choices.setdefault(origin, []).append(Choice(name, 1 if best else count, chosen))
+            self.choices.setdefault(origin, []).append(
+                Choice(name, 1 if best else count, chosen, _precision(scores))
+            )
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
 
@@ -247,6 +260,10 @@ class _Watch(TorchFunctionMode):
             modules = frozenset().union(*(origin.modules for origin in origins))
             before = next((origin.before for origin in origins if origin.before), _ACTIVATIONS.get(name))
             self._seen[id(result)] = result, _Origin(modules, before)
+
+
+def _precision(scores: Tensor) -> float:
+    return torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

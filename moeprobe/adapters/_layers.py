@@ -86,19 +86,20 @@ class Layer:
             router=self.router,
         )
 
-    def otherwise(self, read: Mapping[str, Tensor], chosen: Tensor) -> int:
+    def otherwise(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
         """Return for how many tokens the model itself chose experts that do not have the highest gates.
 
         Args:
             read: what was read off the router.
             chosen: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
+            precision: of what it was read off, the smallest step from one.
         """
         logits = read["logits"].flatten(0, -2)
         gates, own = _gates(logits, self.before), chosen.flatten(0, -2)
         if len(own) != len(gates):
             return len(gates)
         # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
-        rounding = 4 * torch.finfo(logits.dtype).eps
+        rounding = 4 * max(precision, torch.finfo(logits.dtype).eps)
         fits = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
         for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
             lowest = scores.topk(own.shape[1]).values[:, -1]

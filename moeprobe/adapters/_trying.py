@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from moeprobe.adapters._finding import Found, choosing, detect, named
+from moeprobe.adapters._finding import Choice, Found, choosing, detect, named
 from moeprobe.adapters._layers import Layer, layer_names, read_layer
 from moeprobe.adapters._running import Pass, Running, check_fired, naming
 from moeprobe.errors import UserError
@@ -64,13 +64,13 @@ def learn(running: Running, images: Tensor) -> dict[str, Layer]:
 
 
 def _check_choice(
-    layer: Layer, read: Mapping[str, Tensor], chosen: Callable[[str, int], list[Tensor]]
+    layer: Layer, read: Mapping[str, Tensor], chosen: Callable[[str, int], list[Choice]]
 ) -> None:
     """Raise ``UserError`` where the model chose other experts than those with the highest gates."""
     if layer.top_k is None:
         return
     for own in chosen(layer.module, layer.top_k):
-        others = layer.otherwise(read, own)
+        others = layer.otherwise(read, own.experts, precision=own.precision)
         if others:
             raise UserError(
                 f"the model's choice is made of more than its logits (a bias, groups, other images): of "

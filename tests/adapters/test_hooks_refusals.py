@@ -95,14 +95,12 @@ def test_a_choice_by_the_logits_is_taken_whatever_its_way(choose: Choose) -> Non
     )
 
 
-@pytest.mark.parametrize(("choose", "scale"), [(halved, 1e-3), (last_of_equal, 0.0)])
+@pytest.mark.parametrize(("choose", "scale"), [(halved, 1e-2), (last_of_equal, 0.0)])
 def test_one_of_equal_experts_is_no_other_choice(choose: Choose, scale: float) -> None:
     net = vit(choose)
     with torch.no_grad():
         for block in (1, 3):
             net.blocks[block].mlp.gate.weight.mul_(scale)
-    if choose is halved:
-        net.bfloat16()
     assert Hooks(net, **VIT).layer_names == ("blocks.1", "blocks.3")
 
 
