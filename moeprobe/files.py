@@ -4,13 +4,22 @@ import contextlib
 import hashlib
 import json
 import os
+import pickle
 import shutil
+import struct
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+
+# What torch may raise when it reads a damaged or hostile file.
+DAMAGE = (
+    OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
+    AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

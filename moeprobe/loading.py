@@ -22,6 +22,7 @@ from moeprobe.data._files import Files
 from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.probes import Checkpoint
+from moeprobe.runs import TAKEN
 from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
@@ -30,6 +31,8 @@ Model = Checkpoint | str | Path
 DEFAULT_DATA = "digits"
 # Models of other programs, ``scheme:reference``, and the adapter that opens them.
 _SCHEMES = {"py": "hooks", "hf": "huggingface"}
+# Files are called by a model's name and some more, and most systems allow 255 bytes in all.
+_LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -143,13 +146,36 @@ def _open(source: str, **more: Any) -> Checkpoint:
 
 
 def _checkpoint(opened: Opened) -> Checkpoint:
+    """Return another program's model as what is probed.
+
+    Raises:
+        UserError: files cannot be called by its name.
+    """
     return Checkpoint(
-        name=opened.name,
+        name=_file_name(opened.name),
         model=opened.model,
         framing=opened.framing,
         class_names=opened.class_names,
         provenance=opened.provenance,
     )
+
+
+def _file_name(name: str) -> str:
+    """Return a model's name, by which files and folders are called.
+
+    Raises:
+        UserError: it is not one ordinary part of a path.
+    """
+    ordinary = name.isprintable() and name == name.strip() and not set(name) & set("/\\")
+    if not name or not ordinary or name.startswith(".") or len(name.encode()) > _LONGEST_NAME:
+        raise UserError(
+            f"A model cannot be called {name[:80]!r}: files are called by its name, so it must be one ordinary part of "
+            f"a path, without '/' or a leading dot, of at most {_LONGEST_NAME} bytes; name it otherwise (name: in its "
+            "settings, or its folder)."
+        )
+    if name.casefold() in TAKEN:
+        raise UserError(f"A model cannot be called {name!r}: that is what runs call a file of their own.")
+    return name
 
 
 def _capacity(model: Vmoe, *, trained: bool) -> str:

@@ -123,7 +123,12 @@ def write(
 
 
 def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
-    """Return the images skipped in the traces that lie in a folder; None unless they are of the same images."""
+    """Return the images skipped in the traces that lie in a folder; None unless they are of the same images.
+
+    A checkpoint without a hash is never taken for the one of before.
+    """
+    if checkpoint.provenance.get("sha256") is None:
+        return None
     skipped: list[str] = []
     for view in views:
         path = folder / f"{view.name}.parquet"

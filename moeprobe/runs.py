@@ -25,6 +25,8 @@ from moeprobe.files import write_json
 from moeprobe.tables import write_csv, write_images
 
 _REQUEST, _FINISHED, _PARTS = "run.json", "table.json", "parts"
+# Names in a run's folder that no checkpoint's may be.
+TAKEN = frozenset({_REQUEST, _FINISHED, _PARTS})
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
 
 

@@ -108,8 +108,11 @@ def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dic
 
 
 def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[str]] | None:
-    """Return the sums of a part file and the images skipped in it; None unless it is about the same images."""
-    if path is None or not path.exists():
+    """Return the sums of a part file and the images skipped in it; None unless it is about the same images.
+
+    A checkpoint without a hash is never taken for the one of before.
+    """
+    if path is None or identity["checkpoint"] is None or not path.exists():
         return None
     note = read_note(path)
     skipped = note.pop("skipped", None)

@@ -17,7 +17,7 @@ from moeprobe.formats.trace import FORMAT, VERSION
 from moeprobe.loading import Model, Options, choose_data, choose_device, load_models
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
-from moeprobe.runs import OutputFolder, provenance
+from moeprobe.runs import TAKEN, OutputFolder, provenance
 from moeprobe.views.base import Framing
 from moeprobe.watching import Watcher
 
@@ -150,6 +150,11 @@ def _ask(
     data = choose_data(data, loaded)
     question = make_probe(_KIND, loaded, data=data, view_name=view, severities=severities, options=options)
     for model in loaded:
+        if model.name.partition("/")[0].casefold() in TAKEN:
+            raise UserError(
+                f"The traces of {model.name} would lie where the run keeps its own files; give the checkpoint's folder "
+                "another name."
+            )
         if not all_gates and any(layer.top_k == 0 for layer in glance(model, options.layers)):
             raise UserError(
                 f"In {model.name} every expert gets a share of every token, so a trace without all gates would say "

@@ -2,9 +2,9 @@
 
 import difflib
 import importlib
-import pickle
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from moeprobe.adapters._settings import FileSettings, load
 from moeprobe.errors import UserError
+from moeprobe.files import DAMAGE
 
 FORM = "py:package.module:factory or py:package.module:factory@settings.yaml"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<factory>[\w.]+)(?:@(?P<settings>.+))?")
@@ -132,12 +133,13 @@ def load_weights(net: nn.Module, path: Path) -> None:
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
-        content: Any = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-    except (SafetensorError, pickle.UnpicklingError, OSError, EOFError, RuntimeError, ValueError, KeyError):
+        with warnings.catch_warnings(action="ignore"):  # of other versions of the format
+            content: Any = (
+                load_file(path)
+                if path.suffix == ".safetensors"
+                else torch.load(path, map_location="cpu", weights_only=True)
+            )
+    except (SafetensorError, *DAMAGE):
         raise UserError(
             f"Cannot read the weights {path}: it should be safetensors, or tensors that torch.save wrote (objects of "
             "other kinds are not loaded)."
@@ -145,6 +147,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     for key in _PARAMETERS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise UserError(f"{path} holds no state dict (tensors by name).")
     return dict(content)

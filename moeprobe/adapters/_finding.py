@@ -8,9 +8,11 @@ reaches ``topk``, ``argmax``, ``max``, ``sort`` or ``argsort`` along the experts
 import fnmatch
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -43,8 +45,25 @@ class _Origin:
     before: str | None = None
 
 
-# What was chosen from: by which function, and how many (None = all in order).
-Choices = dict[_Origin, list[tuple[str, int | None]]]
+@dataclass(frozen=True)
+class Choice:
+    """One choosing.
+
+    Attributes:
+        function: by which.
+        count: how many, None = all in order.
+        experts: those chosen, ``(..., K)``, best first.
+        precision: of the scores: the smallest step from one, 0 where they are whole numbers.
+    """
+
+    function: str
+    count: int | None
+    experts: Tensor
+    precision: float
+
+
+# What was chosen from.
+Choices = dict[_Origin, list[Choice]]
 
 
 def named(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
@@ -101,17 +120,8 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[Found]:
         UserError: there is none, a choice is made from several of them, or they are not of one kind.
     """
     watch = _Watch()
-
-    def reader(name: str) -> Callable[..., None]:
-        return lambda _module, _inputs, output: watch.produced(name, output)
-
-    handles = [module.register_forward_hook(reader(name)) for name, module in net.named_modules() if name]
-    try:
-        with watch:
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with _watching(net, watch):
+        run()
     if not watch.choices:
         raise UserError(
             "No module was found whose output is followed by a top-k; name the routers (routers: a glob over module "
@@ -137,13 +147,47 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[Found]:
     return found
 
 
+@contextmanager
+def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
+    """Show ``watch`` what the modules return, and what is done with it."""
+
+    def reader(name: str) -> Callable[..., None]:
+        return lambda _module, _inputs, output: watch.produced(name, output)
+
+    with ExitStack() as stack:
+        for name, module in net.named_modules():
+            if name:
+                stack.callback(module.register_forward_hook(reader(name)).remove)
+        stack.enter_context(watch)
+        yield
+
+
+@contextmanager
+def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
+    """Watch a forward pass; yields what says, after it, which K experts were chosen from what a module gave.
+
+    Beside a ``topk`` no other choosing counts, as for K itself.
+    """
+    watch = _Watch()
+
+    def chosen(name: str, top_k: int) -> list[Choice]:
+        calls = [call for origin, found in watch.choices.items() if name in origin.modules for call in found]
+        calls = [call for call in calls if call.function == "topk"] or calls
+        return [
+            replace(call, experts=call.experts[..., :top_k]) for call in calls if call.count in (None, top_k)
+        ]
+
+    with _watching(net, watch):
+        yield chosen
+
+
 def _one_of(choices: Choices, name: str) -> int | None:
     """Return K where one top-k follows a module; None where there are several, or all experts are sorted.
 
     Beside a ``topk`` a maximum is none of the routing (a stable softmax, a count of the load).
     """
     calls = [call for origin, found in choices.items() if name in origin.modules for call in found]
-    counts = [count for function, count in calls if function == "topk"] or [count for _, count in calls]
+    counts = [call.count for call in calls if call.function == "topk"] or [call.count for call in calls]
     return counts[0] if len(counts) == 1 else None
 
 
@@ -178,12 +222,12 @@ class _Watch(TorchFunctionMode):
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "").replace("_", "")
         if name in _CHOOSING:
-            self._chosen(name, args, kwargs)
+            self._chosen(name, args, kwargs, result)
         elif name in _KEEPING:
             self._kept(name, [*args, *kwargs.values()], result)
         return result
 
-    def _chosen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _chosen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         scores = args[0] if args else kwargs.get("input")
         if not isinstance(scores, Tensor) or id(scores) not in self._seen:
             return
@@ -192,7 +236,15 @@ class _Watch(TorchFunctionMode):
         along = kwargs.get("dim", rest[0] if rest else (-1 if name in ("topk", "sort", "argsort") else None))
         if isinstance(along, int) and along % scores.ndim == scores.ndim - 1:
             origin = self._seen[id(scores)][1]
-            self.choices.setdefault(origin, []).append((name, 1 if name in ("argmax", "max") else count))
+            best = name in ("argmax", "max")
+            chosen = result if isinstance(result, Tensor) else result[1]
+            if count is None and not best and not kwargs.get("descending", len(rest) > 1 and rest[1]):
+                chosen = chosen.flip(-1)
+            if best and chosen.ndim < scores.ndim:
+                chosen = chosen.unsqueeze(-1)
+            self.choices.setdefault(origin, []).append(
+                Choice(name, 1 if best else count, chosen, _precision(scores))
+            )
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
 
@@ -208,6 +260,10 @@ class _Watch(TorchFunctionMode):
             modules = frozenset().union(*(origin.modules for origin in origins))
             before = next((origin.before for origin in origins if origin.before), _ACTIVATIONS.get(name))
             self._seen[id(result)] = result, _Origin(modules, before)
+
+
+def _precision(scores: Tensor) -> float:
+    return torch.finfo(scores.dtype).eps if scores.is_floating_point() else 0.0
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

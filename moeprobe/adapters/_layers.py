@@ -46,6 +46,11 @@ class Layer:
     gates_sum_to_one: bool
     sequence_first: bool
 
+    @property
+    def identity(self) -> tuple[str, str, int | None]:
+        """What of it tells a model from another with the same parameters and settings."""
+        return self.module, self.before, self.top_k
+
     def described(self) -> str:
         """Return where it is and how it is read, in words."""
         choice = "its own choice" if self.top_k is None else f"the {self.top_k} highest gates"
@@ -80,6 +85,27 @@ class Layer:
             token_local=token_local,
             router=self.router,
         )
+
+    def otherwise(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
+        """Return for how many tokens the model itself chose experts that do not have the highest gates.
+
+        Args:
+            read: what was read off the router.
+            chosen: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
+            precision: of what it was read off, the smallest step from one.
+        """
+        logits = read["logits"].flatten(0, -2)
+        gates, own = _gates(logits, self.before), chosen.flatten(0, -2)
+        if len(own) != len(gates):
+            return len(gates)
+        # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
+        rounding = 4 * max(precision, torch.finfo(logits.dtype).eps)
+        fits = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
+        for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
+            lowest = scores.topk(own.shape[1]).values[:, -1]
+            taken = scores.gather(1, own).amin(1)
+            fits |= (taken == lowest) | (taken >= lowest - rounding * lowest.abs().clamp_min(least))
+        return int((~fits).sum())
 
 
 def read_layer(
@@ -146,10 +172,20 @@ def _tokens(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
 
 
 def _gates(logits: Tensor, before: str) -> Tensor:
-    """Return the gates ``(B, T, E)`` float32."""
-    if before == "softmax":
-        return logits.float().softmax(-1)
-    return logits.float().sigmoid() if before == "sigmoid" else logits.float()
+    """Return the gates ``(..., E)`` float32.
+
+    Raises:
+        UserError: some are not finite.
+    """
+    gates = logits.float()
+    if before != "none":
+        gates = gates.softmax(-1) if before == "softmax" else gates.sigmoid()
+    if not gates.isfinite().all():
+        raise UserError(
+            "its gates are not finite (NaN or infinity), so no expert is the highest; are the model's parameters, and "
+            "mean and std of its images, sound?"
+        )
+    return gates
 
 
 def _check_logits(logits: Tensor, before: str) -> None:

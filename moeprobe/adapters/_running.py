@@ -130,9 +130,10 @@ class Running:
             )
         return features.float()
 
-    def hash(self) -> str:
-        """Return a hash of the parameters and of what was told."""
-        digest = hashlib.sha256(json.dumps(self.settings.plain(), sort_keys=True).encode())
+    def hash(self, layers: Mapping[str, Layer]) -> str:
+        """Return a hash of the parameters, of what was told and of what was learnt."""
+        learnt = {name: layer.identity for name, layer in layers.items()}
+        digest = hashlib.sha256(json.dumps([self.settings.plain(), learnt], sort_keys=True).encode())
         for name, value in self.net.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

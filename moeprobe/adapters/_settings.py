@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator
 from torch import nn
@@ -28,13 +28,13 @@ class Settings(Section):
     read: Read | None = None
     before: Activation | None = None
     top_k: int | None = Field(None, gt=0)
-    image_size: int = Field(gt=0)
+    image_size: int = Field(ge=1, le=16_384)
     patch_size: int | dict[str, int] | None = None
     num_prefix_tokens: int = Field(0, ge=0)
     sequence_first: bool = False
     token_local: bool | None = None
     mean: list[float] = Field(min_length=3, max_length=3)
-    std: list[float] = Field(min_length=3, max_length=3)
+    std: list[Annotated[float, Field(gt=0)]] = Field(min_length=3, max_length=3)
     crop_fraction: float | None = Field(None, gt=0, le=1)
     classes: str | list[str] | None = None
     output: Place | None = None
@@ -46,6 +46,14 @@ class Settings(Section):
         if isinstance(read, Mapping) and not {"logits"} <= set(read) <= {"logits", "indices"}:
             raise ValueError("its keys are logits and, where the router tells them, indices")
         return read
+
+    @field_validator("patch_size")
+    @classmethod
+    def _some_pixels(cls, patch_size: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        sizes = patch_size.values() if isinstance(patch_size, dict) else [patch_size]
+        if any(size is not None and size < 1 for size in sizes):
+            raise ValueError("a patch has at least one pixel along its side")
+        return patch_size
 
     def plain(self) -> dict[str, Any]:
         """Return what was told as JSON can hold it; classes and functions by their names."""

@@ -4,12 +4,13 @@ Axes: B images.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from moeprobe.adapters._finding import Found, detect, named
+from moeprobe.adapters._finding import Choice, Found, choosing, detect, named
 from moeprobe.adapters._layers import Layer, layer_names, read_layer
 from moeprobe.adapters._running import Pass, Running, check_fired, naming
 from moeprobe.errors import UserError
@@ -39,7 +40,8 @@ def learn(running: Running, images: Tensor) -> dict[str, Layer]:
         else [Found(name) for name in named(running.net, told.routers)]
     )
     seen = {item.name: item for item in found}
-    _, fired = running.first(images, list(seen))
+    with choosing(running.net) if told.routers is None else nullcontext() as chosen:
+        _, fired = running.first(images, list(seen))
     check_fired([name for name, _ in fired], list(seen))
     layers = {}
     for name, read in fired:
@@ -56,7 +58,26 @@ def learn(running: Running, images: Tensor) -> dict[str, Layer]:
                 num_prefix_tokens=told.num_prefix_tokens,
                 sequence_first=told.sequence_first,
             )
+            if chosen is not None:
+                _check_choice(layers[name], read, chosen)
     return {short: layers[name] for short, name in layer_names(list(layers)).items()}
+
+
+def _check_choice(
+    layer: Layer, read: Mapping[str, Tensor], chosen: Callable[[str, int], list[Choice]]
+) -> None:
+    """Raise ``UserError`` where the model chose other experts than those with the highest gates."""
+    if layer.top_k is None:
+        return
+    for own in chosen(layer.module, layer.top_k):
+        others = layer.otherwise(read, own.experts, precision=own.precision)
+        if others:
+            raise UserError(
+                f"the model's choice is made of more than its logits (a bias, groups, other images): of "
+                f"{read['logits'].flatten(0, -2).shape[0]} tokens {others} have other experts than the highest "
+                f"{layer.top_k}. Take a module that returns the choice too, by routers, and say where both are, e.g. "
+                "read: {logits: 0, indices: 1}."
+            )
 
 
 def coupling(running: Running, layers: Mapping[str, Layer], images: Tensor) -> str:

@@ -12,7 +12,6 @@ Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -171,7 +170,7 @@ class Hooks:
         net, told = self._running.net, self.settings.plain()
         found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as told"
         return {
-            "sha256": self._running.hash(),
+            "sha256": self._running.hash(self._layers),
             "capacity": "its own",
             "group_images": self.group_images,
             "training": {"imported": "hooks"},
@@ -211,7 +210,7 @@ class Hooks:
         name = made.factory.rpartition(":")[2] if settings is None else settings.name
         if isinstance(model, Hooks):
             model.to(device).group(group_images)
-            model = _with_code(model.opened(name), made.file)
+            model = _with_code(model.opened(name), made)
         if not isinstance(model, Opened):
             raise UserError(
                 f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
@@ -263,14 +262,13 @@ def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _with_code(opened: Opened, file: Path | None) -> Opened:
-    """Return the model with a hash that is about the Python file it is made in as well."""
-    if file is None:
-        return opened
-    both = f"{opened.provenance['sha256']} {sha256(file)}"
+def _with_code(opened: Opened, made: _factories.Made) -> Opened:
+    """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
+    code = "" if made.file is None else sha256(made.file)
+    whole = f"{opened.provenance['sha256']} {made.factory} {code}"
     return dataclasses.replace(
         opened,
-        provenance={**opened.provenance, "sha256": hashlib.sha256(both.encode()).hexdigest()},
+        provenance={**opened.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
     )
 
 

@@ -190,6 +190,11 @@ class Huggingface:
                 f"The router of {name} saw {len(logits)} tokens where the batch has {shape.numel()}."
             )
         gates = layer.reader.gates(logits, choice)
+        if not gates.isfinite().all():
+            raise UserError(
+                f"The gates of {name} are not finite (NaN or infinity), so no expert is the highest; are the model's "
+                "weights sound, in the precision that it is loaded in?"
+            )
         scores = layer.reader.scores(logits, gates)
         selected, processed = order_choices(
             choice.selected, choice.processed, gates if scores is None else scores
@@ -266,9 +271,10 @@ class Huggingface:
             traceable = cls(model.to(device), trained_capacity=trained_capacity)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+        folder = Path(reference).expanduser()
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
         return Opened(
-            name=Path(reference).name,
+            name=(folder.resolve() if folder.is_dir() else folder).name,
             model=traceable,
             framing=TextFraming(
                 FastTokenizer(tokenizer),

@@ -7,7 +7,6 @@ itself is one rank.
 Source: the layout that Swin-MoE's program writes, as publicly known; no released file was at hand.
 """
 
-import pickle
 import re
 import warnings
 import zipfile
@@ -21,15 +20,11 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError
+from moeprobe.files import DAMAGE
 from moeprobe.formats.cursor import quoted
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")
-# What reading a damaged or hostile file may raise.
-_DAMAGE = (
-    OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
-    AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise UserError(_damaged(path, error)) from None
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]

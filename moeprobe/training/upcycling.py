@@ -1,6 +1,7 @@
 """The dense weights that a sparse model is to start from: a file, or what timm's hub has."""
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from moeprobe.config import ModelConfig, UpcycleConfig
 from moeprobe.errors import UserError
-from moeprobe.files import sha256
+from moeprobe.files import DAMAGE, sha256
 from moeprobe.nn.build import is_ours
 from moeprobe.nn.upcycle import upcycle
 
@@ -57,12 +58,15 @@ def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, A
     if not path.is_file():
         raise UserError(f"There is no file {path} of dense weights; give another model.upcycle.file.")
     try:
-        tensors = load_state_dict(str(path))
-    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError) as error:
+        with warnings.catch_warnings(action="ignore"):  # of other versions of the format
+            tensors = load_state_dict(str(path))
+    except (SafetensorError, *DAMAGE) as error:
         raise UserError(
             f"{path} holds no weights that can be read without executing it: {_in_short(error)}."
         ) from None
-    if not tensors or not all(isinstance(value, Tensor) for value in tensors.values()):
+    if not tensors or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
+    ):
         raise UserError(f"{path} holds no weights: a mapping of parameters' names to tensors is needed.")
     return tensors, {"source": str(path), "sha256": sha256(path)}
 

@@ -296,6 +296,20 @@ def test_what_cannot_be_opened_is_one_sentence(folder: Path, opened: Checkpoint,
             loading.load_model(f"hf:{tmp_path}")
 
 
+def test_a_folder_is_called_by_its_own_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert loading.load_model("hf:.", device="cpu").name == "tiny"
+
+
+def test_gates_that_are_no_numbers_are_refused() -> None:
+    net = families.small("olmoe")
+    model = Huggingface(net)
+    with torch.no_grad():
+        net.model.layers[0].mlp.gate.weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match=r"The gates of .*layers\.0.* are not finite"):
+        model.trace(batch(ids()))
+
+
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
