@@ -1,9 +1,11 @@
-"""What an adapter of foreign models hands over."""
+"""What an adapter of foreign models hands over, and what adapters share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moeprobe.catalog import unknown
+from moeprobe.errors import UserError
 from moeprobe.routing import Traceable
 from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing
@@ -26,3 +28,15 @@ class Opened:
     framing: Framing | TextFraming
     class_names: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Return those of a model's layers that are asked for, in its order; None = all.
+
+    Raises:
+        UserError: it has no layer of some name.
+    """
+    for name in layers or ():
+        if name not in known:
+            raise UserError(unknown("MoE layer", name, known))
+    return [name for name in known if layers is None or name in layers]

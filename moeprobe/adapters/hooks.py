@@ -22,8 +22,8 @@ from moeprobe.adapters._reading import described
 from moeprobe.adapters._running import Running
 from moeprobe.adapters._settings import Activation, Place, Read, checked
 from moeprobe.adapters._trying import coupling, images_to_try, learn
-from moeprobe.adapters.base import Opened
-from moeprobe.catalog import DATA, unknown
+from moeprobe.adapters.base import Opened, wanted_layers
+from moeprobe.catalog import DATA
 from moeprobe.errors import UserError
 from moeprobe.files import sha256
 from moeprobe.routing import RoutingTrace, joined
@@ -154,7 +154,7 @@ class Hooks:
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model; see ``routing.Traceable``."""
-        wanted = {name: self._layers[name] for name in self._wanted(layers)}
+        wanted = {name: self._layers[name] for name in wanted_layers(layers, self.layer_names)}
         assert wanted or logits, "nothing is asked for"
         passes = [self._running.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
         scores = [one.scores for one in passes if one.scores is not None]
@@ -237,14 +237,6 @@ class Hooks:
     def _pieces(self, images: Tensor) -> Sequence[Tensor]:
         """Return the images as they are run at a time."""
         return images.split(self.group_images) if self._coupling else [images]
-
-    def _wanted(self, layers: Sequence[str] | None) -> list[str]:
-        if layers is None:
-            return list(self.layer_names)
-        for name in layers:
-            if name not in self._layers:
-                raise UserError(unknown("MoE layer", name, self.layer_names))
-        return [name for name in self.layer_names if name in layers]
 
 
 def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:

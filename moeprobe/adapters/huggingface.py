@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from moeprobe.adapters._hf_files import FastTokenizer, digest_of, load
 from moeprobe.adapters._hf_outputs import learn
 from moeprobe.adapters._hf_routers import Layer, Stop, blocks_without, find_routers, set_capacity, watch
-from moeprobe.adapters.base import Opened
-from moeprobe.catalog import unknown
+from moeprobe.adapters.base import Opened, wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
 from moeprobe.tokens import TokenBatch
@@ -86,7 +85,7 @@ class Huggingface:
         if not isinstance(images, TokenBatch):
             raise UserError("The model reads texts: it takes a TokenBatch.")
         texts = images.to(self.device)
-        wanted = self._wanted(layers)
+        wanted = wanted_layers(layers, self.layer_names)
         scored = logits and self._head is not None
         output = None
         with torch.inference_mode(), self._watching(wanted, stop=not scored), self._noisy(texts):
@@ -212,14 +211,6 @@ class Huggingface:
             token_local=not self._limited,
             router=self.router_name,
         )
-
-    def _wanted(self, layers: Sequence[str] | None) -> list[str]:
-        if layers is None:
-            return list(self.layer_names)
-        for name in layers:
-            if name not in self._layers:
-                raise UserError(unknown("MoE layer", name, self.layer_names))
-        return [name for name in self.layer_names if name in layers]
 
     def _learn(self, routers: dict[str, Layer]) -> dict[str, Layer]:
         """Return the routers in the order in which they fire, each with its reader."""

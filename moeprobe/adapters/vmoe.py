@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.catalog import unknown
+from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.nn.capture import capture, capture_inputs, moe_layers
@@ -93,7 +93,7 @@ class Vmoe:
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model; see ``routing.Traceable``."""
-        wanted = self._wanted(layers)
+        wanted = wanted_layers(layers, self.layer_names)
         assert wanted or logits, "nothing is asked for"
         output: Tensor | None = None
         with (
@@ -108,7 +108,7 @@ class Vmoe:
         """Run the model with choices made elsewhere; see ``routing.Replayable``."""
         assert gates in ("recomputed", "replayed"), gates
         choices = {}
-        for name in self._wanted(list(routing.layers)):
+        for name in wanted_layers(list(routing.layers), self.layer_names):
             layer = routing.layers[name]
             expected = (
                 len(images),
@@ -134,14 +134,14 @@ class Vmoe:
 
     def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the tokens that each router sees; see ``routing.Routable``."""
-        wanted = self._wanted(layers)
+        wanted = wanted_layers(layers, self.layer_names)
         with torch.inference_mode(), capture_inputs(self.model, stop_after=wanted[-1]) as inputs:
             self._forward(images)
         return {name: inputs[name] for name in wanted}
 
     def route(self, layer: str, tokens: Tensor) -> LayerRouting:
         """Ask one router alone; see ``routing.Routable``."""
-        (name,) = self._wanted([layer])
+        (name,) = wanted_layers([layer], self.layer_names)
         with torch.inference_mode():
             decision = self._layers[name].route(tokens)
         return self._routing(name, decision, len(tokens))
@@ -157,14 +157,6 @@ class Vmoe:
                 f"got {tuple(images.shape)}."
             )
         return (images.to(self.device) - self._mean) / self._std
-
-    def _wanted(self, layers: Sequence[str] | None) -> list[str]:
-        if layers is None:
-            return list(self.layer_names)
-        for name in layers:
-            if name not in self._layers:
-                raise UserError(unknown("MoE layer", name, self.layer_names))
-        return [name for name in self.layer_names if name in layers]
 
     def _routing(self, name: str, decision: Decision, num_images: int) -> LayerRouting:
         gates = decision.gates.reshape(num_images, -1, decision.gates.shape[-1]).float()
