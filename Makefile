@@ -35,7 +35,7 @@ fix: setup ## Mend what the linter can mend
 bench: setup ## Time a training step of one MoE layer with every router, side by side
 	$(BIN)/python benchmarks/routers.py
 
-reports: setup ## Regenerate the committed reports from the committed checkpoints (nine minutes on two cores)
+reports: setup ## Regenerate the committed reports from the committed checkpoints (ten minutes on two cores)
 	$(BIN)/python reports/regenerate.py
 	$(BIN)/python reports/regenerate_routers.py
 
