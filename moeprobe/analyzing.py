@@ -264,13 +264,11 @@ def labelled(result: Result) -> Result:
         severity = row["severity"]
         return names[row["checkpoint"], row["view"], None if severity != severity else severity]
 
-    table = result.table.copy()
     of_each = {label: name for (name, _, _), label in names.items()}
     if len(names) == len(set(of_each.values())):
         return result
-    table["checkpoint"] = [
-        called(row) for row in table[["checkpoint", "view", "severity"]].to_dict("records")
-    ]
+    rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
+    table = result.table.assign(checkpoint=[called(row) for row in rows])
     sidecar = result.sidecar | {"colours": colours(list(of_each))}
     return Result(table, None, result.images, sidecar)
 

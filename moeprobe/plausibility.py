@@ -31,9 +31,8 @@ def warnings(
         num_classes: of the data, which are the model's own.
         clean: the severity that changes nothing; None where only clean images were run.
     """
-    measured = table[(table["metric"] == "accuracy") & table["severity"].isin([clean])]
-    if clean is None:
-        measured = table[(table["metric"] == "accuracy") & (table["view"] == "clean")]
+    unperturbed = table["view"] == "clean" if clean is None else table["severity"] == clean
+    measured = table[(table["metric"] == "accuracy") & unperturbed]
     found = {}
     for row in measured.to_dict("records"):
         if row["images"] < ENOUGH_IMAGES or pd.isna(row["ci_low"]):

@@ -101,7 +101,6 @@ def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dic
         "checkpoint": checkpoint.provenance.get("sha256"),
         "images": hashlib.sha256(names.encode()).hexdigest(),
         "masks": probe.dataset.mask_hash(block),
-        "content": probe.dataset.content_hash(),
         "moeprobe": __version__,
         "group_images": checkpoint.model.group_images,
     }

@@ -90,7 +90,6 @@ def to_routing(block: Block) -> LayerRouting:
 
     Where gates are not recorded they are zeros, and where those of the other experts are not, they are said to be no
     distribution.
-
     """
     layer = block.layer
     grid = None

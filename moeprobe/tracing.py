@@ -93,7 +93,7 @@ def record(
                 if len(bad) == len(question.indices):
                     raise UserError(f"None of the {len(bad)} images of {data} could be read.")
         skipped.append(bad)
-        files += [folder.path / model.name / f"{one.name}.parquet" for one in views]
+        files += [place / f"{one.name}.parquet" for one in views]
     sidecar = {
         "request": request,
         "command": options.command,

@@ -22,6 +22,12 @@ REPORTS = Path("reports/routers")
 
 # Title of a table, and its columns: heading, and the rows' metric, view, severity.
 _CLEAN = ("clean", None)
+_PERTURBED = (
+    ("random_crop", "random_crop", None),
+    ("prc_crops", "prc_crops", None),
+    ("noise, σ 0.1", "gaussian_noise", 0.1),
+    ("noise, σ 0.2", "gaussian_noise", 0.2),
+)
 TABLES: dict[str, tuple[tuple[str, str, str | None, float | None], ...]] = {
     "What is reached, and what it costs": (
         ("accuracy", "accuracy", *_CLEAN),
@@ -32,22 +38,10 @@ TABLES: dict[str, tuple[tuple[str, str, str | None, float | None], ...]] = {
         ("active parameters, M", "active_parameters", None, None),
     ),
     "Steadiness of the combine weights: κ of their cosine, which exists for every router": tuple(
-        (heading, "weight_cosine_kappa", view, severity)
-        for heading, view, severity in (
-            ("random_crop", "random_crop", None),
-            ("prc_crops", "prc_crops", None),
-            ("noise, σ 0.1", "gaussian_noise", 0.1),
-            ("noise, σ 0.2", "gaussian_noise", 0.2),
-        )
+        (heading, "weight_cosine_kappa", view, severity) for heading, view, severity in _PERTURBED
     ),
     "Steadiness of the experts that work on a token: κ of the Jaccard index of the two sets": tuple(
-        (heading, "set_jaccard_kappa", view, severity)
-        for heading, view, severity in (
-            ("random_crop", "random_crop", None),
-            ("prc_crops", "prc_crops", None),
-            ("noise, σ 0.1", "gaussian_noise", 0.1),
-            ("noise, σ 0.2", "gaussian_noise", 0.2),
-        )
+        (heading, "set_jaccard_kappa", view, severity) for heading, view, severity in _PERTURBED
     ),
     "Load and contagion": (
         ("load entropy", "load_entropy", *_CLEAN),

@@ -1,13 +1,16 @@
-"""What imports have in common: where they go, the description of the model, and what its scores are about."""
+"""What imports have in common: where and how they are written, the description of the model, and its classes."""
 
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch import nn
 
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
+from moeprobe.files import whole_folder
 from moeprobe.loading import open_data
+from moeprobe.training import checkpoint
 
 
 def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
@@ -22,6 +25,30 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
     if folder.resolve() in source.resolve().parents:
         raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
+
+
+def save(
+    folder: Path,
+    model: nn.Module,
+    *,
+    config: ModelConfig,
+    imported: str,
+    source: Path,
+    class_names: tuple[str, ...],
+) -> None:
+    """Write an imported model as a checkpoint folder, whole or not at all; ``imported`` is the kind of its source.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    with whole_folder(folder) as temporary:
+        checkpoint.save(
+            temporary / "last.safetensors",
+            model,
+            config=config,
+            training={"imported": imported, "source": str(source)},
+            class_names=class_names,
+        )
 
 
 def model_config(keys: dict[str, Any]) -> ModelConfig:

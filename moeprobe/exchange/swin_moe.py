@@ -10,13 +10,11 @@ from torch import Tensor
 import moeprobe.nn  # noqa: F401  (mends torchvision)
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.exchange._common import check_folder, class_names, model_config
+from moeprobe.exchange._common import check_folder, class_names, model_config, save
 from moeprobe.exchange._swin_moe_files import Ranks, find_files, read_ranks
 from moeprobe.exchange._swin_moe_names import Architecture, infer, to_state_dict
-from moeprobe.files import whole_folder
 from moeprobe.formats.cursor import quoted
 from moeprobe.nn.swin import build_swin
-from moeprobe.training import checkpoint
 from moeprobe.watching import Watcher
 
 # What leaves no trace in the parameters: Swin-MoE's own values, but that nothing is dropped unless somebody says so.
@@ -88,14 +86,7 @@ def import_swin_moe(
     config = _config(sizes, settings, renormalise=renormalise)
     names = () if classes is None else class_names(classes, sizes.num_classes)
     model = _filled(config, ranks, sizes, source=str(source))
-    with whole_folder(folder) as temporary:
-        checkpoint.save(
-            temporary / "last.safetensors",
-            model,
-            config=config,
-            training={"imported": "swin-moe", "source": str(source)},
-            class_names=names,
-        )
+    save(folder, model, config=config, imported="swin-moe", source=source, class_names=names)
     return ImportedSwinMoe(
         folder=folder,
         files=ranks.files,

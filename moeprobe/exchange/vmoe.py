@@ -15,10 +15,9 @@ from torch import Tensor
 import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.exchange._common import check_folder, class_names, model_config
+from moeprobe.exchange._common import check_folder, class_names, model_config, save
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
-from moeprobe.files import whole_folder
 from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.formats.cursor import quoted
 from moeprobe.formats.vmoe import read_vmoe
@@ -134,14 +133,7 @@ def import_vmoe(
         model = build_model(config)
     watcher.start(f"import {source.name}", len(found.arrays))
     model.load_state_dict(found.read(lambda: watcher.advance(1)), assign=True)
-    with whole_folder(folder) as temporary:
-        checkpoint.save(
-            temporary / "last.safetensors",
-            model,
-            config=config,
-            training={"imported": "vmoe", "source": str(source)},
-            class_names=names,
-        )
+    save(folder, model, config=config, imported="vmoe", source=source, class_names=names)
     return Imported(
         folder=folder,
         sizes=found.sizes,
