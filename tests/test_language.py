@@ -12,6 +12,7 @@ import pytest
 from moeprobe import api
 from moeprobe.cli import _tables
 from moeprobe.errors import UserError
+from moeprobe.figures import confidence
 from moeprobe.loading import load_model
 from moeprobe.probes import Checkpoint
 from moeprobe.runs import Result
@@ -104,6 +105,8 @@ def test_noise_leaves_tokens_in_place(models: list[Checkpoint], data: str) -> No
 def test_a_text_is_cut_off_where_it_is_told(models: list[Checkpoint], data: str) -> None:
     short = api.confidence(models[:1], data=data, max_length=5)
     assert set(pick(short, metric="gate_highest", tokens="token")["trials"]) == {4 * 22}  # and <s>
+    (figure,) = confidence.draw(short.table, colours=short.sidecar["colours"]).values()
+    assert "Router confidence on clean texts" in str(figure.get_suptitle())
 
 
 def test_all_models_cut_texts_off_at_one_length(models: list[Checkpoint], data: str) -> None:

@@ -7,13 +7,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.figures import _parts
+from moeprobe.medium import medium_of
 
 _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
 
 
-def draw(
-    table: pd.DataFrame, *, colours: Mapping[str, str], title: str = "Router confidence on clean images"
-) -> dict[str, Figure]:
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints."""
     patches = _parts.ordinary(table[table["metric"].isin(list(_LABELS))])
     if patches.empty:
@@ -30,4 +29,5 @@ def draw(
             _parts.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
-    return {"confidence": _parts.finish(figure, patches, title=title)}
+    clean = f"Router confidence on clean {medium_of(patches['tokens']).plural}"
+    return {"confidence": _parts.finish(figure, patches, title=title or clean)}

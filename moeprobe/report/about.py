@@ -15,7 +15,7 @@ _REQUESTED = {
 _ABSENT = {"layers": "all", "limit": "all"}
 # More severities than this are a path, told by its ends.
 _MOST_NAMED = 20
-_TELLS_NOTHING = ("kind", "checkpoints", "recorded")
+_TELLS_NOTHING = ("kind", "checkpoints", "recorded", "texts")
 
 
 def asked(run: Run) -> list[tuple[str, str]]:
