@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all; what is read is a regular file of a bounded size."""
 
 import contextlib
 import hashlib
@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import shutil
+import stat
 import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from moeprobe.errors import UserError
 
@@ -20,6 +21,62 @@ DAMAGE = (
     OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
 )  # fmt: skip
+
+# A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
+JSON_LIMIT = 16 * 2**20
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading; never waits for a FIFO or a device.
+
+    Raises:
+        UserError: it cannot be opened, or is something else than a regular file.
+    """
+    try:
+        # Not to block is what makes it safe to open first and look afterwards, at what was opened indeed.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"Cannot read {path}: it is not a regular file.")
+    return os.fdopen(handle, "rb")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``UserError`` unless ``path`` is a regular file, or a link to one, that can be opened for reading."""
+    open_regular(path).close()
+
+
+def read_bytes(path: Path, *, limit: int) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, or is larger; no more than ``limit`` is ever read.
+    """
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if len(content) > limit:
+        raise UserError(f"Cannot read {path}: it has more than {limit:,} bytes.")
+    return content
+
+
+def read_json(path: Path, *, limit: int = JSON_LIMIT) -> Any:
+    """Return what a JSON file of at most ``limit`` bytes holds.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, is larger, or is no JSON.
+    """
+    content = read_bytes(path, limit=limit)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError as error:
+        raise UserError(f"Cannot read {path}: it is nested too deeply.") from error
+    except ValueError as error:
+        raise UserError(f"Cannot read {path}: it is not JSON ({error}).") from error
 
 
 @contextlib.contextmanager
