@@ -1,5 +1,10 @@
 """What a string may hold to be written or shown."""
 
+import re
+
+# How spreadsheets recognize a formula; the wide forms count in East Asian editions.
+_FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
+
 
 def is_unicode(text: str) -> bool:
     r"""Whether a string can be written as UTF-8: JSON may hold half a character, a lone surrogate such as "\ud800"."""
@@ -8,3 +13,13 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def neutral(text: str) -> str:
+    """Return a text as a CSV cell that no spreadsheet takes for a formula: a leading apostrophe where it would."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def restored(cell: str) -> str:
+    """Return the text that ``neutral`` made a cell of."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell

@@ -4,6 +4,7 @@
 per image that every value follows from, so that runs can be compared, merged and reported without the model.
 """
 
+import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.accumulators import Accumulator, Cell
+from moeprobe.characters import neutral
 from moeprobe.files import whole
 
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
@@ -269,6 +271,18 @@ def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a table; ten significant digits, which is less than the rounding of a sum in another order."""
+    """Write a table; ten significant digits, which is less than the rounding of a sum in another order.
+
+    Texts that a spreadsheet would take for a formula get a leading apostrophe (``characters.neutral``).
+    """
+    texts = [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]
+    table = table.assign(**{name: table[name].map(_as_cell) for name in texts})
+    # Python's writer leaves a carriage return unquoted, and readers end the line there.
+    returns = any(table[name].astype("str").str.contains("\r").any() for name in texts)
+    quoting = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
     with whole(path) as temporary:
-        table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
+        table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n", quoting=quoting)
+
+
+def _as_cell(value: object) -> object:
+    return neutral(value) if isinstance(value, str) else value

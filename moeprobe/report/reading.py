@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.characters import restored
 from moeprobe.errors import UserError
 from moeprobe.medium import Medium, medium_of
 
@@ -216,7 +217,7 @@ def _bytes(folder: Path, path: Path) -> bytes:
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
         # As text: a checkpoint may be called "nan" or "007".
-        return pd.read_csv(path, dtype=str, keep_default_na=False)
+        return pd.read_csv(path, dtype=str, keep_default_na=False).map(restored)
     except (ValueError, OSError) as error:
         raise UserError(f"Cannot read {path}: {error}.") from error
 

@@ -1,5 +1,6 @@
 """What is no run gets one sentence, and nothing outside of a run is read."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -85,6 +86,36 @@ def test_names_that_look_like_numbers_or_nothing_stay_names(tmp_path: Path) -> N
     assert set(run.table["checkpoint"]) == {"nan", "007"}
     assert run.table["value"].dtype == float
     assert run.table["severity"].isna().all()
+
+
+NAMES = (
+    "=HYPERLINK(1)",
+    "+1",
+    "-prc",
+    "@sum",
+    "\ttab",
+    "\rcr",
+    "＝wide",
+    "'=quoted",
+    "''-twice",
+    "'plain",
+    "a=b",
+)
+
+
+def test_no_cell_is_a_formula_and_names_come_back(tmp_path: Path) -> None:
+    values = {("blocks.1", "patch", "top1_match", "pooled"): [(-0.5, -0.6, -0.4)] * len(NAMES)}
+    folder = write_run(tmp_path / "run", checkpoints=NAMES, values=values)
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["checkpoint"] for row in rows] == [
+        *(f"'{name}" for name in NAMES[:9]), "'plain", "a=b",
+    ]  # fmt: skip
+    assert {row["value"] for row in rows} == {"-0.5"}
+    [run] = read_runs([folder])
+    assert run.table is not None
+    assert tuple(run.table["checkpoint"]) == NAMES
+    assert set(run.table["value"]) == {-0.5}
 
 
 def test_runs_of_one_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
