@@ -20,8 +20,9 @@ from scipy import stats
 from moeprobe.statistics import CONFIDENCE, Array, Replicates
 
 POWER = 0.8
-# Influences of order one: what is below this is their rounding.
-_ROUNDING = 1e-12
+# Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
+# more than that, however many images there are.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,10 @@ class Difference:
 
     @property
     def identical(self) -> bool:
-        """Whether the two are the same in every image: no difference, with no error, under no resample."""
+        """Whether the two are the same in every image but for rounding: no difference, no error, in no resample."""
         values = self.replicates.values
-        values = values[~np.isnan(values)]
-        return (
-            self.replicates.point == 0 and self.standard_error == 0 and len(values) > 0 and not values.any()
-        )
+        everything = np.abs([self.replicates.point, *values[~np.isnan(values)]])
+        return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
 
     @property
     def studentised(self) -> bool:
@@ -76,12 +75,14 @@ class Judged:
 def difference(one: Replicates, other: Replicates, influence: Array) -> Difference:
     """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences.
 
-    The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials.
+    The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials; 0 where no
+    image differs by more than rounding.
     """
     found = one.minus(other)
     n = found.images
     error = float(np.sqrt(n / (n - 1) * np.square(influence).sum())) if n > 1 else np.nan
-    return Difference(found, 0.0 if error < _ROUNDING else error)
+    # n times an image's influence is by how much the image itself differs.
+    return Difference(found, 0.0 if n * np.abs(influence).max() < _ROUNDING else error)
 
 
 def judge(family: Sequence[Difference]) -> list[Judged]:

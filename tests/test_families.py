@@ -209,6 +209,19 @@ def test_what_is_the_same_or_constant_or_without_a_first_order() -> None:
     assert np.isnan(judge([flat])[0].sim_low)
 
 
+def test_the_rounding_of_gates_is_no_difference_and_one_token_of_many_is() -> None:
+    rng = np.random.default_rng(3)
+    values = rng.random(400)
+    rounded = paired(means(values + 1e-7 * rng.random(400)), means(values), 400)
+    assert rounded.identical and rounded.replicates.point > 0
+    judged = judge([rounded])[0]
+    assert judged.p == 1 and judged.sim_low == judged.sim_high
+    # One of 196 patches in one of 20,000 images: 2.6e-7 of them all.
+    one = np.eye(1, 20_000)[0] / 196
+    other = paired(means(0.5 + one), means(np.full(20_000, 0.5)), 20_000)
+    assert 0 < other.replicates.point < 1e-6 and not other.identical
+
+
 def test_few_images_and_undefined_resamples_have_no_interval() -> None:
     few = paired(means(np.arange(19.0)), means(np.arange(19.0)[::-1] ** 2), 19)
     unstable = of_p(0.5)

@@ -54,3 +54,8 @@ def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: 
 def of_tokens(values: Tensor, token: Tensor) -> Tensor:
     """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
     return values[torch.arange(len(values), device=values.device)[:, None], token]
+
+
+def double(values: Tensor) -> Tensor:
+    """Return values in float64, in which sums of many of them are exact enough; on the CPU where a device has none."""
+    return (values.cpu() if values.device.type == "mps" else values).double()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.analyses._nulls import beyond
-from moeprobe.analyses._pairs import Paired, by_tokens, of_tokens
+from moeprobe.analyses._pairs import Paired, by_tokens, double, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.medium import ORDINARY
 from moeprobe.routing import LayerRouting
@@ -92,7 +92,10 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     trial = paired.present & weighted[0] & weighted[1]
     # Masked, not multiplied: what stands in padding may be no number.
     reference, view = (side.masked_fill(~trial[..., None], 0) for side in sides)
-    one, other = _unit(reference), _unit(view)
+    one, other = (_unit(double(side)) for side in (reference, view))
+    # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
+    unmoved = (reference == view).all(-1) & trial
+    cosine = (one * other).sum(-1).masked_fill(unmoved.to(one.device), 1)
     shares = [
         side / side.sum(-1, keepdim=True).clamp_min(torch.finfo(side.dtype).tiny)
         for side in (reference, view)
@@ -100,8 +103,8 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     columns = {
         "weight_pairs": paired.present.sum(1),
         "weight_trials": trial.sum(1),
-        "weight_distance": _distance(*shares).masked_fill(~trial, 0).sum(1),
-        "weight_cosine": (one * other).sum((1, 2)),
+        "weight_distance": double(_distance(*shares).masked_fill(~trial, 0)).sum(1),
+        "weight_cosine": cosine.sum(1),
         "weight_reference": one.sum(1),
         "weight_view": other.sum(1),
     }
@@ -114,7 +117,7 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         trial, shares = trial[:, there], [side[:, there] for side in shares]
         for shift in range(1, trial.shape[1]):
             both = trial & trial.roll(shift, 1)
-            total += _distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~both, 0).sum(1)
+            total += double(_distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~both, 0)).sum(1)
         columns["weight_distance_others"] = total
     return columns
 
