@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from moeprobe.cli._live import evaluation_line
 from moeprobe.tradeoff import TradeoffWatcher
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Bars(TradeoffWatcher):
-    """Two bars on standard error, over the cells and inside of one; nothing where that is not a terminal."""
+    """Two bars on standard error, over the cells and inside of one; a line per evaluation where that is no terminal."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -29,6 +30,7 @@ class Bars(TradeoffWatcher):
         self._cells = self._progress.add_task("cells", total=None, values="")
         self._inside = self._progress.add_task("", total=None, values="")
         self._what = ""
+        self._cell = ""
 
     def __enter__(self) -> "Bars":
         self._progress.start()
@@ -39,10 +41,15 @@ class Bars(TradeoffWatcher):
 
     def cell(self, name: str, number: int, total: int) -> None:
         """Begin with a cell."""
+        self._cell = name
         self._progress.update(self._cells, completed=number - 1, total=total, values=name)
 
     def training(self, report: "Report") -> None:
         """Show where the training of the cell is."""
+        if report.evaluated:
+            if self._progress.disable:
+                print(evaluation_line(self._cell, report), file=sys.stderr, flush=True)
+            return
         self._inner("training", report.total_steps)
         accuracy = report.values.get("accuracy", float("nan"))
         values = f"loss {report.values['loss']:.3g}  accuracy {accuracy:.3g}  {report.images_per_second:,.0f} images/s"

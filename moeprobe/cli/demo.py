@@ -32,9 +32,9 @@ def demo(
     Example: `moeprobe demo`
     """
     from moeprobe import demo as demonstration
+    from moeprobe.cli._live import Live
     from moeprobe.cli._options import command_line
     from moeprobe.cli._screen import Bar, console
-    from moeprobe.cli.train import Live
 
     screen = console()
     with Live("demo") as live, Bar() as bar:

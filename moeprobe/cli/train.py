@@ -1,14 +1,9 @@
 """``moeprobe train``."""
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-if TYPE_CHECKING:
-    from moeprobe.training.loop import Report
 
 
 def train(
@@ -36,6 +31,7 @@ def train(
     if not config:
         raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
     from moeprobe import api
+    from moeprobe.cli._live import Live
     from moeprobe.config import load
 
     resolved = load(config, overrides or [])
@@ -71,45 +67,3 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     screen.print(
         f"Written to {summary['folder']}/: last.safetensors, best.safetensors, metrics.csv, training.png"
     )
-
-
-class Live:
-    """The progress of a training run on standard error: a bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[values]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        self._task = self._progress.add_task(name, total=None, values="")
-
-    def __enter__(self) -> "Live":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def show(self, report: "Report") -> None:
-        """Show where the run is."""
-        values = "  ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in report.values.items())
-        self._progress.update(
-            self._task,
-            completed=report.step,
-            total=report.total_steps,
-            values=f"{values}  {report.images_per_second:,.0f} images/s",
-        )
-
-    def named(self, name: str) -> "Callable[[Report], None]":
-        """Return ``show`` for a run of another name."""
-        self._progress.update(self._task, description=name)
-        return self.show

@@ -4,6 +4,7 @@ Every random number belongs to (seed, purpose, image or step): views to the imag
 dropout to the step. Nothing of a generator's state has to be saved, and a resumed run on a CPU goes on bit for bit.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,12 +48,23 @@ _EVALUATIONS = 10
 
 @dataclass(frozen=True)
 class Report:
-    """Where a run is: for whoever shows it."""
+    """Where a run is: for whoever shows it.
+
+    Attributes:
+        step: how many are done.
+        total_steps: how many there are.
+        values: of the last step; of an evaluation its row of ``metrics.csv``.
+        images_per_second: since the run was started or resumed, evaluations included.
+        seconds_left: at that rate.
+        evaluated: this is an evaluation.
+    """
 
     step: int
     total_steps: int
     values: dict[str, float]
     images_per_second: float
+    seconds_left: float
+    evaluated: bool = False
 
 
 class Trainer:
@@ -131,24 +143,32 @@ class Trainer:
         """
         board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
         write_text(self.folder / "config.yaml", configuration.dump(self.config))
-        started, images_done = time.perf_counter(), 0
+        started, first = time.perf_counter(), self.step
         self.clock.start()
+
+        def rate() -> float:
+            return (self.step - first) * self.config.batch_size / (time.perf_counter() - started)
+
+        def tell(values: dict[str, float], *, evaluated: bool = False) -> None:
+            left = (self.total_steps - self.step) * self.config.batch_size
+            seconds = left / rate() if self.step > first else math.nan
+            report(Report(self.step, self.total_steps, values, rate(), seconds, evaluated))
+
         try:
             # A run that was interrupted in an evaluation begins with it.
-            self._evaluate_if_due(board)
+            if self._evaluate_if_due(board):
+                tell(self.history[-1], evaluated=True)
             for batch in self._batches():
                 with self.clock.step():
                     values = self._train_step(batch)
-                images_done += len(batch.image_ids)
                 if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                     self._check_finite(values["loss"])
                     self.clock.read()
-                    rate = images_done / (time.perf_counter() - started)
-                    shown = {name: float(value) for name, value in values.items()}
-                    report(Report(self.step, self.total_steps, shown | self._learning_rate(), rate))
-                self._evaluate_if_due(board)
+                    tell({name: float(value) for name, value in values.items()} | self._learning_rate())
+                if self._evaluate_if_due(board):
+                    tell(self.history[-1], evaluated=True)
             with uninterrupted():
-                return self._finish(images_done / (time.perf_counter() - started))
+                return self._finish(rate())
         except KeyboardInterrupt:
             with uninterrupted():
                 if not (self.folder / "finished.json").exists():
@@ -256,13 +276,16 @@ class Trainer:
     def _learning_rate(self) -> dict[str, float]:
         return {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
 
-    def _evaluate_if_due(self, board: Board | None) -> None:
+    def _evaluate_if_due(self, board: Board | None) -> bool:
+        """Evaluate where it is time to; returns whether it was."""
         evaluated = self.history[-1]["step"] if self.history else 0
         due = self.step % self.evaluate_every == 0 or self.step == self.total_steps
-        if due and self.step > evaluated:
-            self._evaluate()
-            if board is not None:
-                board.write(self.history[-1])
+        if not due or self.step <= evaluated:
+            return False
+        self._evaluate()
+        if board is not None:
+            board.write(self.history[-1])
+        return True
 
     def _evaluate(self) -> None:
         self._check_finite(*self.averages.sums.values(), *self.model.parameters())
