@@ -115,7 +115,8 @@ def match_ratio(
 
     Args:
         models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``; None = digits, unless a checkpoint was imported.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were
+            trained on.
         view: a view that makes pairs.
         more: ``options`` (an ``Options``), its fields by name (``limit=100``), ``watcher``.
 

@@ -12,6 +12,7 @@ from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.loading import Options, open_data, open_view
 from moeprobe.medium import IMAGE, TEXT
+from moeprobe.origins import origin_of
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
 from moeprobe.views._text import TextFraming
@@ -88,8 +89,7 @@ def make_probe(
             )
         )
     if kind == "eval" and not labelled:
-        reason = "has no labels" if dataset.class_names is None else "has other classes than the model"
-        raise UserError(f"{data} {options.split} {reason}, so there is nothing to evaluate.")
+        raise UserError(_not_evaluated(models, dataset, data, options.split))
     if options.class_null and dataset.class_names is None:
         raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
     return Probe(
@@ -220,6 +220,16 @@ def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) 
 def _same_classes(model: Checkpoint, dataset: Dataset) -> bool:
     """Whether the data's labels are known to be about what the model's scores are about."""
     return bool(model.class_names) and model.class_names == dataset.class_names
+
+
+def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> str:
+    """Return why there is no accuracy on these data."""
+    if dataset.class_names is None:
+        return f"{data} {split} has no labels, so there is nothing to evaluate."
+    other = next(model for model in models if not _same_classes(model, dataset))
+    trained = origin_of(other).data
+    told = f"; it was trained on {trained}, which is taken where --data is left out" if trained else ""
+    return f"{data} {split} has other classes than the model {other.name}, so there is nothing to evaluate{told}."
 
 
 def make_request(

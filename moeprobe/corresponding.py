@@ -15,7 +15,6 @@ from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.loading import (
-    DEFAULT_DATA,
     Options,
     is_foreign,
     load_model,
@@ -24,6 +23,7 @@ from moeprobe.loading import (
     pick_images,
 )
 from moeprobe.medium import IMAGE
+from moeprobe.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -37,20 +37,25 @@ IMAGE_SIZE, PATCH_SIZE = 224, 32
 
 @dataclass(frozen=True)
 class CorrespondResult:
-    """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, the files written."""
+    """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, files, and the data."""
 
     pairs: list[Correspond]
     table: pd.DataFrame
     files: list[Path]
+    data: str
 
 
 @dataclass(frozen=True)
 class _Input:
-    """What a model takes: how an image is brought to its size, and the patches; ``source`` says whose it is."""
+    """What a model takes: how an image is brought to its size, and the patches.
+
+    ``source`` says whose it is, ``origins`` what that one was trained on; none without a checkpoint.
+    """
 
     framing: Framing
     grid: PatchGrid
     source: dict[str, Any]
+    origins: tuple[Origin, ...] = ()
 
 
 def correspond(
@@ -72,7 +77,7 @@ def correspond(
 
     Args:
         model: checkpoint that says the size of the input and of a patch; it is not run.
-        data: data set, used unless ``files`` are given; None = digits.
+        data: data set, used unless ``files`` are given; None = the one that the checkpoint was trained on.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.
@@ -93,8 +98,8 @@ def correspond(
     watcher = watcher or Watcher()
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
-    data = data or DEFAULT_DATA
     taken = _input(model, image_size, patch_size)
+    data = data_of(taken.origins, data, files=files)
     opened = None if files else open_images(data, split=options.split)
     dataset, named, data = pick_images(opened, images=images, files=files, data=data)
     question = _question(dataset, view, severity, seed=options.seed)
@@ -126,7 +131,7 @@ def correspond(
         write_csv(folder.path / "pairs.csv", table)
         written.append(folder.path / "pairs.csv")
         folder.finish({"request": request, "command": options.command} | provenance())
-    return CorrespondResult(found, table, written)
+    return CorrespondResult(found, table, written, data)
 
 
 def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:
@@ -145,6 +150,7 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
             Framing(embedding.img_size[0], info.model.crop_fraction),
             PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0]),
             {"checkpoints": {info.name: {"sha256": info.hash}}},
+            (make_origin(info.name, {"path": info.path, "training": info.training}),),
         )
     size = IMAGE_SIZE if image_size is None else image_size
     patch = PATCH_SIZE if patch_size is None else patch_size
@@ -160,9 +166,8 @@ def _foreign_input(model: Checkpoint) -> _Input:
     routing = model.model.trace(model.framing.blank(), logits=False)[1]
     grid = list(routing.layers.values())[-1].grid
     assert grid is not None
-    return _Input(
-        model.framing, grid, {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
-    )
+    source = {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
+    return _Input(model.framing, grid, source, (origin_of(model),))
 
 
 def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Probe:

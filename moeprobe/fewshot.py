@@ -10,7 +10,8 @@ from moeprobe import sweeps
 from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, choose_data, load_models, open_data
+from moeprobe.loading import Model, Options, load_models, open_data
+from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, measure, time_sample
 from moeprobe.ridge import STRENGTHS
@@ -43,7 +44,7 @@ def fewshot(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set with labels and a train split; ``options.split`` is judged; None = see ``choose_data``.
+        data: data set with labels and a train split; ``options.split`` is judged; None = as in ``probing.probe``.
         shots: training images per class; several are nested.
         draws: independent draws of the training images, the same for every checkpoint.
         options: common options; ``changes`` are applied to them by name.

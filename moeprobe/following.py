@@ -16,7 +16,8 @@ from moeprobe.applicability import check_choices
 from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import Example
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
+from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.origins import choose_data
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, measure, time_sample
 from moeprobe.routing import Replayable
@@ -54,7 +55,7 @@ def discontinuity(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set, used unless ``files`` are given; None = see ``choose_data``.
+        data: data set, used unless ``files`` are given; None = as in ``probing.probe``.
         view: a view with a severity.
         steps: equal steps from no perturbation to the largest, at least 200; switches between them are bisected.
         until: largest severity; None = the last of the view's own steps.

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from moeprobe import asking, probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, choose_data, load_models
+from moeprobe.loading import Model, Options, load_models
+from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
 from moeprobe.tables import concatenate

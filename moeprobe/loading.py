@@ -28,7 +28,6 @@ from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
-DEFAULT_DATA = "digits"
 # Models of other programs, ``scheme:reference``, and the adapter that opens them.
 _SCHEMES = {"py": "hooks", "hf": "huggingface"}
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.
@@ -230,21 +229,6 @@ def open_images(name: str, *, split: str) -> ImageDataset:
     if not isinstance(dataset, ImageDataset):
         raise UserError(f"Images are needed here, and {name} holds {dataset.medium.plural}.")
     return dataset
-
-
-def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequence[str | Path] = ()) -> str:
-    """Return the data set to probe on: the one that is named, or digits.
-
-    Raises:
-        UserError: none is named, nor a file, and a checkpoint was imported: nobody knows what it was trained on.
-    """
-    imported = [model.name for model in models if "imported" in model.provenance.get("training", {})]
-    if data is None and imported and not files:
-        raise UserError(
-            f"{imported[0]} was imported and does not say what it was trained on; name the data, e.g. "
-            "--data imagenet:PATH or --data folder:PATH."
-        )
-    return data or DEFAULT_DATA
 
 
 def pick_images(

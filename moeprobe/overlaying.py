@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe import exhibits
+from moeprobe import exhibits, origins
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.applicability import check_images
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, choose_data, load_models, pick_images
+from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
@@ -29,11 +30,12 @@ MAX_IMAGES = 24
 
 @dataclass(frozen=True)
 class OverlayResult:
-    """What an overlay shows: the overlays themselves, a row per patch, and the files written."""
+    """What an overlay shows: the overlays, a row per patch, the files written, and what was asked of which models."""
 
     overlays: list[Overlay]
     table: pd.DataFrame
     files: list[Path]
+    sidecar: dict[str, Any]
 
 
 def overlay(
@@ -55,7 +57,7 @@ def overlay(
 
     Args:
         models: checkpoints, side by side.
-        data: data set, used unless ``files`` are given; None = see ``choose_data``.
+        data: data set, used unless ``files`` are given; None = as in ``probing.probe``.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.
@@ -89,9 +91,13 @@ def overlay(
     folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
     watcher.start("overlay", len(loaded) * len(shown_ids))
     shown = exhibits.overlays(question, loaded, progress=watcher.advance)
-    result = OverlayResult(shown, exhibits.overlay_table(shown), [])
+    sidecar: dict[str, Any] = {
+        "request": request,
+        "command": options.command,
+        "checkpoints": origins.described(loaded, question.dataset, data),
+    }
+    result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
     if folder is not None:
-        sidecar: dict[str, Any] = {"request": request, "command": options.command}
         if animate:
             sidecar["colours"] = colours([model.name for model in loaded])
             drawn, sidecar["frames"] = _animations(
@@ -100,7 +106,7 @@ def overlay(
         else:
             drawn = _figures(question, shown, folder.path)
         result.files.extend(drawn)
-        _finish(folder, result, sidecar, loaded)
+        _finish(folder, result)
     return result
 
 
@@ -176,14 +182,11 @@ def _ask(
     return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing), data
 
 
-def _finish(
-    folder: OutputFolder, result: OverlayResult, sidecar: dict[str, Any], models: Sequence[Checkpoint]
-) -> None:
+def _finish(folder: OutputFolder, result: OverlayResult) -> None:
     """Write the table and, last of all, the sidecar."""
     write_csv(folder.path / "patches.csv", result.table)
     result.files.append(folder.path / "patches.csv")
-    sidecar |= {"checkpoints": {model.name: dict(model.provenance) for model in models}}
-    folder.finish(sidecar | provenance())
+    folder.finish(result.sidecar | provenance())
 
 
 def _by_layer(shown: Sequence[Overlay]) -> dict[str, list[Overlay]]:

@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe import plausibility, summaries, sweeps
+from moeprobe import origins, plausibility, summaries, sweeps
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.floors import dtype_name
-from moeprobe.loading import Model, Options, choose_data, choose_device, load_models
+from moeprobe.loading import Model, Options, choose_device, load_models
+from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.runs import OutputFolder, Result, provenance
@@ -50,7 +51,8 @@ def probe(
     Args:
         kind: which; discontinuity and fewshot have functions of their own.
         models: checkpoints, loaded or by path.
-        data: data set, ``name`` or ``name:location``; None = see ``choose_data``.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were
+            trained on.
         view: perturbation.
         severities: of a sweep; None = the view's own steps.
         attribute: in a sweep, exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
@@ -131,7 +133,7 @@ def measure(
         groups={model.name: model.group for model in models},
     )
     table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
-    doubts = _doubts(question, table, images)
+    doubts = _doubts(kind, question, models, data, table, images)
     sidecar = {
         "request": request,
         "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
@@ -149,13 +151,22 @@ def measure(
     return Result(table, comparison, images, sidecar)
 
 
-def _doubts(question: Probe, table: pd.DataFrame, images: pa.Table) -> dict[str, dict[str, str]]:
-    """Return a warning for each checkpoint whose accuracy on its own data is no better than chance."""
+def _doubts(
+    kind: str,
+    question: Probe,
+    models: Sequence[Checkpoint],
+    data: str,
+    table: pd.DataFrame,
+    images: pa.Table,
+) -> dict[str, dict[str, str]]:
+    """Return a warning for each checkpoint that is on other data than it was trained on, or no better than chance."""
+    # Few-shot classifiers are for data that the model has not seen.
+    found = {} if kind == "fewshot" else origins.doubts(models, question.dataset, data)
     names = question.dataset.class_names
-    if not question.labelled or names is None or "accuracy" not in set(table["metric"]):
-        return {}
-    clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
-    found = plausibility.warnings(table, images, num_classes=len(names), clean=clean)
+    if question.labelled and names is not None and "accuracy" in set(table["metric"]):
+        clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
+        for name, text in plausibility.warnings(table, images, num_classes=len(names), clean=clean).items():
+            found[name] = f"{found[name]} It {text}" if name in found else text
     return {name: {"warning": text} for name, text in found.items()}
 
 

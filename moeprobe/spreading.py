@@ -13,8 +13,9 @@ from moeprobe.analyses.batch_contagion import BatchContagion
 from moeprobe.applicability import check_images
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, choose_data, load_models
+from moeprobe.loading import Model, Options, load_models
 from moeprobe.neighbours import Exchange
+from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, measure, time_sample
 from moeprobe.routing import Routable
@@ -38,7 +39,7 @@ def contagion(
 
     Args:
         models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``; None = see ``choose_data``.
+        data: data set, ``name`` or ``name:location``; None = as in ``probing.probe``.
         share: how much of an image's patches is exchanged, in the last two of these.
         options: common options, None = the usual ones with groups of four images; ``changes`` are applied to them by
             name. In groups of one image there are no batch-mates.

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moeprobe import recording
+from moeprobe import origins, recording
 from moeprobe.applicability import check_images, glance
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.files import whole_folder
 from moeprobe.formats.trace import FORMAT, VERSION
-from moeprobe.loading import Model, Options, choose_data, choose_device, load_models
+from moeprobe.loading import Model, Options, choose_device, load_models
+from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import TAKEN, OutputFolder, provenance
@@ -58,7 +59,8 @@ def record(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set, ``name`` or ``name:location``; None = digits, unless a checkpoint was imported.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were
+            trained on.
         view: perturbation; the reference that it is compared with (the clean image, or the first of two random
             views) is recorded too.
         severities: of the view; None = its own steps.
@@ -97,7 +99,7 @@ def record(
     sidecar = {
         "request": request,
         "command": options.command,
-        "checkpoints": {model.name: dict(model.provenance) for model in loaded},
+        "checkpoints": origins.described(loaded, question.dataset, data),
         "files": [str(path.relative_to(folder.path)) for path in files],
         "skipped_images": skipped[0],
         "wall_seconds": time.perf_counter() - started,

@@ -19,8 +19,8 @@ LEVELS = {
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
-        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "pairing", "paths",
-        "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries", "sweeps",
+        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "origins", "pairing",
+        "paths", "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries", "sweeps",
         "trace_pairs", "trace_rows", "training",
     },
     4: {
@@ -89,6 +89,7 @@ NEIGHBOURS = {
     ("overlaying", "asking"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
+    ("origins", "probes"),
     ("pairing", "probes"),
     ("paths", "probes"),
     ("probing", "asking"),

@@ -24,8 +24,8 @@ Checkpoints = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos or text:lines.txt; default digits, for imported "
-        "checkpoints none."
+        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos or text:lines.txt; default: the one that the "
+        "checkpoints were trained on."
     ),
 ]
 Attribute = Annotated[

@@ -121,6 +121,8 @@ def print_files(screen: Console, out: Path) -> None:
 
 def footing(result: "Result") -> str:
     """Return what the numbers rest on."""
+    from moeprobe.origins import same_as_training  # not before a probe has run: it brings torch
+
     request, table = result.sidecar["request"], result.table
     images, medium = max(table["images"]), medium_of(table["tokens"])
     parts = [
@@ -130,6 +132,8 @@ def footing(result: "Result") -> str:
         else f"no intervals: they need at least 20 {medium.plural}",
         f"seed {request['seed']}",
     ]
+    if same_as_training(result.sidecar):
+        parts.insert(1, "what was trained on")
     parts += _skipped(result.sidecar["skipped_images"])
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)

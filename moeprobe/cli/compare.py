@@ -28,7 +28,7 @@ def compare(
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Of checkpoints: data set; default digits, for imported ones none.")
+        str | None, typer.Option(help="Of checkpoints: data set; default: the one they were trained on.")
     ] = None,
     view: Annotated[
         str | None,

@@ -96,6 +96,8 @@ def correspond(
         table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
     screen = console()
     which = "View 1 covers less of the image (where both cover the same it is the clean or first one)"
-    screen.print(f"{which}; its patches are the trials.", style="dim")
+    screen.print(
+        f"Images of {result.data}. {which}; its patches are the trials.", style="dim", soft_wrap=True
+    )
     assert out is not None
     print_files(screen, out)

@@ -54,7 +54,7 @@ def overlay(
 
     from moeprobe import api
     from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, console, print_files, records
+    from moeprobe.cli._screen import Bar, console, print_files, print_warnings, records
 
     options = common.options()
     asked: dict[str, Any] = {
@@ -74,7 +74,12 @@ def overlay(
         return
     screen = console()
     screen.print(*_tables(result, view))
-    screen.print("Single images, to be looked at; for numbers with intervals: moeprobe sweep.", style="dim")
+    screen.print(
+        f"Images of {result.sidecar['request']['data']}, to be looked at; for numbers with intervals: moeprobe sweep.",
+        style="dim",
+        soft_wrap=True,
+    )
+    print_warnings(screen, result.sidecar)
     assert options.out is not None
     print_files(screen, options.out)
 

@@ -36,7 +36,7 @@ def trace(
 
     from moeprobe import api
     from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, console
+    from moeprobe.cli._screen import Bar, console, print_warnings
 
     options = common.options()
     asked: dict[str, Any] = {
@@ -71,12 +71,14 @@ def trace(
     for name, layers in found.layers.items():
         screen.print(f"{name}: {', '.join(layers)}", soft_wrap=True)
     skipped = len(found.sidecar["skipped_images"])
+    without = f" ({skipped} unreadable ones skipped)" if skipped else ""
     screen.print(
-        f"{found.images:,} images{f' ({skipped} unreadable ones skipped)' if skipped else ''}, {found.nbytes:,} bytes: "
+        f"{found.images:,} images of {found.sidecar['request']['data']}{without}, {found.nbytes:,} bytes: "
         f"{found.nbytes / (rows * views):,.0f} per image and layer.",
         style="dim",
         soft_wrap=True,
     )
+    print_warnings(screen, found.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
     screen.print(f"Next: moeprobe analyze-trace {' '.join(files[:views])}", soft_wrap=True)
 
