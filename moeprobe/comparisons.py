@@ -17,6 +17,7 @@ from moeprobe import verdicts
 from moeprobe.accumulators import Cell
 from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged, difference, judge
+from moeprobe.medium import medium_of
 from moeprobe.statistics import Array, Bootstrap, Replicates
 from moeprobe.summaries import About, Analyses, Name, metrics, row
 from moeprobe.tables import FLOORS, frame, places
@@ -209,6 +210,7 @@ def _row(about: About, item: _Compared, judged: Judged | None, margin: float) ->
 def sentences(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
     found = []
+    units = medium_of(table["tokens"]).plural
     for key, rows in table.groupby(FAMILY, sort=False):
         about = dict(zip(FAMILY, key, strict=True))
         lines = [_line(line) for _, line in rows.iterrows()]
@@ -217,6 +219,7 @@ def sentences(table: pd.DataFrame) -> pd.DataFrame:
             checkpoint=about["checkpoint"],
             reference=about["reference"],
             margin=rows["margin"].iloc[0],
+            units=units,
         )
         found.append(about | {"sentence": said})
     return pd.DataFrame(found, columns=[*FAMILY, "sentence"])

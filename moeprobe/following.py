@@ -99,7 +99,8 @@ def discontinuity(
     if folder is not None:
         write_csv(folder.path / "paths.csv", path_table(followed))
         write_csv(folder.path / "switches.csv", switch_table(followed, loaded, question))
-        _draw(result, followed, loaded, folder.path / "figures")
+        if options.figures:
+            _draw(result, followed, loaded, folder.path / "figures")
         folder.finish(result.sidecar)
     return DiscontinuityResult(result, followed)
 

@@ -85,18 +85,20 @@ class Line:
     collapsed: str
 
 
-def sentence(lines: Sequence[Line], *, checkpoint: str, reference: str, margin: float) -> str:
-    """Return what a whole family comes to, each kind of verdict with its number of cells."""
+def sentence(
+    lines: Sequence[Line], *, checkpoint: str, reference: str, margin: float, units: str = "images"
+) -> str:
+    """Return what a whole family comes to, each kind of verdict with its number of cells; ``units`` are sampled."""
     words = Counter(line.judgement or line.verdict for line in lines)
     parts = []
     for word, number in words.most_common():
         these = [line for line in lines if (line.judgement or line.verdict) == word]
         share = "" if len(lines) == 1 else f" in {number} of {len(lines)} cells"
-        parts.append(f"{word}{share}{_detail(word, these, margin)}")
+        parts.append(f"{word}{share}{_detail(word, these, margin, units)}")
     return f"{checkpoint} against {reference}: {'; '.join(parts)}."
 
 
-def _detail(word: str, lines: Sequence[Line], margin: float) -> str:
+def _detail(word: str, lines: Sequence[Line], margin: float, units: str) -> str:
     if word == "collapsed":
         who = ", ".join(dict.fromkeys(line.collapsed for line in lines if line.collapsed))
         return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
@@ -109,7 +111,7 @@ def _detail(word: str, lines: Sequence[Line], margin: float) -> str:
     if word == "cannot tell":
         shown = [line.detectable for line in lines if line.detectable == line.detectable]
         images = min(line.images for line in lines)
-        return f" ({images:,} images would have shown {_range(shown)})" if shown else ""
+        return f" ({images:,} {units} would have shown {_range(shown)})" if shown else ""
     return ""
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from moeprobe.medium import IMAGE, Medium
+
 METRICS: dict[str, str] = {
     "top1_match": "top-1 match",
     "top2_match": "top-2 match",
@@ -43,7 +45,7 @@ METRICS: dict[str, str] = {
 KAPPA: dict[str, str] = {
     "pooled": "κ",
     "position": "κ, position",
-    "image": "κ, within image",
+    "image": "κ, within {source}",
     "class": "κ, within class",
 }
 # How much two sides agree, what says most of a router first: where tokens choose, where anything is chosen, where slots
@@ -56,6 +58,18 @@ AGREEMENTS = {
 }
 # Of these the value and one kappa are enough at first.
 _BESIDE = ("weight_cosine", "weight_distance", "churn")
+# What is read first of a comparison, after the agreement: metric -> what it is called there.
+COMPARED = {
+    "accuracy": "accuracy",
+    "fewshot_accuracy": "few-shot accuracy",
+    "prediction_agreement": "same prediction as clean",
+    "loss": "cross-entropy",
+    "gate_highest": "highest gate",
+    "load_entropy": "load entropy",
+    "unserved": "tokens without an expert",
+}
+# Along severities there are many differences: of these each is shown, of the others what they come to.
+COMPARED_ALONG_SEVERITIES = ("accuracy", "fewshot_accuracy", "prediction_agreement")
 SWEEP_OUTPUT = tuple((name, "", METRICS[name]) for name in ("accuracy", "prediction_agreement", "loss"))
 # What is attributed -> its columns.
 ATTRIBUTION = {
@@ -67,6 +81,13 @@ ATTRIBUTION = {
 def attribution(name: str, gates: str) -> str:
     """Return the heading over what features and switching have in the change of the output."""
     return f"what changes the {name}, features (pixels) or switching (experts)? Gates {gates}"
+
+
+def sources(count: int, medium: Medium, *, data: str, split: str) -> str:
+    """Return how many inputs of which data, e.g. ``360 images of digits test``; of requests there is no data set."""
+    if data == "requests":
+        return f"{count:,} request{'' if count == 1 else 's'}"
+    return f"{count:,} {medium.name if count == 1 else medium.plural} of {data} {split}".rstrip()
 
 
 def floors(dtype: str | None) -> tuple[str, str, str]:
@@ -93,11 +114,28 @@ def agreement(measured: Iterable[tuple[str, str]]) -> str:
     return next((metric for metric in AGREEMENTS if metric in shared), next(iter(AGREEMENTS)))
 
 
-def sweep_routing(first: str) -> tuple[tuple[str, str, str], ...]:
+def compared_first(first: str) -> dict[tuple[str, str], str]:
+    """Return what is read first of a comparison, (metric, null) -> title, by the agreement that is read first."""
+    beyond = f"{first}_kappa"
+    titles = {
+        (beyond, "pooled"): f"{full_label(beyond, 'pooled')} (pooled)",
+        (first, ""): full_label(first, ""),
+    }
+    # Where tokens choose without a limit, none is ever without an expert.
+    rest = {name: title for name, title in COMPARED.items() if name != "unserved" or first != "top1_match"}
+    return titles | {(name, ""): title for name, title in rest.items()}
+
+
+def kappa(null: str, medium: Medium = IMAGE) -> str:
+    """Return what κ by a chance level is called: by whom the level is given."""
+    return KAPPA.get(null, f"κ, {null}").format(source=medium.name)
+
+
+def sweep_routing(first: str, medium: Medium = IMAGE) -> tuple[tuple[str, str, str], ...]:
     """Return the columns of a table along a severity, (metric, null, heading), by the agreement that is read first."""
     columns = [
         (first, "", AGREEMENTS[first]),
-        *((f"{first}_kappa", null, name) for null, name in KAPPA.items()),
+        *((f"{first}_kappa", null, kappa(null, medium)) for null in KAPPA),
     ]
     columns.append(("gate_highest", "", "highest gate"))
     if first == "top1_match":
@@ -119,12 +157,12 @@ def read_first(metric: str, null: str, *, first: str) -> bool:
     return not (metric.endswith("_kappa") and beside) or null == "pooled" or base == "weight_distance"
 
 
-def label(metric: str, null: str) -> str:
+def label(metric: str, null: str, medium: Medium = IMAGE) -> str:
     """Return how a metric is called where it stands below the match that it belongs to."""
     if metric.endswith("_chance"):
         return "  by chance"
     if metric.endswith("_kappa"):
-        return f"  {KAPPA.get(null, f'κ, {null}')}"
+        return f"  {kappa(null, medium)}"
     for depth in range(3, 100):
         if metric == f"top{depth}_match":
             return f"top-{depth} match"
@@ -135,13 +173,13 @@ def label(metric: str, null: str) -> str:
     return METRICS.get(metric, metric.replace("_", " "))
 
 
-def full_label(metric: str, null: str) -> str:
+def full_label(metric: str, null: str, medium: Medium = IMAGE) -> str:
     """Return how a metric is called where it stands alone, e.g. ``κ of top-1 match, within image``."""
     if metric.endswith("_chance"):
-        of = "" if null == "pooled" else f", {null}"
+        of = "" if null == "pooled" else f", {medium.name if null == 'image' else null}"
         return f"chance of {label(metric.removesuffix('_chance'), '')}{of}"
     if metric.endswith("_kappa"):
-        of = KAPPA.get(null, f"κ, {null}").removeprefix("κ")
+        of = kappa(null, medium).removeprefix("κ")
         return f"κ of {label(metric.removesuffix('_kappa'), '')}{of}"
     return label(metric, null)
 

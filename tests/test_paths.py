@@ -283,6 +283,12 @@ def test_a_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
     assert "judging by 2 images" in result.output and not (tmp_path / "never").exists()
 
 
+def test_no_figure_is_drawn_that_is_not_asked_for(trained: Trained, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    api.discontinuity([trained["prc"]], images=["digits/1091"], until=0.02, out=out, figures=False)
+    assert (out / "paths.csv").is_file() and not (out / "figures").exists()
+
+
 def test_what_cannot_be_followed(trained: Trained) -> None:
     prc = trained["prc"]
     assert "at least 200 steps; got 20" in refused("discontinuity", prc, "--steps", 20)

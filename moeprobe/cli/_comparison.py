@@ -8,9 +8,8 @@ from rich.table import Table
 
 from moeprobe.cli._fitting import fit
 from moeprobe.cli._screen import console
-from moeprobe.figures.forest import headlines
 from moeprobe.medium import ORDINARY, medium_of
-from moeprobe.wording import agreement, label, number
+from moeprobe.wording import COMPARED_ALONG_SEVERITIES, agreement, compared_first, label, number
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 
 def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
-    order = {(metric, null): place for place, (metric, null, _) in enumerate(headlines(table))}
+    first_read = compared_first(agreement(zip(table["checkpoint"], table["metric"], strict=True)))
+    order = {key: place for place, key in enumerate(first_read)}
     keys = list(zip(table["metric"], table["null"], strict=True))
     first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(
         [*ORDINARY, ""]
@@ -29,16 +29,12 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     return shown.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
 
 
-# Along severities there are many lines: of the other metrics the sentences are enough.
-_ALONG_SEVERITIES = ("accuracy", "fewshot_accuracy", "prediction_agreement")
-
-
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     """Return a table per metric: a line per layer, severity and pair."""
     shown = _headlines(table, extra)
     if shown["severity"].notna().any():
         first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
-        shown = shown[shown["metric"].isin([f"{first}_kappa", *_ALONG_SEVERITIES, extra])]
+        shown = shown[shown["metric"].isin([f"{first}_kappa", *COMPARED_ALONG_SEVERITIES, extra])]
     return [
         part
         for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
@@ -47,7 +43,7 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
 
 
 def _title(metric: str, null: str, tokens: str) -> str:
-    name = label(metric, null).strip()
+    name = label(metric, null, medium_of([tokens])).strip()
     if metric.endswith("_kappa"):
         name = f"{label(metric.removesuffix('_kappa'), '')}, {name}"
     of = _TOKENS.get(tokens, f"{tokens} patches")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from moeprobe.medium import medium_of
 from moeprobe.watching import Watcher
-from moeprobe.wording import agreement, random_router
+from moeprobe.wording import agreement, random_router, sources
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +126,7 @@ def footing(result: "Result") -> str:
     request, table = result.sidecar["request"], result.table
     images, medium = max(table["images"]), medium_of(table["tokens"])
     parts = [
-        f"{images:,} {medium.plural if images != 1 else medium.name} of {request['data']} {request['split']}".rstrip(),
+        sources(images, medium, data=request["data"], split=request["split"]),
         f"[low, high]: 95 % bootstrap over {medium.plural}, 2,000 resamples"
         if table["ci_low"].notna().any()
         else f"no intervals: they need at least 20 {medium.plural}",

@@ -49,6 +49,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
         if result.comparison is not None and len(result.comparison):
             table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
+    medium = medium_of(result.table["tokens"])
     first = _agreement(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
     wanted = pd.Series([read_first(*name, first=first) for name in named], index=result.table.index)
@@ -66,7 +67,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
         if previous is not None and previous != place:
             table.add_section()
         names = place if previous != place else ("", "")
-        table.add_row(*(names if of_layers else ()), label(*key[2:]), *cells)
+        table.add_row(*(names if of_layers else ()), label(*key[2:], medium), *cells)
         previous = place
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
@@ -98,7 +99,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
-    columns = sweep_routing(_agreement(result.table))
+    columns = sweep_routing(_agreement(result.table), medium_of(result.table["tokens"]))
     for layer, rows in patches.groupby("layer", sort=False):
         tables += _severity_tables(
             result, rows, columns, f"{title}: {layer}, {medium_of(rows['tokens']).tokens}"

@@ -1,14 +1,20 @@
 """The output along a severity, with the moments at which tokens switch, and how large the jumps are."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.analyses.discontinuity import THRESHOLDS, Path
 from moeprobe.figures import _parts
+
+if TYPE_CHECKING:
+    from moeprobe.analyses.discontinuity import Path
+
+# Metrics of a table: how many switches have a jump above the number at the end.
+_ABOVE = "switches_above_"
 
 # Jumps that are marked on a path.
 _LARGE = 0.01
@@ -16,7 +22,7 @@ _LARGE = 0.01
 
 def draw(
     table: pd.DataFrame,
-    paths: Sequence[Path],
+    paths: "Sequence[Path]",
     *,
     colours: Mapping[str, str],
     unit: str,
@@ -31,7 +37,7 @@ def draw(
 
 def _draw_paths(
     table: pd.DataFrame,
-    paths: Sequence[Path],
+    paths: "Sequence[Path]",
     unit: str,
     colours: Mapping[str, str],
     class_names: Mapping[str, Sequence[str]],
@@ -55,7 +61,7 @@ def _draw_paths(
     )
 
 
-def _draw_path(axes: Axes, path: Path, colour: str, *, lane: int) -> None:
+def _draw_path(axes: Axes, path: "Path", colour: str, *, lane: int) -> None:
     axes.plot(path.severity, path.probability, color=colour, linewidth=1.2, label=path.checkpoint)
     height = np.full(len(path.switch), -0.06 * (lane + 1))
     axes.plot(path.switch, height, "|", color=colour, markersize=6, markeredgewidth=0.8)
@@ -64,7 +70,7 @@ def _draw_path(axes: Axes, path: Path, colour: str, *, lane: int) -> None:
     axes.plot(path.switch[large], where, "o", color=colour, markersize=4)
 
 
-def _predictions(paths: Sequence[Path], class_names: Mapping[str, Sequence[str]]) -> str:
+def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str]]) -> str:
     """Return what each checkpoint predicts for the clean image, once where they agree."""
     said = {}
     for path in paths:
@@ -78,10 +84,11 @@ def _predictions(paths: Sequence[Path], class_names: Mapping[str, Sequence[str]]
 def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -> Figure:
     figure, axes = _parts.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
-    thresholds = [x for x in THRESHOLDS if x > 0]  # the axis is logarithmic
+    counted = [name for name in dict.fromkeys(table["metric"]) if name.startswith(_ABOVE)]
+    thresholds = sorted(x for x in (float(name.removeprefix(_ABOVE)) for name in counted) if x > 0)
     for checkpoint, colour in colours.items():
         rows = _parts.by_metric(
-            _parts.select(table, checkpoint=checkpoint), [f"switches_above_{x:g}" for x in thresholds]
+            _parts.select(table, checkpoint=checkpoint), [f"{_ABOVE}{x:g}" for x in thresholds]
         )
         _parts.points(panel, np.asarray(thresholds), rows, colour=colour, label=checkpoint)
         panel.plot(thresholds, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)

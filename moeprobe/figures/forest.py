@@ -14,40 +14,21 @@ from matplotlib.figure import Figure
 
 from moeprobe.figures import STYLE, _parts
 from moeprobe.medium import ORDINARY
-from moeprobe.wording import full_label
+from moeprobe.wording import compared_first
 
-# What is drawn after the agreement of all that are compared, in this order, as far as it was measured.
-_HEADLINES = (
-    ("accuracy", "", "accuracy"),
-    ("fewshot_accuracy", "", "few-shot accuracy"),
-    ("prediction_agreement", "", "same prediction as clean"),
-    ("loss", "", "cross-entropy"),
-    ("gate_highest", "", "highest gate"),
-    ("load_entropy", "", "load entropy"),
-    ("unserved", "", "tokens without an expert"),
-)
 _GREY = "#606060"
-
-
-def headlines(table: pd.DataFrame) -> list[tuple[str, str, str]]:
-    """Return (metric, null, title) of what is read first of a comparison."""
-    first = _parts.agreement(table)
-    kappa = (f"{first}_kappa", "pooled", f"{full_label(f'{first}_kappa', 'pooled')} (pooled)")
-    # Where tokens choose without a limit, none is ever without an expert.
-    rest = [line for line in _HEADLINES if line[0] != "unserved" or first != "top1_match"]
-    return [kappa, (first, "", full_label(first, "")), *rest]
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
     shown = table[table["tokens"].isin([*ORDINARY, ""])]
-    lines = headlines(table)
-    if not shown["metric"].isin([metric for metric, _, _ in lines]).any():
+    lines = compared_first(_parts.agreement(table))
+    if not shown["metric"].isin([metric for metric, _ in lines]).any():
         # A run of other things, jumps say.
-        lines = [(metric, "", metric.replace("_", " ")) for metric in dict.fromkeys(shown["metric"])]
+        lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(shown["metric"])}
     there = [
         (title, rows)
-        for metric, null, title in lines
+        for (metric, null), title in lines.items()
         if len(rows := _parts.select(shown, metric=metric, null=null))
     ]
     drawn = pd.concat([rows for _, rows in there])

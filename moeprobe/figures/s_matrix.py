@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from moeprobe.figures import STYLE, _parts
-from moeprobe.medium import medium_of
+from moeprobe.medium import TEXT, medium_of
 
 # Perceptually even, and made to look the same with the common colour deficiencies.
 _MAP = "cividis"
@@ -52,7 +52,8 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     matrix = entries.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
     axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
-    axes.set(xlabel="expert, view 2", ylabel="expert, view 1 (smaller crop)")
+    first = "" if medium_of(rows["tokens"]) is TEXT else " (covers less)"
+    axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
     step = int(np.ceil(len(matrix) / 10))
     axes.set_xticks(range(0, len(matrix), step))
     axes.set_yticks(range(0, len(matrix), step))

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from moeprobe.medium import IMAGE, Medium
 from moeprobe.report.cells import Cell, Table
 from moeprobe.report.reading import Run
 from moeprobe.report.summary import Names
 
 _REQUESTED = {
     "data": "data set", "split": "split", "view": "view", "severities": "severities", "layers": "MoE layers",
-    "limit": "images asked for", "seed": "seed of the probing", "skip_bad_images": "unreadable images skipped",
+    "limit": "{units} asked for", "seed": "seed of the probing", "skip_bad_images": "unreadable {units} skipped",
     "trained_capacity": "capacity", "labels_used": "labels used",
 }  # fmt: skip
 _ABSENT = {"layers": "all", "limit": "all"}
@@ -32,7 +33,8 @@ def asked(run: Run) -> list[tuple[str, str]]:
             text = _capacity(run, trained=bool(given))
         if name == "severities" and run.sidecar.get("severity_unit"):
             text += f" ({run.sidecar['severity_unit']})"
-        lines.append((_REQUESTED.get(name, name.replace("_", " ")), text))
+        called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.medium.plural)
+        lines.append((called, text))
     if run.images is not None:
         lines.append((run.medium.plural, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
@@ -88,6 +90,13 @@ def _text(given: Any) -> str:
 
 def _bracketed(part: Any) -> str:
     return f"[{_text(part)}]" if isinstance(part, (list, dict)) else _text(part)
+
+
+def reading(mediums: Sequence[Medium]) -> dict[str, str]:
+    """Return the words for what was read, with which a report explains its numbers."""
+    words = {"unit": "name", "units": "plural", "token": "token", "tokens": "tokens"}
+    said = {key: " or ".join(getattr(medium, name) for medium in mediums) for key, name in words.items()}
+    return said | {"crop": " or in another crop" if IMAGE in mediums else ""}
 
 
 def scope(runs: Sequence[Run]) -> str:

@@ -6,15 +6,17 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.medium import ORDINARY, medium_of
+from moeprobe.medium import ORDINARY, Medium
 from moeprobe.report.cells import Cell, Table, counts, severity, value
 from moeprobe.report.reading import Run
 from moeprobe.tables import FLOORS, by_first_seen
 from moeprobe.wording import (
     ATTRIBUTION,
+    COMPARED_ALONG_SEVERITIES,
     SWEEP_OUTPUT,
     agreement,
     attribution,
+    compared_first,
     floors,
     full_label,
     number,
@@ -34,9 +36,10 @@ def short_tables(run: Run) -> list[Table]:
     table, comparison = overall(run.table), overall(run.comparison)
     tables: list[Table] = []
     if table is not None:
-        tables += _sweep(run, table, comparison) if run.kind == "sweep" else _side_by_side(table, comparison)
+        layout = _sweep if run.kind == "sweep" else _side_by_side
+        tables += layout(run, table, comparison)
     if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
-        tables.append(_differences(comparison, total=len(run.comparison)))
+        tables.append(_differences(comparison, total=len(run.comparison), medium=run.medium))
     if "patches.csv" in run.csvs:
         tables += _changed_patches(run.csvs["patches.csv"])
     return tables
@@ -69,21 +72,26 @@ def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
     return list(dict.fromkeys(zip(comparison["checkpoint"], comparison["reference"], strict=True)))
 
 
-def _side_by_side(table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return the table of the patches and the output, and apart from it that of the prefix tokens."""
+    medium = run.medium
     prefix = table["tokens"] == "prefix"
     tables = []
     if not prefix.all():
-        tables.append(_lines(table[~prefix], comparison, caption="What was measured"))
+        tables.append(_lines(table[~prefix], comparison, medium=medium, caption="What was measured"))
     if prefix.any():
-        tables.append(
-            _lines(table[prefix], comparison, caption="The same for the prefix (CLS) token", folded=True)
-        )
+        caption = f"The same for the prefix ({medium.prefix}) token"
+        tables.append(_lines(table[prefix], comparison, medium=medium, caption=caption, folded=True))
     return tables
 
 
 def _lines(
-    table: pd.DataFrame, comparison: pd.DataFrame | None, *, caption: str, folded: bool = False
+    table: pd.DataFrame,
+    comparison: pd.DataFrame | None,
+    *,
+    medium: Medium,
+    caption: str,
+    folded: bool = False,
 ) -> Table:
     """Return a line per layer and metric, a column per checkpoint, and the differences."""
     checkpoints, pairs = list(dict.fromkeys(table["checkpoint"])), by_pair(comparison)
@@ -99,7 +107,7 @@ def _lines(
         cells = [Cell(layer), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
-        cells += [Cell(full_label(metric, null))]
+        cells += [Cell(full_label(metric, null, medium))]
         cells += [value(found.get(name)) for name in checkpoints]
         cells += [value(found.get(pair), signed=True) for pair in pairs]
         there = [found[name] for name in checkpoints if name in found]
@@ -107,7 +115,7 @@ def _lines(
     columns = ["layer", "tokens"] if with_layers else []
     columns += (["view"] if with_views else []) + (["severity"] if with_severity else [])
     columns += ["metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
-    return Table(caption, [*columns, "images", "trials"], rows, folded=folded)
+    return Table(caption, [*columns, medium.plural, "trials"], rows, folded=folded)
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -121,7 +129,7 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     The noise floor comes last.
     """
     gates = run.settings.get("replayed_gates", "recomputed")
-    medium = medium_of(table["tokens"])
+    medium = run.medium
     output = ("", "")
     found = [
         *(
@@ -130,14 +138,17 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
                 comparison,
                 f"{layer}, {medium.tokens}",
                 (layer, medium.token),
-                sweep_routing(_agreement(table)),
+                sweep_routing(_agreement(table), medium),
+                medium=medium,
             )
             for layer in dict.fromkeys(table["layer"])
             if layer
         ),
-        _severity_table(table, comparison, "Output of the model", output, SWEEP_OUTPUT),
+        _severity_table(table, comparison, "Output of the model", output, SWEEP_OUTPUT, medium=medium),
         *(
-            _severity_table(table, comparison, sentence_case(attribution(name, gates)), output, columns)
+            _severity_table(
+                table, comparison, sentence_case(attribution(name, gates)), output, columns, medium=medium
+            )
             for name, columns in ATTRIBUTION.items()
         ),
         _noise_floor(run),
@@ -165,10 +176,10 @@ def _noise_floor(run: Run) -> Table | None:
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
     what = sentence_case(full_label(first, ""))
-    note = f"{what} of clean {medium_of(floor['tokens']).plural} with themselves: what is missing from 1 is arithmetic."
+    note = f"{what} of clean {run.medium.plural} with themselves: what is missing from 1 is arithmetic."
     for name, lines in again.groupby("checkpoint", sort=False):
         note += f" {random_router(name, lines['value'].min(), first=first)}."
-    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), "images", "trials"]
+    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), run.medium.plural, "trials"]
     return Table("Noise floor", columns, rows, note)
 
 
@@ -178,6 +189,8 @@ def _severity_table(
     caption: str,
     place: tuple[str, str],
     columns: Sequence[tuple[str, str, str]],
+    *,
+    medium: Medium,
 ) -> Table | None:
     wanted = [column[:2] for column in columns]
     lines: dict[tuple[str, float], dict[tuple[str, str], Row]] = {}
@@ -209,37 +222,26 @@ def _severity_table(
         images, trials = (
             counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
         )
-        resting.setdefault(f"{images} images, {trials} trials", []).append(heading)
+        resting.setdefault(f"{images} {medium.plural}, {trials} trials", []).append(heading)
     rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
     note = f"What the values rest on: {rests}."
     return Table(caption, ["checkpoint", "severity", *(heading for _, _, heading in columns)], rows, note)
 
 
-# What of a comparison is read after the agreement; where there are severities, of each layer only what is marked.
-_FIRST = {
-    ("gate_highest", ""): False,
-    ("load_entropy", ""): False,
-    ("accuracy", ""): True,
-    ("fewshot_accuracy", ""): True,
-    ("prediction_agreement", ""): True,
-    ("loss", ""): False,
-}
-
-
-def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
+def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Table:
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
     rows = [row for row in comparison.to_dict("records") if row["tokens"] in (*ORDINARY, "")]
     few = not comparison["severity"].notna().any()
     agree = _agreement(comparison)
-    order = {(f"{agree}_kappa", "pooled"): True, (agree, ""): False} | _FIRST
-    first = [which for which, always in order.items() if few or always]
+    along = (f"{agree}_kappa", *COMPARED_ALONG_SEVERITIES)
+    first = [which for which in compared_first(agree) if few or which[0] in along]
     chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows
     columns = ["metric", "compared", "layer", "severity", "difference"]
     judged = "verdict" in comparison
     lines = []
     for row in chosen:
         cells = [
-            Cell(full_label(row["metric"], row["null"])),
+            Cell(full_label(row["metric"], row["null"], medium)),
             Cell(f"{row['checkpoint']} − {row['reference']}"),
             Cell(row["layer"] or "output"),
             severity(row["severity"]),
@@ -252,7 +254,7 @@ def _differences(comparison: pd.DataFrame, *, total: int) -> Table:
     note = f"{len(lines):,} of {total:,} differences; all of them are in comparison.csv."
     if judged:
         note += " A verdict goes by the simultaneous interval, which holds for all layers and severities of a metric."
-    return Table("Differences", [*columns, "images", "trials"], lines, note)
+    return Table("Differences", [*columns, medium.plural, "trials"], lines, note)
 
 
 def _simultaneous(row: Row) -> Cell:

@@ -25,6 +25,7 @@ _TITLES = {
     "tradeoff": "Trainings beside one another",
     "overlay": "Expert of each patch",
     "correspond": "Corresponding patches of two views",
+    "discontinuity": "Jumps of the output where tokens switch experts",
     "s-matrix": "Correlation of the experts of corresponding patches",
     "compare": "Comparison of checkpoints",
     "trace": "Recorded routing",
@@ -35,8 +36,8 @@ _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
     "ci_low", "ci_high", "images", "trials", "flag",
 ]  # fmt: skip
-# The families of a comparison that are told in words; all of them stand in its table.json.
-_JUDGED = (("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
+# The families of a comparison that are put into words, beside κ; all of them stand in its table.json.
+_JUDGED = (("unserved", ""), ("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         rows.append(
             [
                 Cell(run.label),
-                Cell(full_label(*which)),
+                Cell(full_label(*which, run.medium)),
                 *(value(by_name.get(name)) for name in checkpoints),
                 *(value(by_pair.get(pair), signed=True) for pair in pairs),
                 Cell(found.layer or "output"),
@@ -124,11 +125,11 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
                 *(counts(row[what] for row in found.rows[which]) for what in ("images", "trials")),
             ]
         )
-    columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", "images", "trials"]
-    keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
     mediums = list(dict.fromkeys(run.medium for run, _, _ in lines))
     tokens = " or ".join("patch tokens" if medium is IMAGE else medium.tokens for medium in mediums)
     units, unit = (" or ".join(getattr(medium, kind) for medium in mediums) for kind in ("plural", "name"))
+    columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", units, "trials"]
+    keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
     note = (
         f"Of each checkpoint its last MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
         f"differences are paired, {unit} by {unit}, and not corrected for their number."
@@ -256,7 +257,7 @@ def _verdicts(run: Run) -> list[str]:
     )
     first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
     return [
-        f"{sentence_case(full_label(*which))}, {by}: {family['sentence']}"
+        f"{sentence_case(full_label(*which, run.medium))}, {by}: {family['sentence']}"
         for which in ((f"{first}_kappa", "pooled"), *_JUDGED)
         for family in families
         if (family.get("metric"), family.get("null")) == which and family.get("tokens") in (*ORDINARY, "")
