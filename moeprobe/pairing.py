@@ -3,6 +3,8 @@
 Axes: B images or texts, P patches, J pairs of tokens.
 """
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -21,8 +23,10 @@ def pair_up(
     """Return one layer's routing of view 0 and view ``shown`` of a batch, with the tokens that correspond."""
     aligned = shown == 0 or (probe.view is not None and probe.view.aligned)
     if isinstance(batch, TextBatch):
-        return _texts(batch, reference, view, shown, aligned=aligned)
-    return _images(batch, reference, view, shown, aligned=aligned)
+        pair = _texts(batch, reference, view, shown, aligned=aligned)
+    else:
+        pair = _images(batch, reference, view, shown, aligned=aligned)
+    return dataclasses.replace(pair, symmetric=probe.is_pair)
 
 
 def _texts(

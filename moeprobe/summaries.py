@@ -93,8 +93,8 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
         assert item.image_ids == reference.image_ids, "checkpoints were probed on different images"
         for name, replicates in item.replicates.items():
             # Expert e of one model is no relative of expert e of another.
-            of_one_expert = name[2] is not None and name[3] is None
-            if name in reference.replicates and not of_one_expert:
+            of_experts = name[2] is not None
+            if name in reference.replicates and not of_experts:
                 difference = replicates.minus(reference.replicates[name])
                 rows.append(
                     row(about, item.checkpoint, item.cell, name, difference)

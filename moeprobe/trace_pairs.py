@@ -23,7 +23,8 @@ _SOURCE = ("data", "split", "crop_fraction")
 class Named:
     """A trace, and what the tables call it: two of one run differ in their name, view or severity.
 
-    ``moved``: its patches lie elsewhere than in the trace that it is compared with.
+    ``moved``: its patches lie elsewhere than in the trace that it is compared with. ``symmetric``: the two are the two
+    random views of one probe.
     """
 
     trace: TraceFile
@@ -31,6 +32,7 @@ class Named:
     view: str
     severity: float
     moved: bool
+    symmetric: bool = False
 
     @property
     def label(self) -> str:
@@ -73,6 +75,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
             view,
             severity,
             moved=number > 0 and _moved(traces[0], trace),
+            symmetric=_are_both_views(traces[0], trace),
         )
         for number, (trace, path, (name, view, severity)) in enumerate(zip(traces, paths, given, strict=True))
     ]
@@ -105,6 +108,14 @@ def _moved(reference: TraceFile, trace: TraceFile) -> bool:
             "clean.parquet or VIEW-1.parquet beside it)."
         )
     return False
+
+
+def _are_both_views(reference: TraceFile, trace: TraceFile) -> bool:
+    """Whether these are the first and the second random view that one checkpoint was shown."""
+    first, second = reference.about["inputs"], trace.about["inputs"]
+    if first is None or second is None or second.get("side") != 2:
+        return False
+    return first == second | {"side": 1} and reference.about["checkpoint"] == trace.about["checkpoint"]
 
 
 def common_layers(traces: Sequence[TraceFile], wanted: Sequence[str] | None) -> list[str]:
@@ -180,11 +191,13 @@ def pair(reference: Block, view: Block, *, named: Named) -> LayerPair:
     prefix = view.layer.num_prefix_tokens
     if not named.moved:
         patches = torch.arange(view.valid.shape[1] - prefix).expand(len(view.valid), -1)
-        return LayerPair(*sides, patches, patches, aligned=True)
+        return LayerPair(*sides, patches, patches, aligned=True, symmetric=named.symmetric)
     if view.partner is None:
         raise UserError(f"{named.trace.path} does not say which patches correspond; record it again.")
     reference_patch, view_patch, first = patches_of(view)
-    return LayerPair(*sides, reference_patch, view_patch, aligned=False, view_first=first)
+    return LayerPair(
+        *sides, reference_patch, view_patch, aligned=False, view_first=first, symmetric=named.symmetric
+    )
 
 
 def weighted(layer: Layer) -> bool:

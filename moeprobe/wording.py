@@ -169,7 +169,7 @@ def label(metric: str, null: str, medium: Medium = IMAGE) -> str:
         if metric == f"top{depth}_set_match":
             return f"top-{depth} match, any order"
     if metric.startswith("switches_above_"):
-        return f"  with jumps > {metric.removeprefix('switches_above_')}"
+        return f"  with jumps > {metric.removeprefix('switches_above_').replace('e-06', 'e-6')}"
     return METRICS.get(metric, metric.replace("_", " "))
 
 

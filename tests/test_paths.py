@@ -195,7 +195,9 @@ def test_sums_and_metrics_by_hand() -> None:
             name, "a", 0, severity, probability, np.sort(random.random(len(jumps))), np.array(jumps), tokens
         )
 
-    made = [path("x", [0.02, -0.2, 0.0005]), path("y", []), path("z", [0.0])]
+    # The last two jumps are nothing, and the rounding of nothing.
+    made = [path("x", [0.02, -0.2, 0.0005]), path("y", []), path("z", [0.0, 1e-8])]
+    switched = sum(one.tokens.sum() for one in made)
     columns = {name: column.numpy() for name, column in Discontinuity().sums(made).items()}
     found = {
         m.name: m.statistic.evaluate(np.ones((3, 1)))[0]
@@ -204,13 +206,21 @@ def test_sums_and_metrics_by_hand() -> None:
     variation = sum(np.abs(np.diff(one.probability)).sum() for one in made) / 3
     assert found.pop("total_variation_4_steps") == pytest.approx(variation)
     assert found == {
-        "switches": pytest.approx(4 / 3), "switched_tokens": pytest.approx((15 + 0 + 1) / 3),
+        "switches": pytest.approx(5 / 3), "switched_tokens": pytest.approx(switched / 3),
         "jump_sum": pytest.approx(0.2205 / 3), "jump_largest": pytest.approx(0.2 / 3),
-        "jump_mean": pytest.approx(0.2205 / 4),
-        "switches_above_0": 1.0, "switches_above_0.0001": 1.0, "switches_above_0.001": pytest.approx(2 / 3),
+        "jump_mean": pytest.approx(0.2205 / 5),
+        "switches_above_1e-06": 1.0, "switches_above_0.0001": 1.0, "switches_above_0.001": pytest.approx(2 / 3),
         "switches_above_0.003": pytest.approx(2 / 3), "switches_above_0.01": pytest.approx(2 / 3),
         "switches_above_0.03": pytest.approx(1 / 3), "switches_above_0.1": pytest.approx(1 / 3),
     }  # fmt: skip
+
+
+def test_counts_of_runs_from_before_the_first_threshold_was_rounding_are_called_as_they_were() -> None:
+    counts = np.arange(14).reshape(2, 7)
+    rest = ("steps", "switches", "switched_tokens", "jump_sum", "jump_largest", "total_variation")
+    columns = dict.fromkeys(("followed", *rest), np.ones(2, dtype=np.int64)) | {"switches_above": counts}
+    names = {metric.name for metric in Discontinuity().metrics(columns, aligned=True)}
+    assert "switches_above_0" in names and "switches_above_1e-06" not in names
 
 
 def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:

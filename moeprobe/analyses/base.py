@@ -35,7 +35,8 @@ class LayerPair:
     no partner. ``aligned``: pair j is patch j on both sides, for every image. ``view_first`` ``(B,)`` bool: the view
     is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
     is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
-    ``regions.REGIONS``; None where the images have no masks.
+    ``regions.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
+    that what is said of views is said of either.
     """
 
     reference: LayerRouting
@@ -45,6 +46,12 @@ class LayerPair:
     aligned: bool
     view_first: Tensor | None = None
     region: Tensor | None = None
+    symmetric: bool = False
+
+    @property
+    def views(self) -> tuple[LayerRouting, ...]:
+        """The sides that are views: both of two random ones, but no clean reference."""
+        return (self.reference, self.view) if self.symmetric else (self.view,)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,11 @@ from torch import Tensor
 from moeprobe.analyses.base import Columns, Metric, PathAnalysis
 from moeprobe.statistics import Ratio
 
-# Jumps in probability above which switches are counted; those at 0 could not reach the output at all.
-THRESHOLDS = (0.0, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)
+# Jumps in probability above which switches are counted. Two passes differ by rounding where the routing is the same to
+# the output, so those below the first did not reach it, or not to be seen.
+THRESHOLDS = (1e-6, 0.0001, 0.001, 0.003, 0.01, 0.03, 0.1)
+# The column of counts, and the first threshold; runs made before it was 1e-6 have it under the second name, from 0.
+_COUNTS = {"switches_beyond": THRESHOLDS[0], "switches_above": 0.0}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Discontinuity(PathAnalysis):
             "jump_sum": _floats([jumps.sum() for jumps in size]),
             "jump_largest": _floats([jumps.max(initial=0) for jumps in size]),
             "total_variation": _floats([np.abs(np.diff(path.probability)).sum() for path in paths]),
-            "switches_above": torch.tensor(above).reshape(len(paths), len(THRESHOLDS)),
+            "switches_beyond": torch.tensor(above).reshape(len(paths), len(THRESHOLDS)),
         }
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
@@ -70,9 +73,10 @@ class Discontinuity(PathAnalysis):
         per_image = {
             name: columns[name] for name in ("switches", "switched_tokens", "jump_sum", "jump_largest")
         }
+        (counts,) = _COUNTS.keys() & columns.keys()
         per_image |= {
-            f"switches_above_{threshold:g}": columns["switches_above"][:, number]
-            for number, threshold in enumerate(THRESHOLDS)
+            f"switches_above_{threshold:g}": columns[counts][:, number]
+            for number, threshold in enumerate((_COUNTS[counts], *THRESHOLDS[1:]))
         }
         (steps,) = set(columns["steps"].tolist())
         per_image[f"total_variation_{steps}_steps"] = columns["total_variation"]

@@ -22,14 +22,18 @@ class Load(LayerAnalysis):
         return layer.tokens_choose and layer.num_experts > 1
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
-        """Return how many patches of the view chose each expert first, ``(B, E)``."""
-        layer = pair.view
-        first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
-        present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
-        histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
-        return {layer.medium.token: {"load": histogram.scatter_add(1, first.clamp_min(0), present.long())}}
+        """Return how many patches of the view, or of both views, chose each expert first, ``(B, E)``."""
+        histograms = torch.stack([_histogram(layer) for layer in pair.views])
+        return {pair.view.medium.token: {"load": histograms.sum(0)}}
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the entropy of the pooled load."""
         histogram = columns["load"].astype(np.float64)
         return [Metric("load_entropy", "", Entropy(histogram), columns["load"].sum(1))]
+
+
+def _histogram(layer: LayerRouting) -> Tensor:
+    first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
+    present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
+    histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
+    return histogram.scatter_add(1, first.clamp_min(0), present.long())

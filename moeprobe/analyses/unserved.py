@@ -5,6 +5,7 @@ finite capacity leaves any out. A token without an expert keeps what it had: the
 """
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
@@ -13,7 +14,7 @@ from moeprobe.statistics import Ratio
 
 
 class Unserved(LayerAnalysis):
-    """Share of the view's tokens that no expert processes."""
+    """Share of the tokens of the view, or of both views, that no expert processes."""
 
     signature = "unserved_tokens"
 
@@ -23,12 +24,18 @@ class Unserved(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the tokens per image, and how many of them no expert processes, for patches and prefix tokens."""
-        layer = pair.view
-        prefix = layer.num_prefix_tokens
-        alone = ~layer.served.any(-1) & layer.valid
-        parts = {layer.medium.token: slice(prefix, None)} | ({"prefix": slice(0, prefix)} if prefix else {})
+        prefix = pair.view.num_prefix_tokens
+        parts = {pair.view.medium.token: slice(prefix, None)}
+        if prefix:
+            parts["prefix"] = slice(0, prefix)
+        # View by view, since only the tokens of one view are as many.
+        valid = [layer.valid for layer in pair.views]
+        alone = [~layer.served.any(-1) & layer.valid for layer in pair.views]
         return {
-            tokens: {"unserved_tokens": layer.valid[:, part].sum(1), "unserved": alone[:, part].sum(1)}
+            tokens: {
+                "unserved_tokens": torch.cat([view[:, part] for view in valid], 1).sum(1),
+                "unserved": torch.cat([view[:, part] for view in alone], 1).sum(1),
+            }
             for tokens, part in parts.items()
         }
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from moeprobe.analyses.load import Load
+from moeprobe.analyses.unserved import Unserved
 from tests.routings import aligned, routing
 
 
@@ -26,6 +27,17 @@ def test_first_choices_of_the_views_valid_patches(padded: bool) -> None:
                 expected[image, first] += 1
     assert torch.equal(load, expected)
     assert load.dtype == torch.int64
+
+
+def test_of_two_random_views_both_count_and_of_a_clean_reference_and_a_view_the_view() -> None:
+    one, other = routing(4, top_k=1, seed=1, absent=0.3), routing(4, top_k=1, seed=2, absent=0.3)
+    pair = aligned(one, other)
+    both = dataclasses.replace(pair, symmetric=True)
+    for analysis, name in ((Load(), "load"), (Unserved(), "unserved"), (Unserved(), "unserved_tokens")):
+        for tokens, found in analysis.sums(both).items():
+            alone = [analysis.sums(aligned(side, side))[tokens][name] for side in (one, other)]
+            assert torch.equal(analysis.sums(pair)[tokens][name], alone[1])
+            assert torch.equal(found[name], alone[0] + alone[1]) and (tokens == "prefix" or alone[0].any())
 
 
 def test_the_entropy_is_that_of_the_pooled_load() -> None:
