@@ -2,18 +2,23 @@
 
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
+from moeprobe.files import read_json
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
+
+# What a finished run says of itself, at least.
+_SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
 
 
 def train(
@@ -26,35 +31,77 @@ def train(
     overwrite: bool = False,
     report: Callable[[Report], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Train a model as configured; returns a summary.
+    """Train a model as configured; returns a summary, with ``kept``: whether the run was finished before.
 
     Args:
         config: name of a configuration, path of a YAML file, or a validated configuration.
         overrides: ``key=value`` strings.
         folder: run folder; None = ``checkpoints/NAME``.
         device: as in ``load_model``.
-        resume: insist on going on with an unfinished run; without, one is gone on with where there is one.
+        resume: take a finished run of this configuration as it is, without training; any other is started or gone on
+            with, as always.
         overwrite: replace what an earlier run left there.
         report: called now and then with where the run is.
 
     Raises:
         UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
     """
-    from moeprobe.figures import save
-    from moeprobe.figures.training import draw
-
     resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
     folder = folder or Path("checkpoints") / resolved.name
-    unfinished = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    if state == "finished":
+        return complete(folder, resolved) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)
-    if unfinished:
+    if state == "unfinished":
         trainer.resume()
     elif folder.exists():
         # Only now, when everything fits together, is an earlier run given up.
         shutil.rmtree(folder)
-    summary = trainer.run(report)
-    save(draw(pd.read_csv(folder / "metrics.csv"), name=resolved.name), folder / "training")
-    return summary | {"folder": str(folder)}
+    summary = trainer.run(report, draw=partial(_draw, folder, resolved))
+    return summary | {"folder": str(folder), "kept": False}
+
+
+def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
+    """Do what a finished run lacks that was killed in its last moment, and return its summary.
+
+    Raises:
+        UserError: its files cannot be read or written.
+    """
+    summary = read_summary(folder)
+    if any(not (folder / f"training.{kind}").is_file() for kind in ("png", "svg")):
+        try:
+            metrics = pd.read_csv(folder / "metrics.csv")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
+            ) from error
+        _draw(folder, config, metrics)
+    (folder / "state.safetensors").unlink(missing_ok=True)
+    return summary
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return what a finished run wrote at its end.
+
+    Raises:
+        UserError: it cannot be read, or the weights are gone.
+    """
+    path = folder / "finished.json"
+    summary = read_json(path)
+    if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY:
+        raise UserError(f"{path} is not what a training writes at its end; add --overwrite to train again.")
+    if not (folder / "last.safetensors").is_file():
+        raise UserError(
+            f"{folder} holds a finished run without its last.safetensors; add --overwrite to train again."
+        )
+    return summary
+
+
+def _draw(folder: Path, config: TrainConfig, metrics: pd.DataFrame) -> None:
+    from moeprobe.figures import save
+    from moeprobe.figures.training import draw
+
+    save(draw(metrics, name=config.name), folder / "training")
 
 
 def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
@@ -77,33 +124,54 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
     )
 
 
-def check_run_folder(folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool) -> bool:
-    """Return whether the folder holds an unfinished run of this configuration to go on with; nothing is changed.
+def check_run_folder(
+    folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool
+) -> Literal["new", "unfinished", "finished"]:
+    """Return what the folder holds of this configuration that is to be gone on with; nothing is changed.
+
+    A finished run is taken as it is with ``resume``, or where its last moment is missing.
 
     Raises:
-        UserError: the folder holds something else, a finished or another run, or nothing to resume.
+        UserError: the folder holds something else, another run, or a finished one that is not to be taken as it is.
     """
-    earlier, found = folder / "config.yaml", (folder / "state.safetensors").exists()
+    earlier = folder / "config.yaml"
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; choose another name.")
     # What a kill in the very first moment leaves behind is nobody's.
     held = [path for path in folder.iterdir() if path.suffix != ".tmp"] if folder.is_dir() else []
     if held and not earlier.exists():
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
-    if held and not (overwrite and not resume):
-        state = "a finished run" if (folder / "finished.json").exists() else ""
-        if not _is_of(earlier, config):
-            state = f"{state or 'a run'} of another configuration"
-        if state:
-            raise UserError(f"{folder} holds {state}; add --overwrite to replace it, or choose another name.")
-    if resume and not found:
-        raise UserError(f"There is nothing to resume in {folder}.")
-    return found and not (overwrite and not resume)
+    if not held or (overwrite and not resume):
+        return "new"
+    finished = (folder / "finished.json").exists()
+    if not _is_of(earlier, config):
+        state = "a finished run" if finished else "a run"
+        raise UserError(
+            f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
+        )
+    left = (folder / "state.safetensors").exists()
+    if not finished:
+        return "unfinished" if left else "new"
+    if resume or left or not (folder / "training.png").exists():
+        return "finished"
+    raise UserError(
+        f"{folder} holds a finished run; add --resume to take it as it is, --overwrite to replace it, or choose "
+        "another name."
+    )
+
+
+def same_training(one: TrainConfig, other: TrainConfig) -> bool:
+    """Whether two configurations are of one training; the number of loader processes changes nothing but speed."""
+    first, second = (
+        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})})
+        for config in (one, other)
+    )
+    return first == second
 
 
 def _is_of(path: Path, config: TrainConfig) -> bool:
     """Whether a written configuration is this one; keys that an earlier version did not know have their defaults."""
     try:
-        return configuration.load(str(path)) == config
+        return same_training(configuration.load(str(path)), config)
     except UserError:
         return False

@@ -189,11 +189,6 @@ def test_wrong_configuration_files(tmp_path: Path) -> None:
     assert "model" in refused("train", "--config", broken)
 
 
-def test_nothing_to_resume(tmp_path: Path) -> None:
-    folder = tmp_path / "x"
-    assert "nothing to resume" in refused("train", "--config", "digits-prc", "--folder", folder, "--resume")
-
-
 def test_finished_training_is_not_replaced(trained: Trained) -> None:
     before = (trained["prc"] / "last.safetensors").read_bytes()
     assert "finished run" in refused("train", "--config", "digits-prc", "--folder", trained["prc"])

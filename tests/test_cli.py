@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -167,8 +168,9 @@ def test_unlabelled_folder_gives_routing_and_no_accuracy(trained: Trained, tmp_p
     assert table["ci_low"].isna().all()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_goes_on(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, code: int, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from moeprobe import sweeps
 
@@ -181,11 +183,16 @@ def test_an_interrupted_run_goes_on(
     def interrupted(*args: Any) -> Any:
         calls.append(args)
         if len(calls) == 3:
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         return real(*args)
 
     monkeypatch.setattr(sweeps, "_run_block", interrupted)
-    assert run(*arguments, "--out", out).exit_code == 130
+    handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, handler)
+    ended = run(*arguments, "--out", out)
+    signal.signal(number, before)
+    assert ended.exit_code == code
+    assert f"What was measured is kept in {out}" in ended.stderr
     assert not (out / "table.json").exists()
     assert run(*arguments, "--out", out).exit_code == 0
     assert len(calls) == 5, "four blocks in all, one of them begun twice"

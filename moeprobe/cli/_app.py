@@ -1,5 +1,6 @@
 """The application and its commands."""
 
+import contextlib
 import sys
 from typing import Annotated, Any
 
@@ -32,23 +33,33 @@ from moeprobe.cli import (
     train,
     vmoe,
 )
+from moeprobe.cli._signals import Ending
 from moeprobe.errors import UserError
 
 USER_ERROR, INTERRUPTED = 2, 130
 
 
 class _Group(TyperGroup):
-    """Turns what a user can mend into one sentence, and Ctrl-C into its exit code."""
+    """Turns what a user can mend into one sentence, and Ctrl-C, SIGTERM and SIGHUP into their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"Error: {error}", err=True)
-            sys.exit(USER_ERROR)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted.", err=True)
-            sys.exit(INTERRUPTED)
+        with Ending() as ending:
+            try:
+                return super().invoke(ctx)
+            except UserError as error:
+                typer.echo(f"Error: {error}", err=True)
+                sys.exit(USER_ERROR)
+            except KeyboardInterrupt as error:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    typer.echo("Interrupted." if ending.number is None else f"{error}.", err=True)
+                    for note in getattr(error, "__notes__", ()):
+                        typer.echo(note, err=True)
+                sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
+            except OSError:
+                if ending.number is None:
+                    raise
+                # A progress bar on a terminal that is gone cannot be taken down.
+                sys.exit(128 + ending.number)
 
 
 app = typer.Typer(

@@ -28,7 +28,14 @@ def run(
         print_plan(api.plan(kind, list(checkpoints), options=options, **arguments), as_json=common.json)
         return
     with Bar() as bar:
-        result = api.probe(kind, list(checkpoints), options=options, watcher=bar, **arguments)
+        try:
+            result = api.probe(kind, list(checkpoints), options=options, watcher=bar, **arguments)
+        except KeyboardInterrupt as error:
+            if options.out is not None:
+                error.add_note(
+                    f"What was measured is kept in {options.out}; the same command goes on from there."
+                )
+            raise
     print_result(result, out=options.out, as_json=common.json, show=show)
     if timed and not common.json:
         for name, rate in result.sidecar["images_per_second"].items():

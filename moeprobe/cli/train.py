@@ -14,7 +14,12 @@ def train(
     config: Annotated[
         str, typer.Option(help="Name of a configuration (moeprobe list configs) or a YAML file.")
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Start, go on, or take a finished run as it is: whatever there is to do."
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run of this name.")
     ] = False,
@@ -24,7 +29,8 @@ def train(
 ) -> None:
     """Train a V-MoE, with or without Pairwise Router Consistency.
 
-    Ctrl-C leaves a run that goes on when the same command is given again.
+    Ctrl-C, SIGTERM or SIGHUP leaves a run that goes on when the same command is given again. For schedulers: with
+    --resume a run that is finished already is no error.
 
     Example: `moeprobe train --config digits-prc seed=1 name=digits-prc-1`
     """
@@ -57,6 +63,11 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
         f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}), "
         f"{summary['images_per_second']:,.0f} images/s"
     )
+    if summary["kept"]:
+        screen.print(
+            f"Finished already: nothing was trained, and {summary['folder']}/ is as it was.", soft_wrap=True
+        )
+        return
     if "upcycled" in summary:
         start = summary["upcycled"]
         screen.print(

@@ -13,6 +13,7 @@ from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
 from moeprobe.grids import MeasureConfig
 from moeprobe.tradeoff.questions import Question, questions
+from moeprobe.trainings import same_training
 
 _CELLS, _ABOUT = "cells", "cell.json"
 
@@ -52,7 +53,7 @@ class Cell:
             return (self.checkpoint / "last.safetensors").is_file()
         if not (self.checkpoint / "finished.json").is_file():
             return False
-        if configuration.load(str(self.checkpoint / "config.yaml")) != self.config:
+        if not same_training(configuration.load(str(self.checkpoint / "config.yaml")), self.config):
             raise UserError(
                 f"{self.checkpoint} holds a finished run of another configuration; give the sweep another name "
                 "(name=NAME), or remove the folder to train it anew."
@@ -153,7 +154,7 @@ def find_cells(
 def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
     """Return the cell of a run folder; what was measured of it is enough where the folder is gone."""
     name = path.resolve().name
-    if (path / "state.safetensors").is_file():
+    if (path / "state.safetensors").is_file() and not (path / "finished.json").is_file():
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if (path / "last.safetensors").is_file() and (path / "config.yaml").is_file():
         config = configuration.load(str(path / "config.yaml"))

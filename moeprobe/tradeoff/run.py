@@ -21,7 +21,7 @@ from moeprobe.tables import write_csv
 from moeprobe.tradeoff.cells import Cell, about_file, find_cells
 from moeprobe.tradeoff.table import make_table, published
 from moeprobe.training.loop import Report
-from moeprobe.trainings import check_run_folder, train
+from moeprobe.trainings import check_run_folder, complete, train
 from moeprobe.watching import Watcher
 
 
@@ -187,6 +187,8 @@ class _Work:
             self._check_begun(cell)
             train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
             state = "trained"
+        elif cell.of_sweep:
+            complete(cell.checkpoint, cell.config)
         self._describe(cell, place)
         if missing := cell.missing():
             model = load_model(cell.checkpoint, device=self.device)

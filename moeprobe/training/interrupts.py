@@ -1,4 +1,4 @@
-"""Ctrl-C waits while something is under way that must not be left half done."""
+"""Ctrl-C, SIGTERM and SIGHUP wait while something is under way that must not be left half done."""
 
 import contextlib
 import signal
@@ -6,12 +6,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C until the block is left; an error of the block's own goes first.
+    """Put off what ends a run until the block is left; an error of the block's own goes first.
 
-    Python delivers signals to the main thread alone, so in any other thread there is nothing to put off.
+    What a signal does then, and whether it is ignored, is as it was before. Python delivers signals to the main thread
+    alone, so in any other thread there is nothing to put off.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -21,10 +24,15 @@ def uninterrupted() -> Iterator[None]:
     def remember(number: int, _frame: Any) -> None:
         received.append(number)
 
-    previous = signal.signal(signal.SIGINT, remember)
+    # A handler that was not installed from Python is not known to it, and cannot be put back: it stays.
+    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    replaced = {number: handler for number, handler in previous.items() if handler is not None}
+    for number in replaced:
+        signal.signal(number, remember)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
-    if received:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+    for number in dict.fromkeys(received):
+        signal.raise_signal(number)

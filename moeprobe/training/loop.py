@@ -132,11 +132,20 @@ class Trainer:
         if config.compile:
             _compile(self.model)
 
-    def run(self, report: Callable[[Report], None] = lambda _: None) -> dict[str, Any]:
+    def run(
+        self,
+        report: Callable[[Report], None] = lambda _: None,
+        *,
+        draw: Callable[[pd.DataFrame], None] = lambda _: None,
+    ) -> dict[str, Any]:
         """Train to the end and return the summary.
 
-        Ctrl-C at any moment leaves a run that can be resumed exactly; a loss that is no number stops with a sentence
-        and leaves the last checkpoints as they were.
+        Args:
+            report: called now and then with where the run is.
+            draw: called with the metrics before the run is marked as finished.
+
+        Ctrl-C at any moment (on the command line SIGTERM and SIGHUP too) leaves a run that can be resumed exactly; a
+        loss that is no number stops with a sentence and leaves the last checkpoints as they were.
 
         Raises:
             UserError: the loss is not finite.
@@ -168,12 +177,16 @@ class Trainer:
                 if self._evaluate_if_due(board):
                     tell(self.history[-1], evaluated=True)
             with uninterrupted():
-                return self._finish(rate())
-        except KeyboardInterrupt:
+                return self._finish(rate(), draw)
+        except KeyboardInterrupt as error:
             with uninterrupted():
-                if not (self.folder / "finished.json").exists():
+                if (self.folder / "finished.json").exists():
+                    error.add_note(f"The run in {self.folder} is finished.")
+                else:
                     self._check_finite(*self.averages.sums.values(), *self.model.parameters())
                     self._save_state()
+                    done = f"Step {self.step:,} of {self.total_steps:,} is saved in {self.folder}"
+                    error.add_note(f"{done}; the same command goes on from there.")
             raise
         finally:
             if board is not None:
@@ -345,7 +358,8 @@ class Trainer:
         path = self.folder / "state.safetensors"
         save_state(path, self.model, self.optimizer, self.averages, description)
 
-    def _finish(self, images_per_second: float) -> dict[str, Any]:
+    def _finish(self, images_per_second: float, draw: Callable[[pd.DataFrame], None]) -> dict[str, Any]:
+        """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
         summary = {
             "name": self.config.name,
             "steps": self.total_steps,
@@ -355,6 +369,7 @@ class Trainer:
         } | self.clock.summary()
         if self.upcycled is not None:
             summary["upcycled"] = self.upcycled
+        draw(pd.DataFrame(self.history))
         write_json(self.folder / "finished.json", summary)
         (self.folder / "state.safetensors").unlink(missing_ok=True)
         return summary

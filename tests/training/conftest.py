@@ -2,13 +2,17 @@
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def ctrl_c_arrives() -> Iterator[None]:
-    """A shell starts what runs in the background with Ctrl-C ignored, and a child process would inherit that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def signals_arrive() -> Iterator[None]:
+    """A shell starts what runs in the background with some signals ignored, and a child process would inherit that."""
+    wanted: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+    wanted |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -3,6 +3,7 @@
 import io
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -80,7 +81,7 @@ def test_every_panel_of_the_picture_shows_its_curves() -> None:
     figure = draw(metrics, name="run")
     for axis in figure.axes:
         low, high = axis.get_ylim()
-        drawn = [value for line in axis.lines for value in line.get_ydata()]
+        drawn = [float(value) for line in axis.lines for value in np.asarray(line.get_ydata())]
         assert len(drawn) >= len(steps)
         assert all(low <= value <= high for value in drawn), axis.get_title()
     assert [axis.get_yscale() for axis in figure.axes] == ["linear", "linear", "log"]
