@@ -40,7 +40,7 @@ class Difference:
         return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
 
     @property
-    def studentised(self) -> bool:
+    def standardised(self) -> bool:
         """Whether there is an interval and an error to measure it with."""
         return not self.replicates.interval().flag and self.standard_error > 0
 
@@ -93,15 +93,15 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
     tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval. Where the error
     vanishes to first order but the resamples vary, there is no interval.
     """
-    critical = _largest([member for member in family if member.studentised])
-    cells = sum(member.studentised for member in family)
+    critical = _largest([member for member in family if member.standardised])
+    cells = sum(member.standardised for member in family)
     p_values = [_p(member) for member in family]
     of_cell = zip(family, p_values, _holm(p_values), strict=True)
     found = []
     for member, *tested in of_cell:
         reach, detectable = np.nan, np.nan
         value, values = member.replicates.point, member.replicates.values
-        if member.studentised:
+        if member.standardised:
             tails = stats.t.isf((1 - CONFIDENCE) / 2, member.replicates.images - 1)
             factor = critical * tails / stats.norm.isf((1 - CONFIDENCE) / 2)
             reach = factor * member.standard_error
@@ -126,7 +126,7 @@ def _largest(family: Sequence[Difference]) -> float:
 
 def _p(member: Difference) -> float:
     """Return the two-sided p of no difference; NaN where there is no error to measure it with."""
-    if not member.studentised:
+    if not member.standardised:
         return np.nan
     t = abs(member.replicates.point) / member.standard_error
     return float(2 * stats.t.sf(t, member.replicates.images - 1))

@@ -16,8 +16,6 @@ Whole = NDArray[np.int64]
 
 # Numbers held at a time.
 _BLOCK_NUMBERS = 2**22
-# Sums of a batch are float32: they do not know one from a little less.
-_ALL_BUT_ONE = 1 - 1e-6
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,10 @@ class Complement:
 
 @dataclass(frozen=True)
 class MeanProduct:
-    """Σ_f (Σ_i x_if) (Σ_i y_if) / (Σ_i s_i Σ_i t_i): the mean product of vectors drawn independently from two sides.
+    """Σ_{i ≠ j} Σ_f x_if y_jf / Σ_{i ≠ j} s_i t_j: the mean product of vectors drawn from two sides, of two images.
 
-    ``x`` and ``y`` ``(n, F)`` are an image's summed vectors, ``s`` and ``t`` ``(n,)`` how many they are of. All but 1
-    counts as 1: what is left of it is rounding.
+    ``x`` and ``y`` ``(n, F)`` are an image's summed vectors, ``s`` and ``t`` ``(n,)`` how many they are of. An image is
+    paired with others only, as in ``statistics.Chance``.
     """
 
     x: Array
@@ -50,16 +48,18 @@ class MeanProduct:
 
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
-        product = ((self.x.T @ weights) * (self.y.T @ weights)).sum(0)
-        value = divide(product, (self.s @ weights) * (self.t @ weights))
-        return np.where(value > _ALL_BUT_ONE, 1.0, value)
+        own = weights**2
+        product = ((self.x.T @ weights) * (self.y.T @ weights)).sum(0) - (self.x * self.y).sum(1) @ own
+        return divide(product, (self.s @ weights) * (self.t @ weights) - (self.s * self.t) @ own)
 
     def influence(self) -> Array:
-        """Return the derivative of the product of sums over the product of counts."""
-        s, t = self.s.sum(), self.t.sum()
-        product = self.x @ self.y.sum(0) + self.y @ self.x.sum(0)
-        value = divide(np.asarray(self.x.sum(0) @ self.y.sum(0)), s * t)
-        return divide(product, s * t) - value * (divide(self.s, s) + divide(self.t, t))
+        """Return the derivative of the ratio of the two sums over pairs of images."""
+        own, both = (self.x * self.y).sum(1), self.s * self.t
+        product = self.x.sum(0) @ self.y.sum(0) - own.sum()
+        pairs = self.s.sum() * self.t.sum() - both.sum()
+        of_product = self.x @ self.y.sum(0) + self.y @ self.x.sum(0) - 2 * own
+        of_pairs = self.s * self.t.sum() + self.t * self.s.sum() - 2 * both
+        return divide(of_product - divide(product, pairs) * of_pairs, pairs)
 
 
 def jaccard(one: Array, other: Array) -> Array:
@@ -73,9 +73,9 @@ class SetChance:
     """The Jaccard index that independent draws with the two sides' own marginals would reach, within strata.
 
     c = Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) J(S, T) / Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) [S or T is not empty],
-    over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s = N_s² draws. As
-    in the match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but
-    a draw of two of them is left out. ``other_images`` pairs image i with images j ≠ i, as in ``statistics.Chance``.
+    over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s draws. As in the
+    match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but a draw
+    of two of them is left out. A draw is of two images, as in ``statistics.Chance``.
 
     Args:
         image: ``(M,)`` image number of each pair of tokens.
@@ -84,7 +84,6 @@ class SetChance:
         sets: ``(U, E)`` the sets, ones where an expert is in.
         stratum: ``(M,)`` stratum of each pair.
         num_images: n.
-        other_images: pair an image with other images only.
     """
 
     def __init__(
@@ -96,13 +95,12 @@ class SetChance:
         sets: Array,
         stratum: Whole,
         num_images: int,
-        other_images: bool = False,
     ) -> None:
         self._num_images = num_images
         order = np.argsort(stratum, kind="stable")
         cuts = np.flatnonzero(np.diff(stratum[order])) + 1
         self._strata = [
-            _Stratum(image[rows], reference[rows], view[rows], sets, other_images=other_images)
+            _Stratum(image[rows], reference[rows], view[rows], sets)
             for rows in np.split(order, cuts)
             if len(rows)
         ]
@@ -135,19 +133,13 @@ class SetChance:
 class _Stratum:
     """The sets of one stratum: how often each occurs in each of its m images."""
 
-    def __init__(
-        self, image: Whole, reference: Whole, view: Whole, sets: Array, *, other_images: bool
-    ) -> None:
+    def __init__(self, image: Whole, reference: Whole, view: Whole, sets: Array) -> None:
         self.image, number = np.unique(image, return_inverse=True)
         size = len(self.image)
         self._trials = np.bincount(number).astype(np.float64)
         empty = sets.sum(1) == 0
         self._empty = [np.bincount(number, weights=empty[side]) for side in (reference, view)]
-        self._own = 0.0
-        self._own_agree = np.zeros(size)
-        if other_images:
-            self._own = 1.0
-            self._own_agree = among_themselves(number, sets[reference], sets[view], size)
+        self._own_agree = among_themselves(number, sets[reference], sets[view], size)
         (self._rows, self._left), (self._columns, self._right) = (
             _occurrences(side, number, sets, size) for side in (reference, view)
         )
@@ -173,7 +165,7 @@ class _Stratum:
 
     def _draws(self, weights: Array) -> tuple[Array, Array, Array]:
         """Return N, the pairs P of tokens to draw from, and those of them of which one at least is not empty."""
-        own = self._own * weights**2
+        own = weights**2
         trials = self._trials @ weights
         pairs = trials**2 - self._trials**2 @ own
         one, other = self._empty
@@ -183,7 +175,7 @@ class _Stratum:
         """Return (N / P) Σ J and (N / P) times the draws that count, under weights ``(m, R)``."""
         trials, pairs, draws = self._draws(weights)
         share = divide(trials, pairs, empty=0.0)
-        agree = -self._own_agree @ (self._own * weights**2)
+        agree = -self._own_agree @ weights**2
         left, right = self._left @ weights, self._right @ weights
         for block, alike in self._alike():
             agree += (left[block] * (alike @ right)).sum(0)
@@ -201,12 +193,12 @@ class _Stratum:
             to_left[block] = alike @ right
             to_right += left[block] @ alike
         one, other = self._empty
-        own, share = self._own, trials / pairs
-        of_pairs = 2 * trials * self._trials - 2 * own * self._trials**2
+        share = trials / pairs
+        of_pairs = 2 * trials * self._trials - 2 * self._trials**2
         of_share = self._trials / pairs - share * of_pairs / pairs
-        agree = left @ to_left - own * self._own_agree.sum()
-        of_agree = self._left.T @ to_left + self._right.T @ to_right - 2 * own * self._own_agree
-        of_draws = of_pairs - one * other.sum() - other * one.sum() + 2 * own * one * other
+        agree = left @ to_left - self._own_agree.sum()
+        of_agree = self._left.T @ to_left + self._right.T @ to_right - 2 * self._own_agree
+        of_draws = of_pairs - one * other.sum() - other * one.sum() + 2 * one * other
         return (share * agree, share * draws), (
             of_share * agree + share * of_agree,
             of_share * draws + share * of_draws,

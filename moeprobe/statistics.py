@@ -31,6 +31,8 @@ _CHUNK_NUMBERS = 2**24
 _BLOCK_NUMBERS = 2**21
 # Whole numbers up to here are exact in float32.
 _EXACT_SINGLE = 2**24
+# A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
+COLLAPSED = 1e-6
 
 
 class Statistic(Protocol):
@@ -70,8 +72,8 @@ class Chance:
     c = Σ_s (N_s / N) Σ_code p_A(code | s) p_B(code | s), with N_s the trials in stratum s. One stratum gives the
     pooled null; the patch position as stratum gives the position null, the class of the image the class null.
 
-    In a stratum an image has few trials, so the plain product pairs many of them with themselves, and c comes out
-    too high by about (m − c) / n. ``other_images`` leaves those pairs out: image i is paired with images j ≠ i.
+    It is estimated from pairs of two images, i ≠ j: the plain product of the two marginals pairs an image with itself
+    too, which makes it too high by about (m − c) / n, and by twice that in a resample, where images have copies.
 
     Args:
         image: ``(M,)`` image number of each trial.
@@ -79,7 +81,6 @@ class Chance:
         view: ``(M,)`` what the view chose, in the same code.
         stratum: ``(M,)`` stratum of each trial.
         num_images: n.
-        other_images: pair an image with other images only.
     """
 
     def __init__(
@@ -90,7 +91,6 @@ class Chance:
         view: NDArray[np.int64],
         stratum: NDArray[np.int64],
         num_images: int,
-        other_images: bool = False,
     ) -> None:
         num_strata, stratum = _renumber(stratum)
         num_codes, code = _renumber(np.concatenate([reference, view]))
@@ -99,14 +99,13 @@ class Chance:
         self._reference, self._view = (_counts(side, both, image, num_images) for side in cell)
         self._trials = _counts(stratum, np.arange(num_strata), image, num_images)
         self._stratum_of_cell = both // max(num_codes, 1)
-        self._other_images = other_images
         # Pairs of an image with itself, and those of them that agree, per stratum and image.
         self._own_pairs = self._trials.multiply(self._trials).astype(np.float64)
         ones = np.ones(len(both), dtype=np.float32)
         gather = sparse.csr_array(
             (ones, (self._stratum_of_cell, np.arange(len(both)))), shape=(num_strata, len(both))
         )
-        self._own_hits = gather @ self._reference.multiply(self._view)
+        self._own_hits = gather @ self._reference.astype(np.float64).multiply(self._view)
         # No count under weights that add up to n exceeds this.
         largest = float(self._trials.data.max(initial=0.0)) * num_images
         self._dtype = np.float32 if largest < _EXACT_SINGLE else np.float64
@@ -120,7 +119,7 @@ class Chance:
         return self._last[1]
 
     def _evaluate(self, weights: Array) -> Array:
-        squared = weights**2 if self._other_images else np.zeros_like(weights)
+        squared = weights**2
         weights = np.ascontiguousarray(weights, dtype=self._dtype)
         trials = (self._trials @ weights).astype(np.float64)
         # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
@@ -140,21 +139,20 @@ class Chance:
     def influence(self) -> Array:
         """Return the derivative of c = Σ_s (N_s / P_s) Q_s / Σ_s N_s; P_s counts the pairs, Q_s those that agree."""
         once = np.ones(self._trials.shape[1])
-        own = once if self._other_images else 0 * once
         trials = self._trials @ once
-        pairs = trials**2 - self._own_pairs @ own
+        pairs = trials**2 - self._own_pairs @ once
         share = divide(trials, pairs, empty=0.0)
         used = trials * (share > 0)
         counts = self._reference @ once, self._view @ once
         agree = np.bincount(self._stratum_of_cell, weights=counts[0] * counts[1], minlength=len(trials))
-        agree = agree - self._own_hits @ own
+        agree = agree - self._own_hits @ once
         value = divide((share * agree).sum(), used.sum(), empty=0.0)
         # Transposed matrices times one number per stratum or cell: what each image adds to every count at once.
         of_cell = share[self._stratum_of_cell]
         rate = divide(agree, pairs, empty=0.0)
         found = self._trials.T @ ((1 - 2 * share * trials) * rate - value * (share > 0))
         found += self._reference.T @ (of_cell * counts[1]) + self._view.T @ (of_cell * counts[0])
-        found += 2 * own * (self._own_pairs.T @ (share * rate) - self._own_hits.T @ share)
+        found += 2 * (self._own_pairs.T @ (share * rate) - self._own_hits.T @ share)
         return divide(found, used.sum())
 
 
@@ -179,6 +177,11 @@ def chance_within_image(
     )
 
 
+def room(chance: Array) -> Array:
+    """Return 1 − c, and exactly 0 where chance is as good as one: the routing has collapsed, by whatever measure."""
+    return np.where(chance > 1 - COLLAPSED, 0.0, 1 - chance)
+
+
 @dataclass(frozen=True)
 class Kappa:
     """(m − c) / (1 − c): the match beyond chance. NaN where c = 1 (the routing has collapsed)."""
@@ -189,7 +192,7 @@ class Kappa:
     def evaluate(self, weights: Array) -> Array:
         """Return κ under each set of weights."""
         match, chance = self.match.evaluate(weights), self.chance.evaluate(weights)
-        return divide(match - chance, np.where(chance > 1 - 1e-12, 0.0, 1 - chance))
+        return divide(match - chance, room(chance))
 
     def influence(self) -> Array:
         """Return (dm − (1 − κ) dc) / (1 − c)."""
@@ -201,25 +204,48 @@ class Kappa:
 
 @dataclass(frozen=True)
 class Entropy:
-    """Entropy of the pooled histogram ``(n, E)``, divided by log E: 1 = all experts equally used, 0 = one expert."""
+    """Entropy of the pooled histogram ``(n, E)``, divided by log E: 1 = all experts equally used, 0 = one expert.
+
+    The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
+    expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
+    weights, hence twice in a resample, whose shares vary about those of the sample as these do about the true ones.
+    """
 
     histogram: Array
 
     def evaluate(self, weights: Array) -> Array:
-        """Return the normalised entropy under each set of weights."""
+        """Return the normalised entropy under each set of weights, 1 at most."""
         counts = self.histogram.T @ weights
-        share = divide(counts, counts.sum(0))
+        total = counts.sum(0)
+        share = divide(counts, total)
         terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
-        entropy = -terms.sum(0) / np.log(max(len(counts), 2))
-        return np.where(counts.sum(0) > 0, entropy + 0.0, np.nan)
+        squares, square = self._squares(weights**2)
+        lacking = (divide(squares, counts * total, empty=0.0).sum(0) - divide(square, total**2)) / 2
+        entropy = (lacking - terms.sum(0)) / self._log_experts
+        return np.where(total > 0, np.clip(entropy, 0.0, 1.0) + 0.0, np.nan)
 
     def influence(self) -> Array:
-        """Return −Σ_e (h_ie − p_e h_i) log p_e / (N log E)."""
+        """Return the derivative, before it is cut off at 1."""
         counts = self.histogram.sum(0)
-        share = divide(counts, counts.sum())
-        own = self.histogram - self.histogram.sum(1, keepdims=True) * share
-        logarithm = np.log(np.where(share > 0, share, 1.0))
-        return divide(-(own @ logarithm), counts.sum() * np.log(max(len(counts), 2)))
+        total = counts.sum()
+        share = divide(counts, total)
+        own = self.histogram.sum(1)
+        spread = (self.histogram - own[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
+        squares, square = (found[..., 0] for found in self._squares(np.ones((len(own), 1))))
+        # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
+        rate = divide(np.ones_like(counts), counts * total, empty=0.0)
+        lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))
+        lacking -= own * divide(squares @ rate, total)
+        lacking -= divide(2 * own**2, total**2) - divide(2 * own * square, total**3)
+        return (lacking / 2 - divide(spread, total)) / self._log_experts
+
+    @property
+    def _log_experts(self) -> float:
+        return float(np.log(max(self.histogram.shape[1], 2)))
+
+    def _squares(self, weights: Array) -> tuple[Array, Array]:
+        """Return Σ_i w_i h_ie² ``(E, R)`` and Σ_i w_i (Σ_e h_ie)² ``(R,)``."""
+        return (self.histogram**2).T @ weights, self.histogram.sum(1) ** 2 @ weights
 
 
 @dataclass(frozen=True)

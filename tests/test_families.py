@@ -12,6 +12,7 @@ from scipy import stats
 
 from moeprobe import statistics
 from moeprobe.families import Difference, difference, judge
+from moeprobe.similarity import MeanProduct
 from moeprobe.statistics import (
     Bootstrap,
     Chance,
@@ -48,20 +49,22 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
         np.bincount(made["image"], minlength=num_images).astype(float),
     )
     pooled = Chance(**made, stratum=np.zeros_like(position), num_images=num_images)
-    by_position = Chance(**made, stratum=position, num_images=num_images, other_images=True)
-    stratified = Chance(**made, stratum=position, num_images=num_images)
+    by_position = Chance(**made, stratum=position, num_images=num_images)
     inside = chance_within_image(**made, num_images=num_images)
     histogram = np.zeros((num_images, 4))
     np.add.at(histogram, (made["image"], made["view"]), 1)
+    trials = np.maximum(histogram.sum(1), 1)
+    product = MeanProduct(histogram, histogram[::-1], 5 * trials, trials + 3)
     return {
         "match": match,
         "pooled": pooled,
         "position": by_position,
-        "stratified": stratified,
         "image": inside,
         "pooled κ": Kappa(match, pooled),
         "position κ": Kappa(match, by_position),
         "image κ": Kappa(match, inside),
+        "mean product": product,
+        "mean product κ": Kappa(match, product),
         "entropy": Entropy(histogram),
     }
 

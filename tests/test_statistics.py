@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from moeprobe import statistics
+from moeprobe.similarity import MeanProduct
 from moeprobe.statistics import Bootstrap, Chance, Entropy, Estimate, Kappa, Ratio, Replicates, Statistic
 
 
@@ -32,23 +33,19 @@ def chance(made: list[tuple[int, int, int, int]], num_images: int, *, position: 
         view=view,
         stratum=stratum if position else np.zeros_like(stratum),
         num_images=num_images,
-        other_images=position,
     )
 
 
 def slow_chance(
     made: list[tuple[int, int, int, int]], weights: NDArray[np.float64], *, position: bool
 ) -> float:
-    """Pair every trial's reference with every trial's view of its stratum, weighted, and count agreements.
-
-    At a position an image is paired with other images alone.
-    """
+    """Pair every trial's reference with every view of its stratum in another image, weighted, and count agreements."""
     total, agreement = 0.0, 0.0
     strata = {trial[3] if position else 0 for trial in made}
     for stratum in strata:
         inside = [trial for trial in made if not position or trial[3] == stratum]
         size = sum(weights[trial[0]] for trial in inside)
-        pairs = [(one, two) for one in inside for two in inside if not position or one[0] != two[0]]
+        pairs = [(one, two) for one in inside for two in inside if one[0] != two[0]]
         number = sum(weights[one[0]] * weights[two[0]] for one, two in pairs)
         if number == 0:
             continue
@@ -79,13 +76,16 @@ def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytes
 
 @pytest.mark.parametrize("codes", [1, 100])
 def test_counts_beyond_single_precision_are_exact(codes: int) -> None:
-    """Image 0 has 5000 trials and is drawn 4099 times of 4100: the odd total needs 25 bits, whatever one code does."""
-    made = [(0, trial % codes, trial % codes, 0) for trial in range(5000)]
-    made += [(image, 0, 0, 0) for image in range(1, 4100)]
+    """Images 0 and 1 have 5000 trials each and are drawn 2049 and 2050 times: the total needs 25 bits."""
+    made = [(image, trial % codes, trial % codes, 0) for trial in range(5000) for image in (0, 1)]
+    made += [(image, 0, 0, 0) for image in range(2, 4100)]
     weights = np.zeros((4100, 1))
-    weights[:2, 0] = 4099, 1
-    counts = [4099 * 5000 // codes + (code == 0) for code in range(codes)]
-    expected = sum(count**2 for count in counts) / sum(counts) ** 2
+    weights[:3, 0] = 2049, 2050, 1
+    here = [np.full(codes, 5000 // codes) for _ in range(2)] + [np.eye(codes, dtype=int)[0]]
+    times = [2049, 2050, 1]
+    pairs = [(i, j) for i in range(3) for j in range(3) if i != j]
+    agree = sum(times[i] * times[j] * int(here[i] @ here[j]) for i, j in pairs)
+    expected = agree / sum(times[i] * times[j] * int(here[i].sum() * here[j].sum()) for i, j in pairs)
     null = chance(made, 4100, position=False)
     assert null.evaluate(weights)[0] == pytest.approx(expected, rel=1e-12)
     assert null.evaluate(weights)[0] != pytest.approx(expected * (1 + 1e-9), rel=1e-12)
@@ -97,25 +97,44 @@ def test_chance_without_trials_does_not_exist() -> None:
 
 def test_chance_levels_of_eight_experts() -> None:
     """Balanced .125; 90 % to one expert .9² + 7 (.1/7)² = .8114; a raw .85 is then κ .83 or .20."""
-    balanced = [(0, expert, expert, 0) for expert in range(8)]
-    collapsed = [(0, 0, 0, 0)] * 63 + [(0, expert, expert, 0) for expert in range(1, 8)]
-    raw = Ratio(np.array([85.0]), np.array([100.0]))
+    balanced = [(image, expert, expert, 0) for image in range(2) for expert in range(8)]
+    one = [0] * 63 + list(range(1, 8))
+    collapsed = [(image, expert, expert, 0) for image in range(2) for expert in one]
+    raw = Ratio(np.array([85.0, 85.0]), np.array([100.0, 100.0]))
     for made, level, kappa in ((balanced, 0.125, 0.829), (collapsed, 0.8114, 0.205)):
-        null = chance(made, 1, position=False)
-        assert null.evaluate(np.ones((1, 1)))[0] == pytest.approx(level, abs=1e-4)
-        assert Kappa(raw, null).evaluate(np.ones((1, 1)))[0] == pytest.approx(kappa, abs=1e-3)
+        null = chance(made, 2, position=False)
+        assert null.evaluate(np.ones((2, 1)))[0] == pytest.approx(level, abs=1e-4)
+        assert Kappa(raw, null).evaluate(np.ones((2, 1)))[0] == pytest.approx(kappa, abs=1e-3)
 
 
 def test_kappa_is_one_for_perfect_and_nothing_for_collapsed_routing() -> None:
     perfect = [(image, expert, expert, 0) for image in range(2) for expert in range(3)]
     one = Ratio(np.ones(2), np.ones(2))
     assert Kappa(one, chance(perfect, 2, position=False)).evaluate(np.ones((2, 1)))[0] == pytest.approx(1)
-    # 49 times its reciprocal is a rounding below one: chance must be taken for one all the same.
     collapsed = [(image, 4, 4, position) for image in range(2) for position in range(49)]
-    assert chance(collapsed[:49], 2, position=False).evaluate(np.ones((2, 1)))[0] < 1
-    assert np.isnan(Kappa(one, chance(collapsed[:49], 2, position=False)).evaluate(np.ones((2, 1)))[0])
     for position in (False, True):
         assert np.isnan(Kappa(one, chance(collapsed, 2, position=position)).evaluate(np.ones((2, 1)))[0])
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-9, 1e-7, 9e-7])
+def test_chance_that_is_one_but_for_rounding_is_one_in_every_null(rounding: float) -> None:
+    """Sums in float32 leave 1 − 1e-7 of a collapsed router's chance: κ would then be what rounding makes of it."""
+    number = np.full(30, 16.0)
+    vectors = np.stack([number * (1 - rounding), np.zeros(30)], axis=1)
+    match = Ratio(number * (1 - 2 * rounding), number)
+    for null in (
+        MeanProduct(vectors, vectors / (1 - rounding), number, number),
+        Ratio(number * (1 - rounding), number),
+    ):
+        assert np.isnan(Kappa(match, null).evaluate(np.ones((30, 1)))).all()
+        assert np.isnan(Kappa(match, null).influence()).all()
+        estimate = (
+            Bootstrap(30, seed=0, num_resamples=50).replicate([(Kappa(match, null), number)])[0].interval()
+        )
+        assert estimate.flag == "collapsed" and np.isnan(estimate.value)
+    # One patch of a million elsewhere is not yet a collapse; one of two million is.
+    almost = Ratio(np.full(30, 1 - 2e-6), np.ones(30))
+    assert Kappa(Ratio(np.ones(30), np.ones(30)), almost).evaluate(np.ones((30, 1)))[0] == pytest.approx(1)
 
 
 def test_a_router_that_only_looks_at_the_position_has_no_position_kappa() -> None:
@@ -143,7 +162,7 @@ def test_ratio_and_entropy_by_loops() -> None:
     weights = rng.integers(0, 3, (7, 4)).astype(float)
     weights[:, 3] = 0
     numerator, denominator = rng.random(7), rng.integers(0, 5, 7).astype(float)
-    histogram = rng.integers(0, 6, (7, 4)).astype(float)
+    histogram = rng.integers(0, 6, (7, 4)) * [4.0, 2.0, 1.0, 0.0]
     ratio, entropy = Ratio(numerator, denominator).evaluate(weights), Entropy(histogram).evaluate(weights)
     for column in range(3):
         above = sum(weights[i, column] * numerator[i] for i in range(7))
@@ -152,9 +171,17 @@ def test_ratio_and_entropy_by_loops() -> None:
         counts: Counter[int] = Counter()
         for i, expert in itertools.product(range(7), range(4)):
             counts[expert] += weights[i, column] * histogram[i, expert]
-        shares = [count / sum(counts.values()) for count in counts.values() if count]
-        slow = -sum(share * math.log(share) for share in shares) / math.log(4)
-        assert entropy[column] == pytest.approx(slow, rel=1e-12)
+        total = sum(counts.values())
+        slow = -sum(c / total * math.log(c / total) for c in counts.values() if c)
+        # Half of Σ Var(p) / p, Var(p_e) the sum over images of w² (h_e − p_e Σ h)² / N².
+        for expert, count in counts.items():
+            variance = sum(
+                weights[i, column] ** 2 * (histogram[i, expert] - count / total * histogram[i].sum()) ** 2
+                for i in range(7)
+            )
+            slow += variance / total / count / 2 if count else 0
+        assert entropy[column] == pytest.approx(min(slow / math.log(4), 1), rel=1e-12)
+    assert entropy[:3].max() < 1
     assert np.isnan(ratio[3]) and np.isnan(entropy[3])
 
 

@@ -31,10 +31,8 @@ def strata(
     return found
 
 
-def used(null: str, stratum: Whole, image: Whole) -> NDArray[np.bool_]:
+def used(stratum: Whole, image: Whole) -> NDArray[np.bool_]:
     """Return which trials ``(M,)`` have a chance level: elsewhere there is no other image in the stratum."""
-    if null == "pooled":
-        return np.ones(len(image), dtype=bool)
     different, number = np.unique(stratum, return_inverse=True)
     one = np.full(len(different), -1)
     one[number] = image
@@ -49,14 +47,13 @@ def same_code(
     """Return chance and kappa of how often two sides have the same code ``(2, M)``, for each null and within images."""
     metrics: list[Metric] = []
     for null, stratum in nulls.items():
-        here = used(null, stratum, image)
+        here = used(stratum, image)
         chance = Chance(
             image=image[here],
             reference=codes[0][here],
             view=codes[1][here],
             stratum=stratum[here],
             num_images=num_images,
-            other_images=null != "pooled",
         )
         metrics += _same(name, null, chance, codes[:, here], image[here], num_images)
     if within_image:
@@ -72,6 +69,11 @@ def _same(
     count = np.bincount(image, minlength=num_images)
     hits = np.bincount(image[codes[0] == codes[1]], minlength=num_images)
     return beyond(name, null, chance, Ratio(hits.astype(np.float64), count.astype(np.float64)), count)
+
+
+def with_others(trials: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return the trials ``(n,)`` that another image is there to be chance with: none of a single image."""
+    return trials if np.count_nonzero(trials) > 1 else np.zeros_like(trials)
 
 
 def beyond(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from moeprobe.analyses._nulls import with_others
 from moeprobe.analyses._pairs import of_tokens, patches
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
@@ -56,7 +57,11 @@ class Churn(LayerAnalysis):
         others = ((reference * view).sum(1) - stayed) / np.where(several, pairs - 1, 1)
         # Share of assignments that stay: as they do, and as they would by chance, of the same images.
         nulls: dict[str, tuple[Statistic, Statistic, NDArray[np.generic]]] = {
-            "pooled": (Ratio(stayed, had), MeanProduct(reference, view, had, pairs), trials),
+            "pooled": (
+                Ratio(stayed, had),
+                MeanProduct(reference, view, had, pairs),
+                with_others(trials),
+            ),
             "image": (
                 Ratio(np.where(several, stayed, 0.0), np.where(several, had, 0.0)),
                 Ratio(np.where(several, others, 0.0), np.where(several, had, 0.0)),

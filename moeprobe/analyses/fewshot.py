@@ -9,8 +9,9 @@ Axes: B images, n images of a run, d draws put together.
 import numpy as np
 from torch import Tensor
 
+from moeprobe.analyses._nulls import beyond, with_others
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
-from moeprobe.statistics import Chance, Kappa, Ratio
+from moeprobe.statistics import Chance, Ratio
 
 
 class Fewshot(OutputAnalysis):
@@ -47,11 +48,8 @@ class Fewshot(OutputAnalysis):
             # An image's class is the same in every draw, so that to keep them apart would change nothing.
             stratum=np.zeros_like(draw),
             num_images=len(trials),
-            other_images=True,
         )
-        paired = trials if np.count_nonzero(trials) > 1 else np.zeros_like(trials)
         return [
             Metric("fewshot_accuracy", "", accuracy, trials),
-            Metric("fewshot_accuracy_chance", "pooled", chance, paired),
-            Metric("fewshot_accuracy_kappa", "pooled", Kappa(accuracy, chance), paired),
+            *beyond("fewshot_accuracy", "pooled", chance, accuracy, with_others(trials)),
         ]

@@ -96,7 +96,7 @@ class SetMatch(LayerAnalysis):
             label=columns["label"] if self._class_null else None,
         )
         for null, stratum in nulls.items():
-            here = used(null, stratum, image)
+            here = used(stratum, image)
             chance = SetChance(
                 image=image[here],
                 reference=reference[here],
@@ -104,7 +104,6 @@ class SetMatch(LayerAnalysis):
                 sets=sets,
                 stratum=stratum[here],
                 num_images=num_images,
-                other_images=null != "pooled",
             )
             metrics += beyond("set_jaccard", null, chance, *match(here))
         if num_places > 1:  # a prefix token has no other in its image

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.analyses._nulls import beyond
+from moeprobe.analyses._nulls import beyond, with_others
 from moeprobe.analyses._pairs import Paired, by_tokens, double, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.medium import ORDINARY
@@ -60,7 +60,9 @@ class Weights(LayerAnalysis):
         alike = Ratio(cosine, number)
         metrics = [
             Metric("weight_cosine", "", alike, trials),
-            *beyond("weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, trials),
+            *beyond(
+                "weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
+            ),
         ]
         if "weight_distance_others" in columns:  # a prefix token has no other in its image
             others = Ratio(np.where(several > 0, ((one * other).sum(1) - cosine) * rest, 0.0), shared)

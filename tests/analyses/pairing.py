@@ -88,21 +88,21 @@ def chance(
         "image": lambda trial: trial[0],
         "class": lambda trial: (labels[trial[0]], trial[1] if aligned else 0),
     }[null]
-    # Between images an image is paired with others alone; in an image a token with others; pooled, all with all.
-    apart = {"pooled": None, "position": 0, "class": 0, "image": 1}[null]
+    # Between images an image is paired with others alone; in an image a token with others.
+    apart = 1 if null == "image" else 0
     strata: dict[object, list[tuple[int, int, object, object]]] = {}
     for trial in trials:
         strata.setdefault(stratum(trial), []).append(trial)
     match, numbers = [], []
     for inside in strata.values():
-        if apart is not None and len({trial[apart] for trial in inside}) < 2:
+        if len({trial[apart] for trial in inside}) < 2:
             continue
         own = [(weight[trial[0]], alike(trial[2], trial[3])) for trial in inside]
         match += [(w, value) for w, value in own if value is not None]
         draws = [
             (weight[a[0]] * weight[b[0]], alike(a[2], b[3]))
             for a, b in itertools.product(inside, inside)
-            if apart is None or a[apart] != b[apart]
+            if a[apart] != b[apart]
         ]
         size, every = sum(weight[trial[0]] for trial in inside), sum(w for w, _ in draws)
         if every:

@@ -116,16 +116,15 @@ def test_metrics_by_a_loop(case: str) -> None:
             for trial in trials:
                 members[strata[null](trial)].add(trial[other])
             # Without another image, or another patch, in its stratum a trial has no chance level.
-            used = [t for t in trials if null == "pooled" or len(members[strata[null](t)]) > 1]
+            used = [t for t in trials if len(members[strata[null](t)]) > 1]
             total = sum(weight[image] for image, *_ in used)
             match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
             agree, counted = 0.0, 0.0
-            # At a position and in a class an image is paired with other images alone, in an image a patch with others.
-            apart = {"pooled": None, "position": 0, "class": 0, "image": 1}[null]
+            # Between images an image is paired with others alone, in an image a patch with others.
             for stratum in {strata[null](trial) for trial in used}:
                 inside = [trial for trial in used if strata[null](trial) == stratum]
                 size = sum(weight[t[0]] for t in inside)
-                pairs_of = [(a, b) for a in inside for b in inside if apart is None or a[apart] != b[apart]]
+                pairs_of = [(a, b) for a in inside for b in inside if a[other] != b[other]]
                 number = sum(weight[a[0]] * weight[b[0]] for a, b in pairs_of)
                 products = [weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a, b in pairs_of]
                 if number:

@@ -174,13 +174,21 @@ def test_churn_by_a_loop(case: str) -> None:
         for null in ("pooled", "image"):
             stays, drawn = [], []
             for a in trials:
-                others = [b for b in trials if null == "pooled" or (b[0] == a[0] and b[1] != a[1])]
+                others = [
+                    b for b in trials if (b[0] != a[0] if null == "pooled" else b[0] == a[0] and b[1] != a[1])
+                ]
                 if not others:
                     continue
                 for e in a[2]:
                     stays.append((weight[a[0]], float(e in a[3])))
-                    share = mean([(weight[b[0]], float(e in b[3])) for b in others])
-                    drawn.append((weight[a[0]], 0.0 if np.isnan(share) else share))
+                    # Between images all pairs count alike, within them all tokens.
+                    drawn += [
+                        (
+                            weight[a[0]] * (weight[b[0]] if null == "pooled" else 1 / len(others)),
+                            float(e in b[3]),
+                        )
+                        for b in others
+                    ]
             level = mean(drawn)
             assert found["churn_chance", null, None][0][column] == pytest.approx(1 - level, nan_ok=True)
             expected = kappa(mean(stays), level)
@@ -233,6 +241,17 @@ def test_one_expert_for_all_has_collapsed_by_every_measure() -> None:
     assert found["churn_chance", "pooled", None][0][0] == 0
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
     same = dataclasses.replace(soft(4), gates=torch.full((4, 7, 5), 0.2))
+    found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
+    assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
+
+
+@pytest.mark.parametrize("num_experts", [3, 7, 8, 11])
+@pytest.mark.parametrize("grid", [(1, 2), (4, 4), (14, 14)])
+def test_gates_that_are_all_alike_have_no_kappa_whatever_their_sums_are_rounded_to(
+    num_experts: int, grid: tuple[int, int]
+) -> None:
+    layer = soft(4, num_experts=num_experts, grid=grid)
+    same = dataclasses.replace(layer, gates=torch.randn(num_experts).softmax(-1).expand_as(layer.gates))
     found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
 
