@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,13 @@ from moeprobe.asking import KINDS, make_analyses
 from moeprobe.errors import UserError
 from moeprobe.files import sha256
 from moeprobe.formats.trace_reading import TraceFile
-from moeprobe.loading import Options
+from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
 from moeprobe.runs import OutputFolder, Result, provenance
 from moeprobe.sweeps import sums_of_layer, to_host
 from moeprobe.tables import concatenate, image_table, in_order
 from moeprobe.trace_pairs import Named, common_ids, common_layers, name_all, pair, weighted
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 _KIND = "analyze-trace"
 # What is said of a single trace.
@@ -38,12 +38,13 @@ _BLOCK, _GATES = 256, 2**24
 _LONGEST = 512
 
 
+@checked
 def analyze_trace(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     *,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure routing that was recorded by ``record`` or made of a log by ``import_trace``.
 
@@ -59,11 +60,12 @@ def analyze_trace(
     Raises:
         UserError: a file is damaged or no trace, or they cannot be compared.
     """
-    options = dataclasses.replace(options or Options(), **changes)
-    watcher, started = watcher or Watcher(), time.perf_counter()
-    if not paths:
+    options = combine(options, changes)
+    watcher, started = watching(watcher), time.perf_counter()
+    given = several(paths)
+    if not given:
         raise UserError("Name at least one trace.")
-    traces = name_all([TraceFile(Path(path)) for path in paths])
+    traces = name_all([TraceFile(Path(path)) for path in given])
     files = [named.trace for named in traces]
     layers = common_layers(files, options.layers)
     ids = common_ids(files, layers)

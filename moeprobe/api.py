@@ -1,31 +1,44 @@
 """What a notebook or a command calls.
 
-Nothing here touches the file system unless an output folder is named. Errors that the user can mend are
-``UserError``s with one sentence.
+Nothing here touches the file system unless an output folder is named. What a caller can correct, mistyped keywords
+too, is a ``UserError`` with one sentence. Results show themselves in a notebook; ``result.plot()`` draws them.
 
     from moeprobe import api
 
     model = api.load_model("checkpoints/demo-prc")
     logits, routing = api.trace(model, images)          # images (B, 3, 32, 32) in [0, 1]
-    result = api.match_ratio([model], data="digits", limit=100)
+    result = api.match_ratio(model, data="digits", limit=100)
     result.table.query("metric == 'top1_match_kappa'")
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
+from moeprobe.adapters.hooks import Hooks
 from moeprobe.analyzing import analyze_trace
 from moeprobe.comparing import Comparison, compare, plan_comparison
 from moeprobe.corresponding import CorrespondResult, correspond
+from moeprobe.errors import UserError
 from moeprobe.exchange.swin_moe import ImportedSwinMoe, import_swin_moe
 from moeprobe.exchange.trace import ImportedTrace, import_trace
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
-from moeprobe.loading import Model, Options, choose_device, load_model, open_data, open_view, wrap
+from moeprobe.loading import (
+    Model,
+    Models,
+    as_checkpoint,
+    choose_device,
+    load_model,
+    open_data,
+    open_view,
+    wrap,
+)
+from moeprobe.options import Keywords, Options, checked
 from moeprobe.overlaying import OverlayResult, overlay, plan_overlay
+from moeprobe.pixels import to_pixels
 from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
 from moeprobe.report import Document, report
@@ -36,6 +49,8 @@ from moeprobe.tracing import Recorded, plan_record, record
 from moeprobe.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
 from moeprobe.training.loop import Report
 from moeprobe.trainings import train
+from moeprobe.views.base import Framing
+from moeprobe.watching import Watcher
 
 __all__ = [
     "Checkpoint",
@@ -44,10 +59,12 @@ __all__ = [
     "DiscontinuityResult",
     "Document",
     "Exported",
+    "Hooks",
     "Imported",
     "ImportedSwinMoe",
     "ImportedTrace",
     "Model",
+    "Models",
     "Options",
     "OverlayResult",
     "Plan",
@@ -56,6 +73,7 @@ __all__ = [
     "Result",
     "TradeoffPlan",
     "TradeoffResult",
+    "UserError",
     "analyze_trace",
     "choose_device",
     "compare",
@@ -95,77 +113,156 @@ __all__ = [
 ]
 
 
+@checked
 def trace(
-    model: Checkpoint, images: Tensor, *, layers: Sequence[str] | None = None
-) -> tuple[Tensor, RoutingTrace]:
-    """Return class scores ``(B, classes)`` and the routing of images ``(B, 3, H, W)`` in [0, 1].
+    model: Model, images: Any, *, layers: str | Sequence[str] | None = None
+) -> tuple[Tensor | None, RoutingTrace]:
+    """Return class scores ``(B, classes)``, None where the model has none, and the routing of images.
+
+    Args:
+        model: a checkpoint, loaded or by path.
+        images: PIL images, which are framed as probes do; or pixels ``(B, 3, H, W)`` as the model takes them, float in
+            [0, 1] or uint8. Of a language model a ``TokenBatch``.
+        layers: MoE layers to trace; None = all.
 
     Raises:
-        UserError: the images do not fit the model, or there is no such layer.
+        UserError: the images do not fit the model or lie outside of [0, 1], or there is no such layer.
     """
-    logits, routing = model.model.trace(images, layers=layers)
-    assert logits is not None
-    return logits, routing
+    opened = as_checkpoint(model)
+    given = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
+    return opened.model.trace(given, layers=Options(layers=layers).layers)  # type: ignore[arg-type]
 
 
+@checked
 def match_ratio(
-    models: Sequence[Model], *, data: str | None = None, view: str = "random_crop", **more: Any
+    models: Models,
+    *,
+    data: str | None = None,
+    view: str = "random_crop",
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure how often corresponding patches of two random views choose the same experts.
 
     Args:
-        models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were
-            trained on.
+        models: checkpoints, loaded or by path: one, or a list; of several, differences from the first are paired.
+        data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were trained on.
         view: a view that makes pairs.
-        more: ``options`` (an ``Options``), its fields by name (``limit=100``), ``watcher``.
+        options: what all probes have in common; ``changes`` are applied to them by name (``limit=100``).
+        watcher: told how the run advances; None = a progress bar in a notebook.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    return probe("match-ratio", models, data=data, view=view, **more)
+    return probe("match-ratio", models, data=data, view=view, options=options, watcher=watcher, **changes)
 
 
+@checked
 def s_matrix(
-    models: Sequence[Model], *, data: str | None = None, view: str = "random_crop", **more: Any
+    models: Models,
+    *,
+    data: str | None = None,
+    view: str = "random_crop",
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure the correlation matrix S of the gates of corresponding patches, and the terms of the PRC loss.
 
     Arguments and errors as in ``match_ratio``.
     """
-    return probe("s-matrix", models, data=data, view=view, **more)
+    return probe("s-matrix", models, data=data, view=view, options=options, watcher=watcher, **changes)
 
 
-def confidence(models: Sequence[Model], *, data: str | None = None, **more: Any) -> Result:
+@checked
+def confidence(
+    models: Models,
+    *,
+    data: str | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
     """Measure how sure the routers are on clean images: highest gate, second, rest, and the margin.
 
     Arguments and errors as in ``match_ratio``.
     """
-    return probe("confidence", models, data=data, **more)
+    return probe("confidence", models, data=data, options=options, watcher=watcher, **changes)
 
 
+@checked
 def sweep(
-    models: Sequence[Model],
+    models: Models,
     *,
     view: str,
     data: str | None = None,
     severities: Sequence[float] | None = None,
-    **more: Any,
+    attribute: str | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure match with the clean image, confidence, load, agreement and accuracy along a severity.
 
-    ``severities`` None takes the view's own steps. Other arguments and errors as in ``match_ratio``.
+    Args:
+        models: as in ``match_ratio``.
+        view: a view with a severity.
+        data: as in ``match_ratio``.
+        severities: None = the view's own steps.
+        attribute: exchange pixels and routing too, with "recomputed" or "replayed" gates; None = not.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
     """
-    return probe("sweep", models, data=data, view=view, severities=severities, **more)
+    return probe(
+        "sweep",
+        models,
+        data=data,
+        view=view,
+        severities=severities,
+        attribute=attribute,
+        options=options,
+        watcher=watcher,
+        **changes,
+    )
 
 
+@checked
 def noise_sweep(
-    models: Sequence[Model], *, data: str | None = None, sigmas: Sequence[float] | None = None, **more: Any
+    models: Models,
+    *,
+    data: str | None = None,
+    sigmas: Sequence[float] | None = None,
+    attribute: str | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Sweep over Gaussian noise; ``sigmas`` in units of the [0, 1] pixel range. Otherwise as ``sweep``."""
-    return sweep(models, view="gaussian_noise", data=data, severities=sigmas, **more)
+    return probe(
+        "sweep",
+        models,
+        data=data,
+        view="gaussian_noise",
+        severities=sigmas,
+        attribute=attribute,
+        options=options,
+        watcher=watcher,
+        **changes,
+    )
 
 
-def evaluate(models: Sequence[Model], *, data: str | None = None, **more: Any) -> Result:
+@checked
+def evaluate(
+    models: Models,
+    *,
+    data: str | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
     """Measure accuracy, top-5 accuracy and cross-entropy on clean images. Arguments as in ``match_ratio``."""
-    return probe("eval", models, data=data, **more)
+    return probe("eval", models, data=data, options=options, watcher=watcher, **changes)

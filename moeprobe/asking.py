@@ -10,8 +10,9 @@ from moeprobe.catalog import ANALYSES, VIEWS
 from moeprobe.data._masks import Masked
 from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Options, open_data, open_view
+from moeprobe.loading import open_data, open_view
 from moeprobe.medium import IMAGE, TEXT
+from moeprobe.options import Options
 from moeprobe.origins import origin_of
 from moeprobe.probes import CLEAN, Checkpoint, Probe, choose_images
 from moeprobe.routing import Replayable
@@ -60,10 +61,6 @@ def make_probe(
     view_name = view_name.partition(":")[0]
     _check_medium(models, dataset, data, view, view_name)
     steps = _steps(kind, view, view_name, severities)
-    if options.limit is not None and options.limit < 1:
-        raise UserError(f"--limit takes a positive number of images; got {options.limit}.")
-    if options.batch_size < 1:
-        raise UserError(f"--batch-size takes a positive number of images; got {options.batch_size}.")
     _check_layers(models, options.layers)
     analyses = KINDS[kind]
     if kind == "sweep" and not all(gives_scores(model) for model in models):

@@ -7,6 +7,7 @@ tables and on the command line. Listing names reads the folder and imports nothi
 import difflib
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from moeprobe.errors import UserError
 
 # Files of a plug-in folder that are not plug-ins: the contract, and helpers behind a leading underscore.
 _NOT_PLUGINS = {"base"}
+# How much alike a suggested name is at least, and what a part that is alike counts beside the whole.
+_LIKE, _PART = 0.5, 0.95
 
 
 class Catalog:
@@ -60,9 +63,32 @@ def class_name(name: str) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence for an unknown name: did-you-mean, and the list."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"There is no {kind} {name!r}.{hint} There are: {', '.join(names) or 'none'}."
+    return f"There is no {kind} {name!r}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
+
+
+def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return " Did you mean 'X'?" for the name most like this one (with ``prefix`` before it); "" if none is."""
+    near = nearest(name, known)
+    return "" if near is None else f" Did you mean {prefix + near!r}?"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name most like this one, or with a part most like it; None if none is much like it."""
+    likeness, near = max(
+        ((_likeness(name, one), one) for one in known), default=(0.0, ""), key=lambda pair: pair[0]
+    )
+    return near if likeness >= _LIKE else None
+
+
+def _likeness(name: str, known: str) -> float:
+    """Return how much alike two names are, 0 to 1; ``sofmax`` is much like a part of ``softmax_token_choice``."""
+    whole = difflib.SequenceMatcher(None, name.casefold(), known.casefold()).ratio()
+    words = re.split(r"[_\W]+", known.casefold())
+    size = len(re.split(r"[_\W]+", name))
+    parts = ["_".join(words[start : start + size]) for start in range(len(words) - size + 1)]
+    of_parts = (difflib.SequenceMatcher(None, name.casefold(), part).ratio() for part in parts)
+    # Of two as good, the whole name.
+    return max(whole, _PART * max(of_parts, default=0.0))
 
 
 ROUTERS = Catalog("moeprobe.nn.routers", "router")

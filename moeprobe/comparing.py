@@ -1,12 +1,11 @@
 """Compare checkpoints, from finished runs or from the checkpoints themselves: differences with verdicts, and files."""
 
-import dataclasses
 import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -15,7 +14,8 @@ from moeprobe.asking import make_analyses
 from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
 from moeprobe.gathering import are_runs, gather, probe_arguments
-from moeprobe.loading import Model, Options
+from moeprobe.loading import Models
+from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan
@@ -23,7 +23,7 @@ from moeprobe.runs import OutputFolder, provenance
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics
 from moeprobe.tables import cells, over_draws, write_csv
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class Comparison:
     sidecar: dict[str, Any]
 
 
+@checked
 def compare(
-    given: Sequence[Model],
+    given: Models,
     *,
     probe: str | None = None,
     data: str | None = None,
@@ -54,7 +55,7 @@ def compare(
     fail_if_worse: str | None = None,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Comparison:
     """Compare checkpoints, the first of them being the reference.
 
@@ -75,12 +76,12 @@ def compare(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    options = dataclasses.replace(options or Options(), **changes)
+    options = combine(options, changes)
     asked: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
-    watcher, started = watcher or Watcher(), time.perf_counter()
+    watcher, started = watching(watcher), time.perf_counter()
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"--margin takes a number from 0 up; got {margin}.")
-    gathered = gather(given, asked, options)
+    gathered = gather(several(given), asked, options)
     if fail_if_worse is not None:
         _check_metric(fail_if_worse, gathered.sample())
     if len(gathered.asked().checkpoints) < 2:
@@ -112,8 +113,9 @@ def compare(
     return Comparison(table, said, failures, sidecar)
 
 
+@checked
 def plan_comparison(
-    given: Sequence[Model],
+    given: Models,
     *,
     probe: str | None = None,
     data: str | None = None,
@@ -126,10 +128,11 @@ def plan_comparison(
     Raises:
         UserError: the runs are finished, so that there is nothing to plan.
     """
-    if are_runs(given):
+    models = several(given)
+    if are_runs(models):
         raise UserError("Finished runs need no forward passes; leave --dry-run out.")
     arguments = probe_arguments(probe=probe, data=data, view=view, severities=severities)
-    return probing.plan(models=given, options=options, **arguments)
+    return probing.plan(models=models, options=options, **arguments)
 
 
 def _request(measured: Measured, margin: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -15,7 +15,6 @@ from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
 from moeprobe.loading import (
-    Options,
     is_foreign,
     load_model,
     open_images,
@@ -23,13 +22,14 @@ from moeprobe.loading import (
     pick_images,
 )
 from moeprobe.medium import IMAGE
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views.base import Framing, PairView, SeverityView
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 # The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
 IMAGE_SIZE, PATCH_SIZE = 224, 32
@@ -58,6 +58,7 @@ class _Input:
     origins: tuple[Origin, ...] = ()
 
 
+@checked
 def correspond(
     model: str | Path | None = None,
     *,
@@ -71,7 +72,7 @@ def correspond(
     patch_size: int | None = None,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> CorrespondResult:
     """Show which patches of two views of an image correspond. The views are those that a probe would draw.
 
@@ -94,8 +95,8 @@ def correspond(
     from moeprobe.figures import save
     from moeprobe.figures.correspond import draw
 
-    options = dataclasses.replace(options or Options(), **changes)
-    watcher = watcher or Watcher()
+    options = combine(options, changes)
+    watcher = watching(watcher)
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
     taken = _input(model, image_size, patch_size)

@@ -1,9 +1,56 @@
-"""The one exception that is the user's to mend."""
+"""The one exception that the user can resolve."""
+
+import re
+
+# Options of the command line whose keyword is not their name with underscores.
+_RENAMED = {"capacity": "trained_capacity", "file": "files", "full_gates": "all_gates"}
+_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "download", "resume")
+# A whole command is an example for a shell and stays as it is; of an option, the value is taken along.
+_OPTION = re.compile(
+    r"(?P<command>moeprobe [a-z][^.;]*)|(?P<add>\badd )?--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>[^\s,;)]+))?"
+)
+# What follows an option in a sentence and is a value: a number, a path, a placeholder, or NAME:PLACE.
+_VALUE = re.compile(r"-?\d[\d.]*|\w*[:/]\S*|[A-Z_]{2,}|trained|unlimited")
 
 
 class UserError(Exception):
-    """The user's input is wrong: one sentence that says what, and how to mend it.
+    """The user's input is wrong: one sentence that says what, and how to fix it.
 
-    On the command line it is printed without a traceback and the exit code is 2; in a notebook it is an
-    ordinary exception.
+    Sentences are written in the words of the command line (``--limit 5``), which prints them without a traceback and
+    exits with 2. In Python it is an ordinary exception, and ``str`` gives the sentence in keywords (``limit=5``).
     """
+
+    @property
+    def sentence(self) -> str:
+        """The sentence in the words of the command line."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        return _OPTION.sub(_as_keyword, self.sentence)
+
+    def __format__(self, spec: str) -> str:
+        """Inside of another sentence the words are still those of the command line."""
+        return format(self.sentence, spec)
+
+
+def _as_keyword(found: re.Match[str]) -> str:
+    if found["command"] is not None:
+        return found["command"]
+    name = found["name"].replace("-", "_")
+    name = _RENAMED.get(name, name)
+    before, rest = found["add"] or "", found["value"] or ""
+    value = rest.rstrip(".:")
+    if name in _SWITCHES and before:
+        name = f"{name}=True"
+    elif _VALUE.fullmatch(value):
+        return f"{before}{name}={_literal(name, value)}{rest[len(value) :]}"
+    return f"{before}{name} {rest}".rstrip()
+
+
+def _literal(name: str, value: str) -> str:
+    """Return a value as Python writes it."""
+    if name == "trained_capacity":
+        return str(value == "trained")
+    if name == "files":
+        return f'["{value}"]'
+    return value if value.lstrip("-").replace(".", "", 1).isdigit() else f'"{value}"'

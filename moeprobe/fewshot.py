@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
@@ -10,7 +10,8 @@ from moeprobe import sweeps
 from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, open_data
+from moeprobe.loading import Models, load_models, open_data
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, measure, time_sample
@@ -30,15 +31,16 @@ _RULE = (
 )
 
 
+@checked
 def fewshot(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     shots: Sequence[int] = SHOTS,
     draws: int = DRAWS,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure the accuracy of ridge regressions on frozen features of a few training images per class.
 
@@ -53,7 +55,7 @@ def fewshot(
     Raises:
         UserError: something named does not exist or does not fit, or a class has too few training images.
     """
-    options = dataclasses.replace(options or Options(), **changes)
+    options = combine(options, changes)
     loaded, data, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
     held_out = chosen.held_out.shape[1]
     request = make_request(KIND, data, question, options, loaded)
@@ -94,8 +96,9 @@ def fewshot(
     return result
 
 
+@checked
 def plan_fewshot(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     shots: Sequence[int] = SHOTS,
@@ -125,7 +128,7 @@ def _runner(chosen: Shots, strengths: dict[str, dict[Cases, float]]) -> Any:
 
 
 def _ask(
-    models: Sequence[Model], *, data: str | None, counts: Sequence[int], draws: int, options: Options
+    models: Models, *, data: str | None, counts: Sequence[int], draws: int, options: Options
 ) -> tuple[list[Checkpoint], str, Probe, Shots]:
     """Return the checkpoints, what is asked of them, and the training images they are shown."""
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts) or any(count % 1 for count in counts):

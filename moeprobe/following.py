@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,8 @@ from moeprobe.applicability import check_choices
 from moeprobe.asking import make_probe, make_request
 from moeprobe.data.base import Example
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.loading import Models, load_models, pick_images
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, measure, time_sample
@@ -37,8 +38,9 @@ class DiscontinuityResult:
     paths: list[OutputPath]
 
 
+@checked
 def discontinuity(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = "gaussian_noise",
@@ -49,7 +51,7 @@ def discontinuity(
     count: int = 3,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> DiscontinuityResult:
     """Follow the output while a severity grows, find every switch of experts and measure its jump by replay.
 
@@ -68,7 +70,7 @@ def discontinuity(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    options = dataclasses.replace(options or Options(), **changes)
+    options = combine(options, changes)
     if count < 1:
         raise UserError(f"Draw a positive number of images; got {count}.")
     loaded, question, data = _ask(
@@ -105,8 +107,9 @@ def discontinuity(
     return DiscontinuityResult(result, followed)
 
 
+@checked
 def plan_discontinuity(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = "gaussian_noise",
@@ -129,7 +132,7 @@ def _run(question: Probe, model: Checkpoint, **more: Any) -> tuple[pa.Table, lis
 
 
 def _ask(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None,
     view: str,

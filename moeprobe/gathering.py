@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from moeprobe import asking, probing, sources, sweeps
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models
+from moeprobe.loading import Model, load_models
+from moeprobe.options import Options
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.sources import Measured
@@ -169,7 +170,7 @@ def are_runs(given: Sequence[Model]) -> bool:
     Raises:
         UserError: some are and some are not.
     """
-    runs = [not isinstance(item, Checkpoint) and sources.is_run(Path(item)) for item in given]
+    runs = [isinstance(item, str | Path) and sources.is_run(Path(item)) for item in given]
     if any(runs) and not all(runs):
         run, other = given[runs.index(True)], given[runs.index(False)]
         name = other.name if isinstance(other, Checkpoint) else other

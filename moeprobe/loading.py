@@ -6,11 +6,11 @@ Everything named wrongly is a ``UserError`` with one sentence.
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from moeprobe.adapters.base import Opened
 from moeprobe.adapters.hooks import Hooks
@@ -21,6 +21,7 @@ from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
 from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
+from moeprobe.options import Options, checked, several
 from moeprobe.probes import Checkpoint
 from moeprobe.runs import TAKEN
 from moeprobe.training import checkpoint as checkpoints
@@ -28,55 +29,15 @@ from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
 
 Model = Checkpoint | str | Path
+# One of them or several.
+Models = Model | Sequence[Model]
 # Models of other programs, ``scheme:reference``, and the adapter that opens them.
 _SCHEMES = {"py": "hooks", "hf": "huggingface"}
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.
 _LONGEST_NAME = 200
 
 
-@dataclass(frozen=True)
-class Options:
-    """What all probes have in common.
-
-    Attributes:
-        split: of the data set.
-        layers: MoE layers to look at, e.g. ("blocks.3",); None = all.
-        limit: number of images, a seeded random subset that is the same for all checkpoints; None = all.
-        seed: of the subset, the views and the resamples.
-        batch_size: images per forward pass; changes nothing but speed.
-        workers: loader processes; changes nothing but speed.
-        device: "auto", "cpu", "cuda", "mps".
-        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
-        group_images: images that compete for that capacity, consecutive ones of the run's list.
-        masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
-        class_null: give matches a chance level among images of the same class as well.
-        max_length: tokens after which texts are cut off; None = 128, or as many as each of the models can read.
-        skip_bad_images: go on without images that cannot be read, and count them.
-        out: output folder; None = nothing is written.
-        overwrite: replace what an earlier run left there.
-        figures: draw figures into ``out`` too.
-        command: what was typed, for the sidecar.
-    """
-
-    split: str = "test"
-    layers: tuple[str, ...] | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 64
-    workers: int = 0
-    device: str = "auto"
-    trained_capacity: bool = False
-    group_images: int = 1
-    masks: Path | None = None
-    class_null: bool = False
-    max_length: int | None = None
-    skip_bad_images: bool = False
-    out: Path | None = None
-    overwrite: bool = False
-    figures: bool = True
-    command: str = ""
-
-
+@checked
 def load_model(
     source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
 ) -> Checkpoint:
@@ -127,14 +88,47 @@ def load_model(
     )
 
 
+def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
+    """Return a checkpoint as it is, or load it; ``more`` as for ``load_model``.
+
+    Raises:
+        UserError: it is neither a checkpoint nor the path or name of one.
+    """
+    if isinstance(model, Checkpoint):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model, **more)
+    if isinstance(model, nn.Module):
+        hooks = "api.Hooks(net, image_size=…)"
+    elif isinstance(model, Hooks):
+        hooks = "hooks"
+    else:
+        raise UserError(
+            f"A checkpoint is a path, or what api.load_model returns; got {type(model).__name__}."
+        )
+    raise UserError(
+        f"A {type(model).__name__} cannot be probed as it is; wrap it: api.wrap({hooks}, name='mine')."
+    )
+
+
 def is_foreign(source: str | Path) -> bool:
     """Whether a model is named ``scheme:reference``, and is no path."""
     scheme, _, reference = str(source).partition(":")
     return bool(reference) and scheme in _SCHEMES
 
 
+@checked
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
-    """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``."""
+    """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``.
+
+    Raises:
+        UserError: it is a module without ``Hooks``, or files cannot be called by the name.
+    """
+    if not isinstance(model, Hooks):
+        raise UserError(
+            f"A {type(model).__name__} does not say how it is read; say it with Hooks: "
+            f"api.wrap(api.Hooks(net, image_size=…), name={name!r})."
+        )
     return _checkpoint(model.opened(name))
 
 
@@ -188,6 +182,7 @@ def _capacity(model: Vmoe, *, trained: bool) -> str:
     return " and ".join("none" if factor is None else f"{factor:g}" for factor in factors)
 
 
+@checked
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``; "auto" takes CUDA, then MPS, then the CPU.
 
@@ -209,6 +204,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
 
 
+@checked
 def open_data(name: str, *, split: str = "test") -> Dataset:
     """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
 
@@ -286,24 +282,23 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")
 
 
-def load_models(models: Sequence[Model], options: Options) -> list[Checkpoint]:
+def load_models(models: Models, options: Options) -> list[Checkpoint]:
     """Load the checkpoints that are not loaded yet, and check that the tables can tell them apart.
 
     Raises:
-        UserError: there is none, or two have one name.
+        UserError: there is none, something is no checkpoint, or two have one name.
     """
-    if not models:
+    given = several(models)
+    if not given:
         raise UserError("Name at least one checkpoint.")
     loaded = [
-        model
-        if isinstance(model, Checkpoint)
-        else load_model(
+        as_checkpoint(
             model,
             device=options.device,
             trained_capacity=options.trained_capacity,
             group_images=options.group_images,
         )
-        for model in models
+        for model in given
     ]
     loaded = _cut(loaded, options.max_length)
     names = [model.name for model in loaded]

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 
@@ -13,7 +13,8 @@ from moeprobe.analyses.overlay import Overlay
 from moeprobe.applicability import check_images
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models, pick_images
+from moeprobe.loading import Models, load_models, pick_images
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
@@ -21,7 +22,7 @@ from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 SEVERITY = 0.2
 # What a figure can hold and an eye can take in.
@@ -38,8 +39,9 @@ class OverlayResult:
     sidecar: dict[str, Any]
 
 
+@checked
 def overlay(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     images: Sequence[str] = (),
@@ -51,7 +53,7 @@ def overlay(
     animate: bool = False,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> OverlayResult:
     """Show which expert each patch chooses on the clean and on the perturbed image.
 
@@ -71,8 +73,8 @@ def overlay(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    options = dataclasses.replace(options or Options(), **changes)
-    watcher = watcher or Watcher()
+    options = combine(options, changes)
+    watcher = watching(watcher)
     loaded, question, data = _ask(
         models,
         data=data,
@@ -110,8 +112,9 @@ def overlay(
     return result
 
 
+@checked
 def plan_overlay(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     images: Sequence[str] = (),
@@ -145,7 +148,7 @@ def plan_overlay(
 
 
 def _ask(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None,
     images: Sequence[str],

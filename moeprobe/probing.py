@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pandas as pd
 import pyarrow as pa
@@ -15,14 +15,15 @@ from moeprobe import origins, plausibility, summaries, sweeps
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.floors import dtype_name
-from moeprobe.loading import Model, Options, choose_device, load_models
+from moeprobe.loading import Models, choose_device, load_models
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.runs import OutputFolder, Result, provenance
 from moeprobe.tables import concatenate
 from moeprobe.views.base import SeverityView
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 # What takes more than ``sweeps.run`` and its question, and has a function of its own.
 _APART = {
@@ -34,9 +35,10 @@ _APART = {
 }
 
 
+@checked
 def probe(
     kind: str,
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = CLEAN,
@@ -44,7 +46,7 @@ def probe(
     attribute: str | None = None,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Run one of ``KINDS``.
 
@@ -63,7 +65,7 @@ def probe(
         UserError: something named does not exist or does not fit.
     """
     _check_kind(kind)
-    options = dataclasses.replace(options or Options(), **changes)
+    options = combine(options, changes)
     loaded = load_models(models, options)
     data = choose_data(data, loaded)
     question = make_probe(
@@ -100,7 +102,7 @@ def measure(
 
     ``images_besides`` says how many images ``run`` needs that are none of the question's.
     """
-    watcher = watcher or Watcher()
+    watcher = watching(watcher)
     started = time.perf_counter()
     tables, skipped, rates = [], [], {}
     num_images = len(question.indices) + images_besides
@@ -181,9 +183,10 @@ class Plan:
     seconds: float
 
 
+@checked
 def plan(
     kind: str,
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = CLEAN,

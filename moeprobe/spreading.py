@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
@@ -13,8 +13,9 @@ from moeprobe.analyses.batch_contagion import BatchContagion
 from moeprobe.applicability import check_images
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
-from moeprobe.loading import Model, Options, load_models
+from moeprobe.loading import Models, load_models
 from moeprobe.neighbours import Exchange
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, draw_figures, measure, time_sample
@@ -26,14 +27,15 @@ KIND = "contagion"
 SHARE, GROUP_IMAGES = 0.25, 4
 
 
+@checked
 def contagion(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     share: float = SHARE,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Result:
     """Measure how many tokens change experts when batch-mates, other tokens or other patches are exchanged.
 
@@ -76,8 +78,9 @@ def contagion(
     return result
 
 
+@checked
 def plan_contagion(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     share: float = SHARE,
@@ -93,8 +96,8 @@ def plan_contagion(
     return time_sample(question, loaded, images=2 * options.batch_size, passes=passes, run=_runner(exchange))
 
 
-def _options(options: Options | None, changes: dict[str, Any]) -> Options:
-    return dataclasses.replace(options or Options(group_images=GROUP_IMAGES), **changes)
+def _options(options: Options | None, changes: Keywords) -> Options:
+    return combine(options or Options(group_images=GROUP_IMAGES), changes)
 
 
 def _runner(exchange: Exchange) -> Any:
@@ -114,7 +117,7 @@ def _runner(exchange: Exchange) -> Any:
 
 
 def _ask(
-    models: Sequence[Model], *, data: str | None, share: float, options: Options
+    models: Models, *, data: str | None, share: float, options: Options
 ) -> tuple[list[Checkpoint], str, Probe, Exchange]:
     """Return the checkpoints, what is asked of them, and what is exchanged."""
     if not 0 < share < 1:

@@ -1,12 +1,11 @@
 """Record routing traces: from what is asked to a folder of files."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from moeprobe import origins, recording
 from moeprobe.applicability import check_images, glance
@@ -14,13 +13,14 @@ from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
 from moeprobe.files import whole_folder
 from moeprobe.formats.trace import FORMAT, VERSION
-from moeprobe.loading import Model, Options, choose_device, load_models
+from moeprobe.loading import Models, choose_device, load_models
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import TAKEN, OutputFolder, provenance
 from moeprobe.views.base import Framing
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 _KIND = "trace"
 
@@ -44,8 +44,9 @@ class Recorded:
     sidecar: dict[str, Any]
 
 
+@checked
 def record(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = CLEAN,
@@ -53,7 +54,7 @@ def record(
     all_gates: bool = False,
     options: Options | None = None,
     watcher: Watcher | None = None,
-    **changes: Any,
+    **changes: Unpack[Keywords],
 ) -> Recorded:
     """Write what the routers decide for each token to ``out``: CHECKPOINT/VIEW.parquet (see ``formats.trace``).
 
@@ -71,10 +72,10 @@ def record(
     Raises:
         UserError: something named does not exist or does not fit, or no output folder is named.
     """
-    options = dataclasses.replace(options or Options(), **changes)
+    options = combine(options, changes)
     if options.out is None:
         raise UserError("Name a folder for the traces, e.g. --out traces.")
-    watcher, started = watcher or Watcher(), time.perf_counter()
+    watcher, started = watching(watcher), time.perf_counter()
     loaded, data, question = _ask(models, data, view, severities, options, all_gates=all_gates)
     request = make_request(_KIND, data, question, options, loaded)
     request |= {"all_gates": all_gates, "format": f"{FORMAT} {VERSION}"}
@@ -115,8 +116,9 @@ def record(
     return Recorded(files, len(question.indices) - len(skipped[0]), layers, size, sidecar)
 
 
+@checked
 def plan_record(
-    models: Sequence[Model],
+    models: Models,
     *,
     data: str | None = None,
     view: str = CLEAN,
@@ -138,7 +140,7 @@ def _framing(model: Checkpoint) -> Framing:
 
 
 def _ask(
-    models: Sequence[Model],
+    models: Models,
     data: str | None,
     view: str,
     severities: Sequence[float] | None,

@@ -14,6 +14,7 @@ from moeprobe.errors import UserError
 from moeprobe.files import read_json
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
+from moeprobe.options import checked
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 
@@ -21,6 +22,7 @@ from moeprobe.views.base import PairView
 _SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
 
 
+@checked
 def train(
     config: str | Path | TrainConfig,
     *,

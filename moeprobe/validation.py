@@ -3,10 +3,11 @@
 A file's schema is a pydantic model whose sections are models too.
 """
 
-import difflib
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+
+from moeprobe.catalog import did_you_mean
 
 
 def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> str:
@@ -16,8 +17,7 @@ def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> s
     where = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = _fields(sections, schema)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f" Did you mean {'.'.join([*sections, near[0]])!r}?" if near else ""
+        hint = did_you_mean(key, known, prefix="".join(f"{section}." for section in sections))
         return f"There is no {what} key {where!r}.{hint} Known here: {', '.join(sorted(known))}."
     given = "" if problem["type"] == "missing" or not where else f"; got {_short(problem['input'])}"
     if problem["type"] == "model_type":

@@ -24,6 +24,7 @@ def test_trace(trained: Trained) -> None:
     model = api.load_model(trained["prc"], device="cpu")
     images = torch.rand(3, 3, 32, 32)
     logits, routing = api.trace(model, images)
+    assert logits is not None
     assert logits.shape == (3, 10)
     assert list(routing.layers) == ["blocks.1", "blocks.3"]
     layer = routing.layers["blocks.3"]

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
         "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "geometry", "grids",
-        "medium", "palette", "seeds", "tokens", "validation", "watching", "wording",
+        "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
@@ -20,7 +20,8 @@ LEVELS = {
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
         "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "origins", "pairing",
-        "paths", "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries", "sweeps",
+        "paths", "pixels", "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries",
+        "sweeps",
         "trace_pairs", "trace_rows", "training",
     },
     4: {
@@ -86,6 +87,8 @@ NEIGHBOURS = {
     ("grids", "config"),
     ("grids", "errors"),
     ("grids", "validation"),
+    ("options", "catalog"),
+    ("options", "errors"),
     ("overlaying", "asking"),
     ("overlaying", "loading"),
     ("overlaying", "probing"),
@@ -114,6 +117,7 @@ NEIGHBOURS = {
     ("tradeoff", "spreading"),
     ("tradeoff", "trainings"),
     ("trainings", "loading"),
+    ("validation", "catalog"),
     ("verdicts", "families"),
     ("wording", "medium"),
 }

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.errors import UserError
-from moeprobe.loading import Options, load_models
+from moeprobe.loading import load_models
+from moeprobe.options import Options
 from moeprobe.plausibility import ENOUGH_IMAGES
 from tests.adapters import zoo
 from tests.commands import refused, run

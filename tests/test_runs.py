@@ -69,10 +69,10 @@ def test_other_runs_need_overwrite(tmp_path: Path) -> None:
     OutputFolder(tmp_path, REQUEST)
     other = REQUEST | {"limit": 5}
     (tmp_path / "parts").mkdir()
-    with pytest.raises(UserError, match=r"unfinished run of something else.*--overwrite"):
+    with pytest.raises(UserError, match=r"unfinished run of something else.*add overwrite=True"):
         OutputFolder(tmp_path, other)
     OutputFolder(tmp_path, REQUEST).finish(result(comparison=True).sidecar)
-    with pytest.raises(UserError, match=r"finished run.*--overwrite"):
+    with pytest.raises(UserError, match=r"finished run.*add overwrite=True"):
         OutputFolder(tmp_path, REQUEST)
     OutputFolder(tmp_path, other, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

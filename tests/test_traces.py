@@ -105,7 +105,9 @@ def test_other_routers_are_traced_too(arguments: dict[str, Any], tmp_path: Path)
     one = checkpoint("a", **arguments)
     soft = "adapter" in arguments
     if soft:
-        with pytest.raises(UserError, match="a trace without all gates would say nothing; add --full-gates"):
+        with pytest.raises(
+            UserError, match="a trace without all gates would say nothing; add all_gates=True"
+        ):
             api.record([one], limit=2, out=tmp_path / "t")
     found = api.record([one], view="random_crop", layers=ONE, limit=8, out=tmp_path / "t", all_gates=soft)
     traced = api.analyze_trace(found.files)
@@ -148,7 +150,7 @@ def test_inputs_that_not_all_have_are_left_out(model: Checkpoint, traces: Path, 
     more = traces / "other" / "b" / "clean.parquet"
     with pytest.raises(UserError, match=r"has no layer blocks.1; it has blocks.3: choose those of all"):
         api.analyze_trace([fewer, more])
-    with pytest.raises(UserError, match=r"has no layer blocks.1, which .* has; choose with --layers"):
+    with pytest.raises(UserError, match=r"has no layer blocks.1, which .* has; choose with layers"):
         api.analyze_trace([more, fewer])
     found = api.analyze_trace([fewer, more], layers=ONE)
     assert (found.table["images"] <= 10).all()

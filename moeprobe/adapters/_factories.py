@@ -1,6 +1,5 @@
 """A torch module by name: ``package.module:factory``, with a YAML file of settings as ``…:factory@settings.yaml``."""
 
-import difflib
 import importlib
 import re
 import sys
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from moeprobe.adapters._settings import FileSettings, load
+from moeprobe.catalog import did_you_mean
 from moeprobe.errors import UserError
 from moeprobe.files import DAMAGE
 
@@ -99,9 +99,7 @@ def _attribute(module: Any, path: str) -> Any:
     for part in path.split("."):
         if not hasattr(value, part):
             own = [name for name, item in vars(value).items() if callable(item) and not name.startswith("_")]
-            near = difflib.get_close_matches(part, own, n=1, cutoff=0.5)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"There is no {path!r} in {module.__name__}.{hint}")
+            raise UserError(f"There is no {path!r} in {module.__name__}.{did_you_mean(part, own)}")
         value = getattr(value, part)
     return value
 

@@ -47,7 +47,7 @@ class _Group(TyperGroup):
             try:
                 return super().invoke(ctx)
             except UserError as error:
-                typer.echo(f"Error: {error}", err=True)
+                typer.echo(f"Error: {error.sentence}", err=True)
                 sys.exit(USER_ERROR)
             except KeyboardInterrupt as error:
                 with contextlib.suppress(OSError):  # the terminal may be gone

@@ -143,14 +143,18 @@ class Common:
         if capacity not in ("unlimited", "trained"):
             raise UserError(f"--capacity is unlimited or trained; got {capacity!r}.")
         self._values = values | {
-            "layers": None if layers is None else tuple(part.strip() for part in layers.split(",")),
+            "layers": layers,
             "trained_capacity": capacity == "trained",
             "command": command_line(),
         }
 
     def options(self) -> Any:
-        """Return them as ``api.Options``."""
-        from moeprobe.api import Options
+        """Return them as the library takes them.
+
+        Raises:
+            UserError: one is out of range.
+        """
+        from moeprobe.options import Options
 
         return Options(**self._values)
 

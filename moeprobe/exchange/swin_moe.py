@@ -15,7 +15,8 @@ from moeprobe.exchange._swin_moe_files import Ranks, find_files, read_ranks
 from moeprobe.exchange._swin_moe_names import Architecture, infer, to_state_dict
 from moeprobe.formats.cursor import quoted
 from moeprobe.nn.swin import build_swin
-from moeprobe.watching import Watcher
+from moeprobe.options import checked
+from moeprobe.watching import Watcher, watching
 
 # What leaves no trace in the parameters: Swin-MoE's own values, but that nothing is dropped unless somebody says so.
 _UNSEEN = {
@@ -48,6 +49,7 @@ class ImportedSwinMoe:
     classes: str | None
 
 
+@checked
 def import_swin_moe(
     source: str | Path,
     folder: str | Path,
@@ -77,7 +79,7 @@ def import_swin_moe(
         UserError: a file is missing, damaged, of another checkpoint or no Swin-MoE's, a setting does not fit, or the
             folder holds something else.
     """
-    source, folder, watcher = Path(source), Path(folder), watcher or Watcher()
+    source, folder, watcher = Path(source), Path(folder), watching(watcher)
     check_folder(folder, source, overwrite=overwrite)
     files, master = find_files(source)
     watcher.start(f"import {source.name}", len(files) + (master is not None))

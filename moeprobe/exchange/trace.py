@@ -7,7 +7,8 @@ from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
 from moeprobe.formats.trace import metadata, writing
 from moeprobe.formats.trace_log import Log
-from moeprobe.watching import Watcher
+from moeprobe.options import checked
+from moeprobe.watching import Watcher, watching
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ImportedTrace:
     nbytes: int
 
 
+@checked
 def import_trace(
     log: Path,
     path: Path,
@@ -55,7 +57,7 @@ def import_trace(
     for value in (about["name"], data):
         if not is_unicode(str(value)):
             raise UserError(f"A trace calls things by names in UTF-8; got {value!r}.")
-    watcher = watcher or Watcher()
+    watcher = watching(watcher)
     if not log.is_file():
         raise UserError(f"There is no log {log}.")
     watcher.start(f"import {log.name}", log.stat().st_size)

@@ -24,8 +24,9 @@ from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.formats.vmoe_writing import held, write_vmoe
 from moeprobe.nn.build import build_model, is_ours
 from moeprobe.nn.capture import moe_layers
+from moeprobe.options import checked
 from moeprobe.training import checkpoint
-from moeprobe.watching import Watcher
+from moeprobe.watching import Watcher, watching
 
 _TRAINED = "params/"
 _MOST_SHARDS = 99_999  # the files' names have five digits
@@ -98,6 +99,7 @@ class Exported:
     nbytes: int
 
 
+@checked
 def import_vmoe(
     source: str | Path,
     folder: str | Path,
@@ -124,7 +126,7 @@ def import_vmoe(
     Raises:
         UserError: the source is damaged or no V-MoE, a setting does not fit, or the folder holds something else.
     """
-    source, folder, watcher = Path(source), Path(folder), watcher or Watcher()
+    source, folder, watcher = Path(source), Path(folder), watching(watcher)
     check_folder(folder, source, overwrite=overwrite)
     found = find(source)
     config = _config(found.sizes, settings)
@@ -156,6 +158,7 @@ def find(source: Path) -> Found:
     return Found(arrays, sizes, ignored)
 
 
+@checked
 def export_vmoe(
     source: str | Path, prefix: str | Path, *, shards: int = 1, overwrite: bool = False
 ) -> Exported:

@@ -13,6 +13,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.files import whole, write_text
+from moeprobe.options import checked, several
 from moeprobe.report import render, summary
 from moeprobe.report.colouring import in_one_colour
 from moeprobe.report.reading import Run, read_runs
@@ -42,7 +43,10 @@ class Document:
     files: list[Path]
 
 
-def report(runs: Sequence[str | Path], *, out: str | Path | None = None, overwrite: bool = False) -> Document:
+@checked
+def report(
+    runs: str | Path | Sequence[str | Path], *, out: str | Path | None = None, overwrite: bool = False
+) -> Document:
     """Put finished runs together in one report.
 
     Args:
@@ -53,10 +57,11 @@ def report(runs: Sequence[str | Path], *, out: str | Path | None = None, overwri
     Raises:
         UserError: a folder is no finished run or is given twice; ``out`` lies in a run or holds a report already.
     """
+    given = [Path(run) for run in several(runs)]
     folder = None if out is None else Path(out)
     if folder is not None:
-        _check(folder, [Path(run) for run in runs], overwrite=overwrite)
-    read = in_one_colour(read_runs(runs))
+        _check(folder, given, overwrite=overwrite)
+    read = in_one_colour(read_runs(given))
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
     files = [] if folder is None else _write(folder, html, markdown, parts)

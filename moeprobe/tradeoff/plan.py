@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.options import checked
 from moeprobe.tradeoff.cells import Cell, find_cells
 from moeprobe.trainings import make_trainer
 
@@ -31,6 +32,7 @@ class TradeoffPlan:
     seconds: float
 
 
+@checked
 def plan_tradeoff(
     given: Sequence[str | Path],
     *,

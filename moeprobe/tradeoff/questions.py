@@ -8,7 +8,7 @@ from pathlib import Path
 from moeprobe import fewshot, probing, sources, spreading
 from moeprobe.errors import UserError
 from moeprobe.grids import MeasureConfig
-from moeprobe.loading import Options
+from moeprobe.options import Options
 from moeprobe.probes import CLEAN, Checkpoint
 from moeprobe.watching import Watcher
 

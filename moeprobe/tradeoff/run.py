@@ -15,7 +15,8 @@ from moeprobe.catalog import ROUTERS
 from moeprobe.errors import UserError
 from moeprobe.files import write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
-from moeprobe.loading import Options, load_model
+from moeprobe.loading import load_model
+from moeprobe.options import Options, checked
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.tradeoff.cells import Cell, about_file, find_cells
@@ -55,6 +56,7 @@ class TradeoffResult:
     out: Path
 
 
+@checked
 def tradeoff(
     given: Sequence[str | Path],
     *,

@@ -1,6 +1,5 @@
 """The dense weights that a sparse model is to start from: a file, or what timm's hub has."""
 
-import difflib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from timm.models import is_model, list_models, load_state_dict
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from moeprobe.catalog import did_you_mean
 from moeprobe.config import ModelConfig, UpcycleConfig
 from moeprobe.errors import UserError
 from moeprobe.files import DAMAGE, sha256
@@ -35,8 +35,7 @@ def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any
 def check_dense(config: UpcycleConfig) -> None:
     """Raise ``UserError`` unless the name is that of a dense vision transformer of timm."""
     if not is_model(config.name):
-        near = difflib.get_close_matches(config.name, list_models(), n=1, cutoff=0.5)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(config.name, list_models())
         raise UserError(
             f"timm has no model {config.name!r} to upcycle.{hint} timm.list_models('*vit*') names them."
         )

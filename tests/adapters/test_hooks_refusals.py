@@ -18,7 +18,8 @@ from moeprobe.adapters.base import Opened
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.config import UpcycleConfig
 from moeprobe.errors import UserError
-from moeprobe.loading import Options, load_model
+from moeprobe.loading import load_model
+from moeprobe.options import Options
 from moeprobe.training.upcycling import _from_file
 from tests.adapters import zoo
 from tests.adapters.zoo import VIT, TokenMoe

@@ -288,7 +288,7 @@ def test_files_that_are_not_there_or_not_to_be_trusted_are_a_sentence(
     target = tmp_path / "checkpoint"
     with pytest.raises(UserError, match=r"There is no Swin-MoE checkpoint '.*other': neither"):
         import_swin_moe(tmp_path / "other", target)
-    with pytest.raises(UserError, match="--image-size says 64"):
+    with pytest.raises(UserError, match="image_size says 64"):
         import_swin_moe(prefix, target, image_size=64)
     # Any rank's file names them all.
     assert import_swin_moe(Path(f"{prefix}.rank2"), target).ranks == 4

@@ -81,6 +81,7 @@ def test_released_model(tmp_path: Path, variant: str) -> None:
         assert_golden(decision.gates, expected[f"router_softmax/{name.split('.')[1]}"])
     probed = api.load_model(tmp_path / "released", device="cpu", trained_capacity=True, group_images=4)
     logits, routing = api.trace(probed, images / 2 + 0.5)
+    assert logits is not None
     assert_golden(logits, expected["logits"])
     for name, layer in routing.layers.items():
         block = name.split(".")[1]
@@ -103,6 +104,7 @@ def test_the_model_is_what_its_parameters_say(tmp_path: Path, sizes: dict[str, A
     expected, gates = forward(parameters, pixels * 2 - 1, top_k=top_k, layers=layers, depth=found.depth)
     model = api.load_model(tmp_path / "c", device="cpu")
     logits, routing = api.trace(model, torch.from_numpy(pixels.transpose(0, 3, 1, 2)).float())
+    assert logits is not None
     assert_golden(logits, expected, 1e-4)
     assert list(routing.layers) == [f"blocks.{layer}" for layer in layers]
     for layer in layers:
@@ -225,7 +227,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, setting: dict[str, Any], words
 def test_folders_that_are_taken(tmp_path: Path) -> None:
     source = written(tmp_path, random_parameters())
     import_vmoe(source, tmp_path / "c")
-    with pytest.raises(UserError, match="holds a checkpoint; add --overwrite"):
+    with pytest.raises(UserError, match="holds a checkpoint; add overwrite=True"):
         import_vmoe(source, tmp_path / "c")
     inside = making.write(tmp_path / "c" / "vmoe", *making.content(making.nested(random_parameters())))
     with pytest.raises(UserError, match="which would be replaced"):
@@ -239,7 +241,7 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file"):
         import_vmoe(source, tmp_path / "mine" / "letter.txt")
     export_vmoe(tmp_path / "c", tmp_path / "out")
-    with pytest.raises(UserError, match="is there already; add --overwrite"):
+    with pytest.raises(UserError, match="is there already; add overwrite=True"):
         export_vmoe(tmp_path / "c", tmp_path / "out", shards=2)
     with pytest.raises(UserError, match="is a folder; give the beginning"):
         export_vmoe(tmp_path / "c", tmp_path)

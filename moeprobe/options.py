@@ -1,0 +1,232 @@
+"""The options that all probes share, and keywords that are checked before anything is done."""
+
+import dataclasses
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
+
+from moeprobe.catalog import did_you_mean
+from moeprobe.errors import UserError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Keywords(TypedDict, total=False):
+    """``Options`` as keywords of a function; a name stands for a path, and one name for a list of one."""
+
+    split: str
+    layers: str | Sequence[str] | None
+    limit: int | None
+    seed: int
+    batch_size: int
+    workers: int
+    device: str
+    trained_capacity: bool
+    group_images: int
+    masks: str | Path | None
+    class_null: bool
+    max_length: int | None
+    skip_bad_images: bool
+    out: str | Path | None
+    overwrite: bool
+    figures: bool
+    command: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all probes have in common.
+
+    Attributes:
+        split: of the data set.
+        layers: MoE layers to look at, e.g. ("blocks.3",) or "blocks.1,blocks.3"; None = all.
+        limit: number of images, a seeded random subset that is the same for all checkpoints; None = all.
+        seed: of the subset, the views and the resamples.
+        batch_size: images per forward pass; changes nothing but speed.
+        workers: loader processes; changes nothing but speed.
+        device: "auto", "cpu", "cuda", "mps".
+        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
+        group_images: images that compete for that capacity, consecutive ones of the run's list.
+        masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
+        class_null: give matches a chance level among images of the same class as well.
+        max_length: tokens after which texts are cut off; None = 128, or as many as each of the models can read.
+        skip_bad_images: go on without images that cannot be read, and count them.
+        out: output folder; None = nothing is written.
+        overwrite: replace what an earlier run left there.
+        figures: draw figures into ``out`` too.
+        command: what was typed, for the sidecar.
+
+    Raises:
+        UserError: a value is of another type, or out of range.
+    """
+
+    split: str = "test"
+    layers: tuple[str, ...] | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "auto"
+    trained_capacity: bool = False
+    group_images: int = 1
+    masks: Path | None = None
+    class_null: bool = False
+    max_length: int | None = None
+    skip_bad_images: bool = False
+    out: Path | None = None
+    overwrite: bool = False
+    figures: bool = True
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in _types().items():
+            object.__setattr__(self, name, _READ[kind](name, getattr(self, name)))
+        for name, (least, what) in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{_option(name)} takes {what}; got {value}.")
+
+
+_LEAST = {
+    "limit": (1, "a positive number of images"),
+    "batch_size": (1, "a positive number of images"),
+    "group_images": (1, "a positive number of images"),
+    "workers": (0, "a number of processes from 0 up"),
+}
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Options)
+
+
+def _option(name: str) -> str:
+    """Return an option as the command line calls it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _refused(name: str, what: str, value: object) -> UserError:
+    return UserError(f"{_option(name)} takes {what}; got {value!r}.")
+
+
+def _whole(name: str, value: Any, what: str = "a whole number") -> int:
+    if isinstance(value, bool):
+        raise _refused(name, what, value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _refused(name, what, value) from None
+
+
+def _maybe_whole(name: str, value: Any) -> int | None:
+    return None if value is None else _whole(name, value, "a whole number, or None")
+
+
+def _switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refused(name, "True or False", value)
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _refused(name, "a string", value)
+    return value
+
+
+def _path(name: str, value: Any) -> Path | None:
+    if value is not None and not isinstance(value, str | Path):
+        raise _refused(name, "a path, or None", value)
+    return None if value is None else Path(value)
+
+
+def _names(name: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    found = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if (
+        not isinstance(found, Sequence)
+        or not all(isinstance(part, str) and part for part in found)
+        or not found
+    ):
+        raise _refused(name, "a name, or a list of names", value)
+    return tuple(found)
+
+
+_READ: dict[Any, Callable[[str, Any], Any]] = {
+    str: _text,
+    int: _whole,
+    bool: _switch,
+    int | None: _maybe_whole,
+    Path | None: _path,
+    tuple[str, ...] | None: _names,
+}
+
+
+def combine(options: Options | None, changes: Keywords) -> Options:
+    """Return common options with some of them changed by name.
+
+    Raises:
+        UserError: ``options`` are no ``Options``, or a value does not fit.
+    """
+    if not isinstance(options, Options | None):
+        raise UserError(f"options takes api.Options(...), or None; got {type(options).__name__}.")
+    return dataclasses.replace(options or Options(), **changes)  # type: ignore[arg-type]
+
+
+def several(given: Any) -> list[Any]:
+    """Return what was given as a list: one thing, or many."""
+    single = isinstance(given, str | bytes) or not isinstance(given, Iterable)
+    return [given] if single else list(given)
+
+
+def checked(function: F) -> F:
+    """Refuse keywords that a function does not take, and positional arguments too many, with one sentence.
+
+    Where it takes ``Keywords``, its signature names each of them, for ``help`` and the completion of a notebook.
+    """
+    own = inspect.signature(function)
+    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    if any(one.annotation == Unpack[Keywords] for one in own.parameters.values()):
+        named = {one.name for one in parameters}
+        types = get_type_hints(Keywords)
+        parameters += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=types[field.name],
+            )
+            for field in dataclasses.fields(Options)
+            if field.name not in named
+        ]
+    signature = own.replace(parameters=parameters)
+    name = f"api.{function.__name__}"
+
+    @functools.wraps(function)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        for keyword in named:
+            if keyword not in signature.parameters:
+                known = list(signature.parameters)
+                hint = did_you_mean(keyword, known)
+                raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
+        try:
+            signature.bind(*given, **named)
+        except TypeError as error:
+            raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
+        return function(*given, **named)
+
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", wrapper)
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """Return the arguments of a function as they are written: those by position first, the others with ``=``."""
+    return ", ".join(
+        one.name if one.kind is not one.KEYWORD_ONLY else f"{one.name}="
+        for one in signature.parameters.values()
+    )
