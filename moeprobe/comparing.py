@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import pandas as pd
 
 from moeprobe import comparisons, probing, verdicts
+from moeprobe.analyses.base import trial_lists
 from moeprobe.asking import make_analyses
 from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
@@ -174,11 +175,12 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
         train_seeds=seeds,
         groups=groups,
     )
-    images = over_draws(measured.images)
+    analyses = analyses_of(measured)
+    images = over_draws(measured.images, lists=trial_lists(analyses))
     watcher.start("differences", images.num_rows)
     table = comparisons.compare(
         images,
-        analyses=analyses_of(measured),
+        analyses=analyses,
         about=about,
         wanted=comparisons.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
         margin=margin,

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.accumulators import Cell
-from moeprobe.analyses.base import Analysis, Columns, Metric
+from moeprobe.analyses.base import Analysis, Columns, Metric, trial_lists
 from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import FLOORS, cells, frame, over_draws
 
@@ -53,7 +53,8 @@ def summarise(
     """
     bootstraps: dict[int, Bootstrap] = {}
     measured = []
-    for checkpoint, cell, image_ids, columns in cells(over_draws(images, keep=True)):
+    lists = trial_lists(analyses)
+    for checkpoint, cell, image_ids, columns in cells(over_draws(images, lists=lists, keep=True)):
         found_metrics = metrics(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
         found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_metrics])

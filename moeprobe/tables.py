@@ -115,10 +115,11 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
 
 
-def over_draws(images: pa.Table, *, keep: bool = False) -> pa.Table:
-    """Return the sums with those of an image's draws put together: numbers are added, lists joined, the label kept.
+def over_draws(images: pa.Table, *, lists: tuple[str, ...], keep: bool = False) -> pa.Table:
+    """Return the sums with those of an image's draws put together: added up, but for lists of trials and the label.
 
-    Cells without draws stay as they are; with ``keep`` the single draws stay too, after what they come to.
+    Cells without draws stay as they are; with ``keep`` the single draws stay too, after what they come to. ``lists``:
+    beginnings of the columns that hold an entry per trial (``analyses.base.trial_lists``), which follow one another.
     """
     single = pc.greater(images["draw"], 0)
     drawn, rest = images.filter(single), images.filter(pc.invert(single))
@@ -130,16 +131,20 @@ def over_draws(images: pa.Table, *, keep: bool = False) -> pa.Table:
         _, cell, names, first = draws[0]
         assert all(also == names for _, _, also, _ in draws), "draws are of different images"
         together = Accumulator()
-        columns = {name: _put_together(name, [part[name] for _, _, _, part in draws]) for name in first}
+        columns = {
+            name: _put_together(name, [part[name] for _, _, _, part in draws], lists) for name in first
+        }
         together.add(replace(cell, draw=0), names, columns)
         parts.append(image_table(together, checkpoint=checkpoint))
     return concatenate([*parts, rest, drawn] if keep else [*parts, rest])
 
 
-def _put_together(name: str, columns: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+def _put_together(
+    name: str, columns: list[NDArray[np.generic]], lists: tuple[str, ...]
+) -> NDArray[np.generic]:
     if name == "label":
         return columns[0]
-    return np.sum(columns, axis=0) if columns[0].ndim == 1 else np.concatenate(columns, axis=1)
+    return np.concatenate(columns, axis=1) if name.startswith(lists) else np.sum(columns, axis=0)
 
 
 def in_order(images: pa.Table) -> pa.Table:

@@ -138,6 +138,7 @@ def test_a_table_has_all_columns_and_empty_cells_where_there_is_nothing(tmp_path
 def test_draws_are_put_together_image_by_image() -> None:
     rng = np.random.default_rng(0)
     right, chosen = rng.integers(0, 2, (2, 3, 3)), rng.integers(0, 9, (2, 3, 3, 1))
+    load = rng.integers(0, 9, (2, 3, 3, 4))
     parts = []
     for checkpoint in "ab":
         sums = Accumulator()
@@ -148,12 +149,17 @@ def test_draws_are_put_together_image_by_image() -> None:
                 sums.add(
                     Cell(view="clean", severity=severity, draw=draw),
                     np.array(NAMES)[order].tolist(),
-                    {"label": order, "right": right[one][order], "chosen": chosen[one][order]},
+                    {
+                        "label": order,
+                        "right": right[one][order],
+                        "chosen": chosen[one][order],
+                        "load": load[one][order],
+                    },
                 )
         sums.add(Cell(view="clean"), NAMES, {"label": np.arange(3), "right": np.ones(3, int)})
         parts.append(image_table(sums, checkpoint=checkpoint))
     images = concatenate(parts)
-    together = list(cells(over_draws(images)))
+    together = list(cells(over_draws(images, lists=("chosen",))))
     by_name = [NAMES.index(image) for image in IN_ORDER]
     assert [(name, cell.draw) for name, cell, _, _ in together] == [(name, 0) for name in "aabbab"]
     for number, (_, cell, names, columns) in enumerate(together[:4]):
@@ -161,9 +167,11 @@ def test_draws_are_put_together_image_by_image() -> None:
         assert columns["label"].tolist() == by_name
         assert np.array_equal(columns["right"], right[number % 2].sum(0)[by_name])
         assert np.array_equal(columns["chosen"], chosen[number % 2, :, by_name, 0])
+        # A histogram is no list of trials: the draws of an expert add up.
+        assert np.array_equal(columns["load"], load[number % 2].sum(0)[by_name])
     # What has no draws stays; with ``keep`` so do the single draws.
     assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in together[4:])
-    kept = over_draws(images, keep=True)
+    kept = over_draws(images, lists=("chosen",), keep=True)
     assert kept.num_rows == images.num_rows + 4 * 3
     assert list(cells(kept))[6:] != [] and {cell.draw for _, cell, _, _ in cells(kept)} == {0, 1, 2, 3}
-    assert_complete(over_draws(image_table(accumulated(), checkpoint="a")))
+    assert_complete(over_draws(image_table(accumulated(), checkpoint="a"), lists=()))

@@ -105,13 +105,21 @@ class Analysis(ABC):
 
     Attributes:
         signature: a column that its sums always have and no other analysis' do.
+        trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
+            histograms, that add up.
     """
 
     signature: ClassVar[str]
+    trial_lists: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return what the columns of a whole run allow to be said; ``aligned`` as in ``LayerPair``."""
+
+
+def trial_lists(analyses: Sequence[Analysis]) -> tuple[str, ...]:
+    """Return the ``trial_lists`` of all of them."""
+    return tuple(name for analysis in analyses for name in analysis.trial_lists)
 
 
 class LayerAnalysis(Analysis):

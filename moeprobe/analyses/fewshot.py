@@ -18,6 +18,7 @@ class Fewshot(OutputAnalysis):
     """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
 
     signature = "fewshot_predicted"
+    trial_lists = ("fewshot_class", "fewshot_predicted")
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
         """Return per image: whether it is labelled, whether it is right, its class and the predicted one, -1 = none."""

@@ -28,6 +28,7 @@ class Match(LayerAnalysis):
     """Share of corresponding patches that choose the same experts, with its chance level and kappa."""
 
     signature = "trials"
+    trial_lists = ("reference_selected", "view_selected")
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null

@@ -34,6 +34,7 @@ class SetMatch(LayerAnalysis):
     """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa."""
 
     signature = "set_pairs"
+    trial_lists = ("reference_set_", "view_set_")
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null

@@ -22,6 +22,7 @@ class SlotMatch(LayerAnalysis):
     """Share of corresponding tokens whose largest combine weight is on the same slot, with chance and kappa."""
 
     signature = "slot_trials"
+    trial_lists = ("reference_slot", "view_slot")
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null

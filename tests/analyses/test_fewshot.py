@@ -21,7 +21,7 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Metr
         columns = Fewshot().sums(OutputPair(None, of_draw, labels))
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
-    ((_, _, _, together),) = cells(over_draws(image_table(sums, checkpoint="a")))
+    ((_, _, _, together),) = cells(over_draws(image_table(sums, checkpoint="a"), lists=Fewshot.trial_lists))
     return {metric.name: metric for metric in Fewshot().metrics(together, aligned=True)}
 
 

@@ -127,6 +127,20 @@ def test_sums_are_whole_numbers_or_floats_one_entry_per_image(name: str) -> None
 
 
 @EVERY
+def test_lists_of_trials_are_told_from_histograms(name: str) -> None:
+    """Numbers as small as experts, slots and sets are entries of a list, which must be named as one."""
+    listed = AGGREGATES[name].trial_lists
+    seen = set()
+    for pair in examples(name):
+        for columns in sums(name, pair).values():
+            for column, values in columns.items():
+                seen.update(start for start in listed if column.startswith(start))
+                small = values.dtype in (torch.int16, torch.int32)
+                assert not small or column.startswith(listed), column
+    assert seen == set(listed)
+
+
+@EVERY
 def test_the_sums_of_a_batch_are_those_of_its_images(name: str) -> None:
     for pair in examples(name):
         whole = sums(name, pair)
