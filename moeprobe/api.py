@@ -26,6 +26,7 @@ from moeprobe.exchange.trace import ImportedTrace, import_trace
 from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
 from moeprobe.fewshot import fewshot, plan_fewshot
 from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
+from moeprobe.hub import downloads
 from moeprobe.loading import (
     Model,
     Models,
@@ -81,6 +82,7 @@ __all__ = [
     "contagion",
     "correspond",
     "discontinuity",
+    "downloads",
     "evaluate",
     "export_vmoe",
     "fewshot",

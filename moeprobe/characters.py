@@ -6,6 +6,11 @@ import re
 _FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
 
 
+def quoted(name: str) -> str:
+    """Return a name as a sentence may hold it: quoted, escaped, and not too long."""
+    return repr(name if len(name) <= 120 else f"{name[:100]}…{name[-19:]}")
+
+
 def is_unicode(text: str) -> bool:
     r"""Whether a string can be written as UTF-8: JSON may hold half a character, a lone surrogate such as "\ud800"."""
     try:

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from moeprobe.errors import UserError
 
@@ -24,10 +24,11 @@ DAMAGE = (
 
 # A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
+_MOST_FILES = 100_000
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file, or a link to one, for reading; never waits for a FIFO or a device.
+def open_regular(path: Path, *, buffered: bool = True) -> Any:
+    """Open a regular file, or a link to one, for reading bytes; never waits for a FIFO or a device.
 
     Raises:
         UserError: it cannot be opened, or is something else than a regular file.
@@ -40,7 +41,22 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise UserError(f"Cannot read {path}: it is not a regular file.")
-    return os.fdopen(handle, "rb")
+    return os.fdopen(handle, "rb", buffering=-1 if buffered else 0)
+
+
+def expanded(location: str | Path) -> Path:
+    """Return a path with ``~`` expanded; one of a user who does not exist stays as it is, and so leads nowhere."""
+    return Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; False as well for a name that no file can have (``Path.is_file`` raises)."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False as well for a name that no folder can have (``Path.is_dir`` raises)."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def check_regular(path: Path) -> None:
@@ -77,6 +93,25 @@ def read_json(path: Path, *, limit: int = JSON_LIMIT) -> Any:
         raise UserError(f"Cannot read {path}: it is nested too deeply.") from error
     except ValueError as error:
         raise UserError(f"Cannot read {path}: it is not JSON ({error}).") from error
+
+
+def check_regular_files(folder: Path, pattern: str) -> None:
+    """Raise ``UserError`` if a library that reads a folder would meet a FIFO, a device, or files without end.
+
+    Args:
+        folder: what is looked at; links in it are not followed to other folders.
+        pattern: of the names, e.g. ``"*"`` or ``"**/*"``.
+    """
+    try:
+        for number, path in enumerate(folder.glob(pattern)):
+            if number == _MOST_FILES:
+                raise UserError(
+                    f"{folder} holds more than {_MOST_FILES:,} files; name the folder of the data alone."
+                )
+            if path.exists() and not path.is_dir() and not path.is_file():
+                raise UserError(f"Cannot read {path}: it is not a regular file.")
+    except OSError as error:
+        raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from error
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
         "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "geometry", "grids",
-        "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
+        "hub", "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
@@ -73,6 +73,7 @@ NEIGHBOURS = {
     ("exhibits", "probes"),
     ("families", "statistics"),
     ("files", "errors"),
+    ("hub", "options"),
     ("fewshot", "asking"),
     ("fewshot", "loading"),
     ("fewshot", "probing"),

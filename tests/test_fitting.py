@@ -34,7 +34,7 @@ def printed(tables: list[Table], width: int) -> list[str]:
 
 
 def is_whole(lines: list[str], width: int) -> bool:
-    """Whether every line of every table ends with its border, within the window, and nothing was shortened."""
+    """Whether every line of every table ends with its border, within the window, and nothing was quoted."""
     rows = [line.rstrip() for line in lines if line[:1] in "│┃┏┡├└"]
     return (
         len(rows) > 4

@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
+from moeprobe.files import check_regular_files, expanded, is_folder
+from moeprobe.hub import HOW, local_unless_allowed, may_download
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,17 @@ def load(reference: str) -> tuple[Any, Any]:
         import transformers
     except ModuleNotFoundError:
         raise UserError("'hf' needs the package transformers: pip install 'moeprobe[hf]'.") from None
-    folder = Path(reference).expanduser()
-    local = folder.is_dir()
+    folder = expanded(reference)
+    local = is_folder(folder)
     # A name on the hub is OWNER/NAME, or NAME.
     if not local and (reference.startswith((".", "~", "/")) or reference.count("/") > 1):
-        raise UserError(f"There is no folder {reference!r} for hf:{reference}.")
+        raise UserError(f"There is no folder {quoted(reference)}.")
+    if local:
+        check_regular_files(folder, "*")
     source = str(folder) if local else reference
-    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local}
+    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
     try:
-        with _quiet(transformers):
+        with _quiet(transformers), local_unless_allowed():
             config = transformers.AutoConfig.from_pretrained(source, **given)
             kind = kind_of(transformers, config)
             model, about = kind.from_pretrained(
@@ -66,9 +70,14 @@ def load(reference: str) -> tuple[Any, Any]:
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **given)
     except Exception as error:  # files, network, hub and formats: each has errors of its own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
-        where = "The folder" if local else f"There is no folder {reference}, and from the hub"
-        raise UserError(f"{where} hf:{reference} cannot be loaded: {reason}.") from error
+        if not local and isinstance(error, OSError) and not may_download():
+            raise UserError(
+                f"There is no folder {quoted(reference)}, and no model of that name in the local cache; {HOW}."
+            ) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".:")
+        name = quoted(f"hf:{reference}")
+        where = "The folder" if local else f"{name} is no folder, and the model"
+        raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
     if about["missing_keys"]:
         missing = sorted(about["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
@@ -105,9 +114,9 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 def digest_of(reference: str, model: Any) -> str:
     """Return a hash of what was loaded: of a folder its files, of a model of the hub its name and commit."""
-    folder = Path(reference).expanduser()
+    folder = expanded(reference)
     digest = hashlib.sha256()
-    if not folder.is_dir():
+    if not is_folder(folder):
         digest.update(f"{reference}@{model.config._commit_hash}".encode())
         return digest.hexdigest()
     for path in sorted(folder.iterdir()):

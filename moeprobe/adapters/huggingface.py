@@ -11,7 +11,6 @@ Axes: B texts, T tokens, E experts, K choices, D width.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from moeprobe.adapters._hf_outputs import learn
 from moeprobe.adapters._hf_routers import Layer, Stop, blocks_without, find_routers, set_capacity, watch
 from moeprobe.adapters.base import Opened, wanted_layers
 from moeprobe.errors import UserError
+from moeprobe.files import expanded
 from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
 from moeprobe.tokens import TokenBatch
 from moeprobe.views._text import MAX_LENGTH, TextFraming
@@ -262,7 +262,7 @@ class Huggingface:
             traceable = cls(model.to(device), trained_capacity=trained_capacity)
         except UserError as error:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
-        folder = Path(reference).expanduser()
+        folder = expanded(reference)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
         return Opened(
             name=(folder.resolve() if folder.is_dir() else folder).name,

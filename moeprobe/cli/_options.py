@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from moeprobe import hub
 from moeprobe.errors import UserError
 
 Checkpoints = Annotated[
@@ -26,6 +27,20 @@ Data = Annotated[
     typer.Option(
         help="Data set: NAME or NAME:LOCATION, e.g. folder:photos or text:lines.txt; default: the one that the "
         "checkpoints were trained on."
+    ),
+]
+
+
+def _allow(context: typer.Context, wanted: bool) -> bool:
+    if wanted:
+        context.with_resource(hub.downloads())
+    return wanted
+
+
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download", callback=_allow, help="Fetch hf: and huggingface: names that are not here from the hub."
     ),
 ]
 Attribute = Annotated[
@@ -123,6 +138,7 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")],
         False,
     ),
+    "download": (Download, False),
     "json": (Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")], False),
     "dry_run": (
         Annotated[
@@ -137,6 +153,7 @@ class Common:
     """The shared options as typed."""
 
     def __init__(self, values: dict[str, Any]) -> None:
+        values.pop("download")
         self.json: bool = values.pop("json")
         self.dry_run: bool = values.pop("dry_run")
         layers, capacity = values.pop("layers"), values.pop("capacity")

@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moeprobe.cli._options import Download
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -15,6 +17,7 @@ def inspect(
             help="A run folder, a .safetensors file, hf:PATH_OR_NAME, or py:package.module:factory@settings.yaml."
         ),
     ],
+    download: Download = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a checkpoint is: architecture, size, cost per image, MoE layers, normalisation, provenance.

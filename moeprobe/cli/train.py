@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from moeprobe.cli._options import Download
+
 
 def train(
     overrides: Annotated[
@@ -25,6 +27,7 @@ def train(
     ] = False,
     folder: Annotated[Path | None, typer.Option(help="Run folder; default checkpoints/NAME.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    download: Download = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a V-MoE, with or without Pairwise Router Consistency.

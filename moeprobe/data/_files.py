@@ -6,6 +6,7 @@ from pathlib import Path
 from moeprobe.data._images import open_rgb
 from moeprobe.data.base import Example, ImageDataset
 from moeprobe.errors import UserError
+from moeprobe.files import is_file
 
 
 class Files(ImageDataset):
@@ -14,7 +15,7 @@ class Files(ImageDataset):
     def __init__(self, paths: Sequence[str | Path]) -> None:
         self._paths = [Path(path) for path in paths]
         for path in self._paths:
-            if not path.is_file():
+            if not is_file(path):
                 raise UserError(f"There is no image file {path}.")
         self.image_ids = [str(path) for path in self._paths]
         self.class_names = None

@@ -11,15 +11,20 @@ What becomes of an image that is stored otherwise:
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
+from moeprobe.files import open_regular
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
+_MOST_OTHERS = 100_000
 # Named, because Pillow would try every format it knows on a file, and hand an EPS to an outside program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 
@@ -32,16 +37,21 @@ def open_rgb(source: Path | BinaryIO, *, name: str) -> Image.Image:
         name: what the sentence of an error calls the image.
 
     Raises:
-        UserError: the file is missing, empty, truncated, no image, or too large to be one.
+        UserError: the file is missing, no regular file, empty, truncated, no image, or too large to be one.
     """
     try:
         with warnings.catch_warnings():
             # Pillow warns of odd metadata that do not touch the pixels; its warning of a bomb is meant.
             warnings.simplefilter("ignore")
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(source, formats=_FORMATS) as image:
+            with (
+                open_regular(source) if isinstance(source, Path) else nullcontext(source) as file,
+                Image.open(file, formats=_FORMATS) as image,
+            ):
                 image.load()
                 return _to_rgb(_upright(image))
+    except UserError:
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UserError(
             f"The image {name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; shrink it or leave it out."
@@ -86,10 +96,11 @@ def list_images(folder: Path) -> list[str]:
     Hidden files and folders are left out. Links are followed, unless they lead back into a folder on the way.
 
     Raises:
-        UserError: a folder on the way cannot be read.
+        UserError: a folder on the way cannot be read, a link leads to a folder that holds this one, a name is not
+            UTF-8, or nearly all files are no images.
     """
     try:
-        return sorted(_walk(folder, prefix="", above=()))
+        return sorted(_walk(folder))
     except OSError as error:
         raise _unreadable(folder, error) from error
 
@@ -98,29 +109,61 @@ def list_folders(folder: Path) -> list[str]:
     """Return the sorted names of the folders in ``folder``, without hidden ones.
 
     Raises:
-        UserError: ``folder`` cannot be read.
+        UserError: ``folder`` cannot be read, or a name in it is not UTF-8.
     """
     try:
         return sorted(
-            path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+            _checked(path.name, folder)
+            for path in folder.iterdir()
+            if path.is_dir() and not path.name.startswith(".")
         )
     except OSError as error:
         raise _unreadable(folder, error) from error
+
+
+def _checked(name: str, folder: Path) -> str:
+    """Return the name of a file or folder, which tables will hold."""
+    if not is_unicode(name):
+        raise UserError(f"The name {name!r} in {str(folder)!r} is not UTF-8; rename it.")
+    return name
 
 
 def _unreadable(folder: Path, error: OSError) -> UserError:
     return UserError(f"The folder {str(error.filename or folder)!r} cannot be read: {error.strerror}.")
 
 
-def _walk(folder: Path, *, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+def _walk(root: Path) -> Iterator[str]:
+    outside = {_identity(folder) for folder in root.resolve().parents}
+    # Folders to be read: path, prefix of the names, identities of the folders that it lies in.
+    pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
+    images = others = 0
+    while pending:
+        folder, prefix, above = pending.pop()
+        here = _identity(folder)
+        if here in above:
+            continue
+        if here in outside:
+            raise UserError(
+                f"The link {str(folder)!r} leads to {str(folder.resolve())!r}, which holds {str(root)!r} itself; "
+                "remove the link."
+            )
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in visible:
+            if os.path.isdir(entry.path):  # noqa: PTH112 - a link to itself: False, where entry.is_dir() raises
+                pending.append((Path(entry.path), f"{prefix}{entry.name}/", above | {here}))
+            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122 - a million times
+                images += 1
+                yield _checked(f"{prefix}{entry.name}", root)
+            else:
+                others += 1
+        if others > _MOST_OTHERS + 10 * images:
+            raise UserError(
+                f"Of the first {images + others:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
+                "images; name the one that holds them, and look for links that lead out of it."
+            )
+
+
+def _identity(folder: Path) -> tuple[int, int]:
     status = folder.stat()
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    with os.scandir(folder) as entries:
-        visible = [entry for entry in entries if not entry.name.startswith(".")]
-    for entry in visible:
-        if os.path.isdir(entry.path):  # noqa: PTH112 - a link to itself: False, where entry.is_dir() raises
-            yield from _walk(Path(entry.path), prefix=f"{prefix}{entry.name}/", above=(*above, here))
-        elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122 - a million times
-            yield f"{prefix}{entry.name}"
+    return status.st_dev, status.st_ino

@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from moeprobe.data._images import open_rgb
 from moeprobe.data.base import Example, ImageDataset
 from moeprobe.errors import UserError
+from moeprobe.files import is_file, is_folder
 
 
 class Masked(ImageDataset):
     """A data set with the masks of ``folder``: FOLDER/<image id without its suffix>.png, foreground not black."""
 
     def __init__(self, dataset: ImageDataset, folder: Path) -> None:
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UserError(
                 f"There is no folder {str(folder)!r} for --masks; it should hold a PNG file per image."
             )
@@ -34,7 +35,7 @@ class Masked(ImageDataset):
         """
         found = self._dataset.example(index)
         path = self._path(index)
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"There is no mask {str(path)!r} for the image {found.image_id!r}.")
         mask = np.asarray(open_rgb(path, name=repr(str(path)))).any(-1)
         if mask.shape != (found.image.height, found.image.width):
@@ -52,7 +53,7 @@ class Masked(ImageDataset):
         """Return a hash of the files' contents; one that is missing counts as empty."""
         digest = hashlib.sha256()
         for path in map(self._path, indices):
-            content = path.read_bytes() if path.is_file() else b""
+            content = path.read_bytes() if is_file(path) else b""
             digest.update(hashlib.sha256(content).digest())
         return digest.hexdigest()
 

@@ -5,12 +5,19 @@ import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
+from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
+from moeprobe.files import JSON_LIMIT, expanded, is_file, is_folder
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm"})
 _WORDS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+# The largest public sets have some ten thousand shards.
+_MOST_SHARDS = 100_000
+_MOST_BRACES = 16
+_MOST_CLASSES = 1_000_000
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -34,21 +41,28 @@ def find_shards(location: str | None) -> list[Path]:
         raise UserError(
             "'webdataset' needs shards: write webdataset:PATTERN, e.g. 'webdataset:train-{000..127}.tar'."
         )
-    path = Path(location).expanduser()
+    path = expanded(location)
     if _BRACES.search(str(path)):
-        shards = [Path(name) for name in _expand(str(path))]
-    elif path.is_dir():
+        shards = [Path(name) for name in islice(_expand(str(path)), _MOST_SHARDS + 1)]
+        if len(shards) > _MOST_SHARDS:
+            raise UserError(f"{location!r} names more than {_MOST_SHARDS:,} shards; check its numbers.")
+    elif is_folder(path):
         shards = sorted(shard for shard in (*path.glob("*.tar"), *path.glob("*/*.tar")) if split_of(shard))
-    elif path.is_file():
+    elif is_file(path):
         shards = [path]
     else:
         anchor = Path(path.anchor)
-        shards = sorted(anchor.glob(str(path.relative_to(anchor))))
+        try:
+            shards = sorted(anchor.glob(str(path.relative_to(anchor))))
+        except (ValueError, NotImplementedError, OSError):
+            raise UserError(
+                f"{location!r} is no pattern of file names; use * and ** as in data/**/*.tar."
+            ) from None
     if not shards:
         raise UserError(
             f"There are no shards at {location!r}; name tar files, or a folder with <split>-*.tar."
         )
-    missing = [shard for shard in shards if not shard.is_file()]
+    missing = [shard for shard in shards if not is_file(shard)]
     if missing:
         raise UserError(f"There is no shard {str(missing[0])!r}, which {location!r} names.")
     return shards
@@ -68,7 +82,9 @@ def _expand(pattern: str) -> Iterator[str]:
     if found is None:
         yield pattern
         return
-    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
+    if pattern.count("{") > _MOST_BRACES:
+        raise UserError(f"A pattern has at most {_MOST_BRACES} pairs of braces; got {pattern.count('{')}.")
+    bounds = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12})", found[1])
     if bounds:
         numbers = range(int(bounds[1]), int(bounds[2]) + 1)
         choices: Iterable[str] = (str(number).zfill(len(bounds[1])) for number in numbers)
@@ -92,6 +108,9 @@ def read_index(shard: Path) -> list[Record]:
                 key, extension = _key(member.name)
                 if not member.isreg():
                     continue
+                if not is_unicode(key) or member.issparse():
+                    problem = "is a sparse file" if member.issparse() else "is not called in UTF-8"
+                    raise UserError(f"{member.name!r} of {str(shard)!r} {problem}, which is not read.")
                 if extension in _IMAGES:
                     if key in images:
                         raise UserError(f"The record {key!r} of {str(shard)!r} holds two images.")
@@ -99,7 +118,7 @@ def read_index(shard: Path) -> list[Record]:
                 elif extension == "cls" or (extension == "json" and key not in labels):
                     labels[key] = _label(tar, member, shard=shard, as_text=extension == "cls")
             _check_end(tar)
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise UserError(
             f"The shard {str(shard)!r} is truncated, or no uncompressed tar file: {error}."
         ) from error
@@ -115,6 +134,8 @@ def _key(member: str) -> tuple[str, str]:
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, *, shard: Path, as_text: bool) -> int | None:
     """Return the label in a ``.cls`` or ``.json`` member; None where the JSON has none."""
+    if member.size > JSON_LIMIT:
+        raise UserError(f"The label {member.name!r} of {str(shard)!r} has {member.size:,} bytes.")
     file = tar.extractfile(member)
     assert file is not None, "a regular file"
     content = file.read()
@@ -122,11 +143,12 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, *, shard: Path, as_tex
         raise tarfile.ReadError("unexpected end of data")
     try:
         value = int(content) if as_text else json.loads(content).get("label")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"The label {member.name!r} of {str(shard)!r} cannot be read.") from error
-    if value is not None and (not isinstance(value, int) or value < 0):
+    if value is not None and (type(value) is not int or not 0 <= value < _MOST_CLASSES):
         raise UserError(
-            f"The label {member.name!r} of {str(shard)!r} must be an integer from 0 on, not {value!r}."
+            f"The label {member.name!r} of {str(shard)!r} must be an integer from 0 on, below {_MOST_CLASSES:,}, "
+            f"not {str(value)[:40]!r}."
         )
     return value
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
+from moeprobe.files import expanded, is_folder
 from moeprobe.medium import IMAGE, TEXT, Medium
 
 SPLITS = ("train", "val", "test")
@@ -129,7 +130,7 @@ def require_folder(location: str | None, *, name: str, layout: str) -> Path:
     """
     if not location:
         raise UserError(f"{name!r} needs a folder: write {name}:PATH, where PATH holds {layout}.")
-    folder = Path(location).expanduser()
-    if not folder.is_dir():
+    folder = expanded(location)
+    if not is_folder(folder):
         raise UserError(f"There is no folder {location!r} for {name!r}; it should hold {layout}.")
     return folder

@@ -7,6 +7,7 @@
     PATH/setid.mat          trnid, valid, tstid (1, n): numbers of the images of each split
 """
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from moeprobe.data.base import Example, ImageDataset, as_labels, check_split, re
 from moeprobe.errors import UserError
 
 _NUM_CLASSES = 102
+_MOST = 1_000_000
 _LISTS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
@@ -56,6 +58,10 @@ class Flowers102(ImageDataset):
             raise UserError(
                 f"The lists of setid.mat in {where!r} must lie in 1..{len(labels)}, and hold images."
             )
+        values, counts = np.unique(numbers, return_counts=True)
+        if (counts > 1).any():
+            twice = values[counts > 1][0]
+            raise UserError(f"A list of setid.mat in {where!r} names image {twice} twice; download it again.")
         num_files = sum(1 for _ in (self._root / "jpg").glob("image_*.jpg"))
         if num_files != len(labels):
             raise UserError(
@@ -65,11 +71,20 @@ class Flowers102(ImageDataset):
 
 def _read_list(path: Path, key: str) -> np.ndarray:
     """Return the integers called ``key`` in a MATLAB file, flattened."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     if not path.is_file():
         raise UserError(f"There is no file {str(path)!r}; 'flowers102' needs it.")
     try:
-        return loadmat(path, variable_names=[key])[key].ravel().astype(np.int64)
+        # Looked at before it is read: an array that unpacks to gigabytes is no list of images.
+        shape = next(shape for name, shape, _ in whosmat(path) if name == key)
+        values = loadmat(path, variable_names=[key])[key] if math.prod(shape) <= _MOST else None
     except Exception as error:  # a damaged file makes SciPy's reader raise almost anything
         raise UserError(f"The file {str(path)!r} does not hold the list {key!r}: it is damaged.") from error
+    if values is None:
+        raise UserError(
+            f"The list {key!r} in {str(path)!r} has the shape {shape}, too long for Oxford's flowers."
+        )
+    if not np.issubdtype(values.dtype, np.number) or not np.array_equal(values, np.round(values.real)):
+        raise UserError(f"The list {key!r} in {str(path)!r} should hold whole numbers; it is damaged.")
+    return values.real.ravel().astype(np.int64)

@@ -4,7 +4,7 @@
 
 * a folder that ``save_to_disk`` wrote, of a ``DatasetDict`` or of one ``Dataset``;
 * a folder of parquet files, one split per word of their names (``train-00000-of-00001.parquet``, ``test/0.parquet``);
-* the name of a data set on the hub (``uoft-cs/cifar10``).
+* the name of a data set on the hub (``uoft-cs/cifar10``): in the local cache, or with ``--download`` fetched.
 
 Code that a data set brings along is never run.
 """
@@ -19,12 +19,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.characters import quoted
 from moeprobe.data._images import open_rgb
 from moeprobe.data.base import Example, ImageDataset, as_labels, check_split
 from moeprobe.errors import UserError
+from moeprobe.files import check_regular_files, expanded, is_folder
+from moeprobe.hub import HOW, local_unless_allowed, may_download
 
 # What a data set may call a split; the first that is there is taken.
 _SPLITS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+# What ``save_to_disk`` leaves, of several splits or of one.
+_SAVED = ("dataset_dict.json", "state.json")
 # Which column is meant where there are several of its kind.
 _IMAGE_COLUMNS = ("image", "img", "pixel_values")
 _LABEL_COLUMNS = ("label", "labels", "fine_label")
@@ -99,21 +104,29 @@ def _load(datasets: Any, location: str) -> Any:
     Raises:
         UserError: there is none, the hub cannot be reached, or it needs code of its own.
     """
-    folder = Path(location).expanduser()
+    folder = expanded(location)
+    if is_folder(folder):
+        check_regular_files(folder, "**/*")
     try:
-        with _quiet(datasets):
-            if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        with _quiet(datasets), local_unless_allowed():
+            if is_folder(folder) and any((folder / name).is_file() for name in _SAVED):
                 return datasets.load_from_disk(str(folder))
-            if folder.is_dir():
+            if is_folder(folder):
                 # By format, not by path: a folder may hold a script that loading by path could run.
                 return datasets.load_dataset("parquet", data_dir=str(folder))
             return datasets.load_dataset(location)
     except Exception as error:  # files, network, hub and formats: each has errors of its own
+        if not is_folder(folder) and isinstance(error, OSError) and not may_download():
+            raise UserError(
+                f"There is no folder {quoted(location)}, and no data set of that name in the local cache; {HOW}."
+            ) from None
         kind = (
-            "folder of saved data or parquet files" if folder.is_dir() else "folder, or data set of the hub,"
+            "folder of saved data or parquet files"
+            if is_folder(folder)
+            else "folder, or data set of the hub,"
         )
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise UserError(f"The {kind} {location!r} cannot be loaded: {reason}.") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".")
+        raise UserError(f"The {kind} {quoted(location)} cannot be loaded: {reason}.") from error
 
 
 @contextlib.contextmanager

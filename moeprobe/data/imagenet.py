@@ -78,9 +78,11 @@ def _class_names(root: Path) -> dict[str, str]:
     if not mapping.is_file():
         folder = root / "train"
         return {wnid: wnid for wnid in list_folders(folder if folder.is_dir() else root / "val")}
-    lines = [
-        line.split(maxsplit=1) for line in mapping.read_text(encoding="utf-8").splitlines() if line.strip()
-    ]
+    try:
+        text = mapping.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{str(mapping)!r} is not written in UTF-8.") from None
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
     if any(len(line) != 2 for line in lines):
         raise UserError(f"Each line of {str(mapping)!r} must hold a wnid and its description.")
     names = dict(sorted((wnid, description.strip()) for wnid, description in lines))

@@ -1,9 +1,9 @@
 """Texts in one file of the user's: ``text:FILE``."""
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from moeprobe.characters import is_unicode
 from moeprobe.data.base import TextDataset, TextExample, as_labels, check_split
 from moeprobe.errors import UserError
+from moeprobe.files import expanded, is_file, open_regular
 
 _KEYS = ("text", "id", "label")
 
@@ -27,13 +28,14 @@ class Text(TextDataset):
         if not location:
             raise UserError("'text' needs a file: write text:PATH, where PATH is a .txt or a .jsonl.")
         check_split(split, self.splits)
-        path = Path(location).expanduser()
+        path = expanded(location)
         if path.suffix not in (".txt", ".jsonl"):
             raise UserError(f"Texts are read from a .txt (one per line) or a .jsonl; got {location!r}.")
+        if not is_file(path):
+            raise UserError(f"There is no file of texts {location!r}.")
         try:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-        except OSError:
-            raise UserError(f"There is no file of texts {location!r}.") from None
+            with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+                lines = text.read().split("\n")
         except UnicodeDecodeError:
             raise UserError(f"{location!r} is not written in UTF-8.") from None
         rows = [

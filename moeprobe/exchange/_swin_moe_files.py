@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
 from moeprobe.files import DAMAGE
-from moeprobe.formats.cursor import quoted
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
 from moeprobe.exchange._swin_moe_files import Ranks
-from moeprobe.formats.cursor import quoted
 
 _BLOCK = re.compile(r"layers\.(\d{1,3})\.blocks\.(\d{1,4})\.")
 _GATE = re.compile(r"(layers\.\d+\.blocks\.\d+)\.mlp\._moe_layer\.gates\.0\.(wg\.weight|sim_matrix)")

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 import moeprobe.nn  # noqa: F401  (mends torchvision)
+from moeprobe.characters import quoted
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
 from moeprobe.exchange._common import check_folder, class_names, model_config, save
 from moeprobe.exchange._swin_moe_files import Ranks, find_files, read_ranks
 from moeprobe.exchange._swin_moe_names import Architecture, infer, to_state_dict
-from moeprobe.formats.cursor import quoted
 from moeprobe.nn.swin import build_swin
 from moeprobe.options import checked
 from moeprobe.watching import Watcher, watching

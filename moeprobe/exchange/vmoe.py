@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import moeprobe.nn  # noqa: F401  (registers the models)
+from moeprobe.characters import quoted
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
 from moeprobe.exchange._common import check_folder, class_names, model_config, save
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
 from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
-from moeprobe.formats.cursor import quoted
 from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.formats.vmoe_writing import held, write_vmoe
 from moeprobe.nn.build import build_model, is_ours

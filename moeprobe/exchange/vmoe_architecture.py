@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Mapping
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
 from moeprobe.exchange.vmoe_names import Architecture, Shape, parameters
-from moeprobe.formats.cursor import quoted
 
 _BLOCK = re.compile(r"Encoder/encoderblock_(\d{1,4})/")
 _ROUTER = re.compile(r"Encoder/encoderblock_(\d{1,4})/Moe/Router/dense/kernel")

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
-from moeprobe.formats.cursor import Cursor, File, quoted
+from moeprobe.formats.cursor import Cursor, File
 
 # NumPy has no bfloat16: the upper half of a float32, kept as the two bytes that it is.
 BFLOAT16 = np.dtype([("bfloat16", "<u2")])

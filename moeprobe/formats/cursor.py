@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
+from moeprobe.files import open_regular
 
 _WINDOW = 1 << 16
 
@@ -43,11 +45,8 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            self._file = path.open("rb", buffering=0)
-            self.size = path.stat().st_size
-        except OSError as error:
-            raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
+        self._file = open_regular(path, buffered=False)  # what is near is kept here
+        self.size = path.stat().st_size
         self._begin, self._window = 0, b""
 
     def __enter__(self) -> "File":
@@ -267,11 +266,6 @@ class Cursor:
                 f"begins and {self._end - self._position:,} bytes are left."
             )
         return _Head(kind, count, code)
-
-
-def quoted(name: str) -> str:
-    """Return a name out of a file as it may be printed: quoted, escaped, and not too long."""
-    return repr(name if len(name) <= 120 else f"{name[:100]}…{name[-19:]}")
 
 
 def _article(kind: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
 from moeprobe.formats.arrays import BFLOAT16, DTYPES, Stored
-from moeprobe.formats.cursor import quoted
 
 # What says that an array begins, and the driver that reads it.
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}

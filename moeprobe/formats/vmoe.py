@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from moeprobe.characters import quoted
 from moeprobe.errors import UserError
 from moeprobe.formats.arrays import (
     DTYPES,
@@ -27,7 +28,7 @@ from moeprobe.formats.arrays import (
     unique,
     volume,
 )
-from moeprobe.formats.cursor import Cursor, File, quoted
+from moeprobe.formats.cursor import Cursor, File
 from moeprobe.formats.flax import MOST_LEVELS, read_flax
 from moeprobe.formats.orbax import read_orbax
 

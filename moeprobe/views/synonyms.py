@@ -4,15 +4,16 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from moeprobe.errors import UserError
+from moeprobe.files import expanded, read_bytes
 from moeprobe.validation import lower_first
 from moeprobe.views._text import Piece, WordView
 
+_LIMIT = 64 * 2**20
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
@@ -39,8 +40,8 @@ class Synonyms(WordView):
     @cached_property
     def _content(self) -> str:
         try:
-            return Path(self.location).expanduser().read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_bytes(expanded(self.location), limit=_LIMIT).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
             raise UserError(
                 f"Cannot read the synonyms in {self.location!r}: {lower_first(str(error))}."
             ) from None

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe import loading
+from moeprobe import hub, loading
 from moeprobe.adapters.huggingface import Huggingface
 from moeprobe.alignment import align
 from moeprobe.errors import UserError
@@ -318,10 +320,26 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("offline")
-def test_without_the_hub_a_name_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="hf:nobody/nothing cannot be loaded") as caught:
-        loading.load_model("hf:nobody/nothing")
+@pytest.mark.parametrize("name", ["nobody/nothing", "x" * 10_000], ids=["owner", "long"])
+def test_without_the_hub_a_name_is_one_sentence(name: str) -> None:
+    with hub.downloads(), pytest.raises(UserError, match="cannot be loaded") as caught:
+        loading.load_model(f"hf:{name}")
     assert "\n" not in str(caught.value)
+    assert name[:30] in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "nothing", "x" * 10_000], ids=["owner", "name", "long"])
+def test_no_hub_is_asked_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the network was asked"))
+    with pytest.raises(UserError, match="no model of that name in the local cache; add --download"):
+        loading.load_model(f"hf:{name}")
+
+
+def test_a_fifo_in_a_folder_of_a_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(UserError, match=r"config\.json: it is not a regular file"):
+        loading.load_model(f"hf:{tmp_path}")
 
 
 def test_a_token_of_spaces_has_its_place(framing: TextFraming) -> None:

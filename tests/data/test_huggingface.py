@@ -1,3 +1,5 @@
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -6,6 +8,7 @@ import pytest
 
 from moeprobe.data.huggingface import Huggingface
 from moeprobe.errors import UserError
+from moeprobe.hub import downloads
 from tests.data.making import hub_rows, huggingface, pixels
 
 datasets = pytest.importorskip("datasets")
@@ -98,10 +101,7 @@ def test_what_cannot_be_meant_is_one_sentence(tmp_path: Path) -> None:
         Huggingface(split="test", location=bad).example(0)
 
 
-def test_no_network_no_such_name_and_a_damaged_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'nobody/nothing' cannot be loaded") as caught:
-        Huggingface(split="test", location="nobody/nothing")
-    assert "\n" not in str(caught.value)
+def test_an_empty_and_a_damaged_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty' cannot be loaded"):
         Huggingface(split="test", location=str(tmp_path / "empty"))
@@ -115,3 +115,24 @@ def test_without_the_library_the_sentence_names_the_extra(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'moeprobe\[huggingface\]'"):
         Huggingface(split="test", location="any")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "nothing", "x" * 10_000], ids=["owner", "name", "long"])
+def test_no_hub_is_asked_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    import huggingface_hub.constants
+
+    with downloads(), pytest.raises(UserError, match="cannot be loaded") as caught:
+        Huggingface(split="test", location=name)
+    assert len(str(caught.value)) < 600
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the network was asked"))
+    with pytest.raises(UserError, match="no data set of that name in the local cache; add --download"):
+        Huggingface(split="test", location=name)
+
+
+def test_a_fifo_among_parquet_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "test-0.parquet")
+    with pytest.raises(UserError, match=r"test-0\.parquet: it is not a regular file"):
+        Huggingface(split="test", location=str(tmp_path))
