@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.statistics import Array, Ratio, Statistic, divide
+from moeprobe.within_image import Tokens, others, per_image, per_trial
 
 Whole = NDArray[np.int64]
 
@@ -212,10 +213,17 @@ def _occurrences(side: Whole, number: Whole, sets: Array, size: int) -> tuple[Ar
     return sets[there], sparse.csr_array(counts)
 
 
-def among_themselves(group: Whole, reference: Array, view: Array, num_groups: int) -> Array:
-    """Return Σ_{p, q} J(reference_p, view_q) ``(num_groups,)`` over all p and q of a group, of sets ``(M, E)``."""
+def among_themselves(
+    group: Whole, reference: Array, view: Array, num_groups: int, *, tokens: Tokens | None = None
+) -> Array:
+    """Return Σ_{p, q} J(reference_p, view_q) ``(num_groups,)`` over all p and q of a group, of sets ``(M, E)``.
+
+    With ``tokens`` (see ``within_image``) two pairs with a token in common, as p and p have, are left out.
+    """
     sizes = np.bincount(group, minlength=num_groups)
-    if len(group) == 0 or sizes.max() == 1:
+    if len(group) == 0:
+        return np.zeros(num_groups)
+    if tokens is None and sizes.max() == 1:
         alone = np.bincount(group, weights=jaccard_of_pairs(reference, view), minlength=num_groups)
         return alone.astype(np.float64)
     order = np.argsort(group, kind="stable")
@@ -234,7 +242,12 @@ def among_themselves(group: Whole, reference: Array, view: Array, num_groups: in
             sides.append(padded)
         common = sides[0] @ sides[1].transpose(0, 2, 1)
         union = sides[0].sum(2)[:, :, None] + sides[1].sum(2)[:, None] - common
-        found[start : start + step] = (common / np.maximum(union, 1)).sum((1, 2))
+        alike = common / np.maximum(union, 1)
+        for token in tokens or ():
+            number = np.full(alike.shape[:2], -1)
+            number[rows, at] = token[order[here]]
+            alike[number[:, :, None] == number[:, None]] = 0
+        found[start : start + step] = alike.sum((1, 2))
     return found
 
 
@@ -245,21 +258,20 @@ def jaccard_of_pairs(reference: Array, view: Array) -> Array:
 
 
 def set_chance_within_image(
-    *, image: Whole, reference: Whole, view: Whole, sets: Array, num_images: int
-) -> Ratio:
+    *, image: Whole, reference: Whole, view: Whole, sets: Array, tokens: Tokens, num_images: int
+) -> tuple[Ratio, NDArray[np.bool_]]:
     """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
 
-    The images are weighted by their pairs of tokens, and those with one take no part; arguments as for ``SetChance``.
+    The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
+    part: the second result ``(n,)`` says which do. Arguments as for ``SetChance``, ``tokens`` as for ``others``.
     """
-    pairs = np.bincount(image, minlength=num_images)
     one, other = sets[reference], sets[view]
-    agree = among_themselves(image, one, other, num_images)
-    agree -= np.bincount(image, weights=jaccard_of_pairs(one, other), minlength=num_images)
-    empty = [side.sum(1) == 0 for side in (one, other)]
-    both, *alone = (
-        np.bincount(image, weights=which, minlength=num_images) for which in (empty[0] & empty[1], *empty)
+    agree = among_themselves(image, one, other, num_images, tokens=tokens)
+    # The code of an empty set is 0 on either side, that of another one is not the same on both.
+    codes = [np.where(side.any(1), code, 0) for code, side in ((1, one), (2, other))]
+    counts = others(image=image, reference=codes[0], view=codes[1], tokens=tokens)
+    pairs, left_out, trials = (
+        per_image(count, image, num_images) for count in (*counts, np.ones(len(image)))
     )
-    draws = pairs * (pairs - 1) - (alone[0] * alone[1] - both)
-    several = pairs > 1
-    share = np.where(several, 1 / np.where(several, pairs - 1, 1), 0.0)
-    return Ratio(agree * share, draws * share)
+    match, draws = (per_trial(total, pairs, trials).numerator for total in (agree, pairs - left_out))
+    return Ratio(match, draws), pairs > 0

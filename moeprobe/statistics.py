@@ -156,27 +156,6 @@ class Chance:
         return divide(found, used.sum())
 
 
-def chance_within_image(
-    *, image: NDArray[np.int64], reference: NDArray[np.int64], view: NDArray[np.int64], num_images: int
-) -> Ratio:
-    """Return the match of a trial with *another* trial of its image: what routing by image alone would reach.
-
-    For image i with T_i >= 2 trials, c_i = #{(p, q): p ≠ q, reference_p = view_q} / (T_i (T_i − 1)); the images are
-    weighted by T_i, as in the match. Images with one trial take no part. Arguments as for ``Chance``.
-    """
-    trials = np.bincount(image, minlength=num_images)
-    num_codes, code = _renumber(np.concatenate([reference, view]))
-    cells, cell = np.unique(np.tile(image, 2) * num_codes + code, return_inverse=True)
-    counts = [np.bincount(side, minlength=len(cells)) for side in np.split(cell, 2)]
-    same = np.bincount(cells // max(num_codes, 1), weights=counts[0] * counts[1], minlength=num_images)
-    same -= np.bincount(image[reference == view], minlength=num_images)
-    several = trials > 1
-    return Ratio(
-        np.where(several, same / np.where(several, trials - 1, 1), 0.0),
-        np.where(several, trials, 0).astype(float),
-    )
-
-
 def room(chance: Array) -> Array:
     """Return 1 − c, and exactly 0 where chance is as good as one: the routing has collapsed, by whatever measure."""
     return np.where(chance > 1 - COLLAPSED, 0.0, 1 - chance)

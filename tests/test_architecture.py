@@ -15,7 +15,7 @@ LEVELS = {
     },
     1: {
         "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
-        "statistics", "tables", "verdicts", "views",
+        "statistics", "tables", "verdicts", "views", "within_image",
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
@@ -105,6 +105,7 @@ NEIGHBOURS = {
     ("spreading", "loading"),
     ("spreading", "probing"),
     ("similarity", "statistics"),
+    ("similarity", "within_image"),
     ("sweeps", "corners"),
     ("sweeps", "floors"),
     ("sweeps", "pairing"),
@@ -120,6 +121,7 @@ NEIGHBOURS = {
     ("trainings", "loading"),
     ("validation", "catalog"),
     ("verdicts", "families"),
+    ("within_image", "statistics"),
     ("wording", "medium"),
 }
 NEVER = {(part, "nn") for part in ("analyses", "views", "figures", "data")} | {

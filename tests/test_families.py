@@ -21,8 +21,8 @@ from moeprobe.statistics import (
     Ratio,
     Replicates,
     Statistic,
-    chance_within_image,
 )
+from moeprobe.within_image import chance_within_image
 
 Array = NDArray[np.float64]
 
@@ -50,7 +50,7 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
     )
     pooled = Chance(**made, stratum=np.zeros_like(position), num_images=num_images)
     by_position = Chance(**made, stratum=position, num_images=num_images)
-    inside = chance_within_image(**made, num_images=num_images)
+    inside = chance_within_image(**made, tokens=(position, position // 2), num_images=num_images)
     histogram = np.zeros((num_images, 4))
     np.add.at(histogram, (made["image"], made["view"]), 1)
     trials = np.maximum(histogram.sum(1), 1)

@@ -6,8 +6,9 @@ Axes: M trials (pairs of tokens), n images of a whole run.
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.analyses.base import Metric
-from moeprobe.statistics import Chance, Kappa, Ratio, Statistic, chance_within_image
+from moeprobe.analyses.base import Columns, Metric
+from moeprobe.statistics import Chance, Kappa, Ratio, Statistic
+from moeprobe.within_image import Tokens, chance_within_image
 
 Whole = NDArray[np.int64]
 
@@ -31,6 +32,19 @@ def strata(
     return found
 
 
+def tokens_of(columns: Columns, image: Whole, place: Whole, *, aligned: bool) -> Tokens | None:
+    """Return which tokens trials ``(M,)`` are of; None where a grid moved and the run does not say (older ones).
+
+    ``columns`` as of ``_pairs.numbers``.
+    """
+    if "reference_token" in columns:
+        own, partner = (
+            columns[f"{side}_token"][image, place].astype(np.int64) for side in ("reference", "view")
+        )
+        return own, partner
+    return (place, place) if aligned or "unmoved" in columns else None
+
+
 def used(stratum: Whole, image: Whole) -> NDArray[np.bool_]:
     """Return which trials ``(M,)`` have a chance level: elsewhere there is no other image in the stratum."""
     different, number = np.unique(stratum, return_inverse=True)
@@ -42,9 +56,12 @@ def used(stratum: Whole, image: Whole) -> NDArray[np.bool_]:
 
 
 def same_code(
-    name: str, codes: Whole, image: Whole, nulls: dict[str, Whole], *, num_images: int, within_image: bool
+    name: str, codes: Whole, image: Whole, nulls: dict[str, Whole], *, num_images: int, tokens: Tokens | None
 ) -> list[Metric]:
-    """Return chance and kappa of how often two sides have the same code ``(2, M)``, for each null and within images."""
+    """Return chance and kappa of how often two sides have the same code ``(2, M)``, for each null and within images.
+
+    Without ``tokens`` there is no null within images.
+    """
     metrics: list[Metric] = []
     for null, stratum in nulls.items():
         here = used(stratum, image)
@@ -56,9 +73,11 @@ def same_code(
             num_images=num_images,
         )
         metrics += _same(name, null, chance, codes[:, here], image[here], num_images)
-    if within_image:
-        several = (np.bincount(image, minlength=num_images) > 1)[image]
-        inside = chance_within_image(image=image, reference=codes[0], view=codes[1], num_images=num_images)
+    if tokens is not None:
+        inside = chance_within_image(
+            image=image, reference=codes[0], view=codes[1], tokens=tokens, num_images=num_images
+        )
+        several = (inside.denominator > 0)[image]
         metrics += _same(name, "image", inside, codes[:, several], image[several], num_images)
     return metrics
 

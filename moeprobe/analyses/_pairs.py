@@ -3,6 +3,7 @@
 Axes: B images, T tokens, J pairs of tokens of an image.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,28 @@ def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: 
 def of_tokens(values: Tensor, token: Tensor) -> Tensor:
     """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
     return values[torch.arange(len(values), device=values.device)[:, None], token]
+
+
+def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    """Return columns that say which tokens the pairs are of: ``(B, J)`` on either side, or that nothing moved."""
+    if pair.aligned:
+        return {"unmoved": torch.ones_like(paired.present[:, 0], dtype=torch.int64)}
+    return {
+        f"{side}_token": token.to(torch.int32).masked_fill(~paired.present, -1)
+        for side, token in (("reference", paired.reference), ("view", paired.view))
+    }
+
+
+def others(paired: Paired, trial: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (shift, which) for every two pairs of an image: pair j of ``(B, J)`` and pair j − shift, in a circle.
+
+    ``which`` ``(B, J)`` are trials on both, without a token in common on either side: see ``within_image``.
+    """
+    for shift in range(1, trial.shape[1]):
+        apart = trial & trial.roll(shift, 1)
+        for token in (paired.reference, paired.view):
+            apart &= token != token.roll(shift, 1)
+        yield shift, apart
 
 
 def double(values: Tensor) -> Tensor:

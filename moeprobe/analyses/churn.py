@@ -9,15 +9,17 @@ Patch tokens only. Axes: B images, J pairs of tokens, E experts, n images of a w
 """
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses._nulls import with_others
-from moeprobe.analyses._pairs import of_tokens, patches
+from moeprobe.analyses._pairs import of_tokens, others, patches
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Kappa, Ratio, Statistic
+from moeprobe.statistics import Array, Kappa, Ratio, Statistic
+from moeprobe.within_image import per_trial
 
 
 class Churn(LayerAnalysis):
@@ -36,12 +38,19 @@ class Churn(LayerAnalysis):
             of_tokens(layer.served, token) & paired.present[..., None]
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
+        kept_by_others = had_by_others = torch.zeros_like(paired.present[:, 0], dtype=torch.int64)
+        for shift, apart in others(paired, paired.present):
+            kept = (reference & view.roll(shift, 1)).sum(-1)
+            kept_by_others = kept_by_others + kept.masked_fill(~apart, 0).sum(1)
+            had_by_others = had_by_others + reference.sum(-1).masked_fill(~apart, 0).sum(1)
         return {
             pair.view.medium.token: {
                 "churn_pairs": paired.present.sum(1),
                 "churn_reference": reference.sum(1),
                 "churn_view": view.sum(1),
                 "churn_kept": (reference & view).sum(1),
+                "churn_kept_by_others": kept_by_others,
+                "churn_had_by_others": had_by_others,
             }
         }
 
@@ -53,8 +62,6 @@ class Churn(LayerAnalysis):
         )
         trials = columns["churn_reference"].sum(1)
         had, stayed = reference.sum(1), kept.sum(1)
-        several = pairs > 1
-        others = ((reference * view).sum(1) - stayed) / np.where(several, pairs - 1, 1)
         # Share of assignments that stay: as they do, and as they would by chance, of the same images.
         nulls: dict[str, tuple[Statistic, Statistic, NDArray[np.generic]]] = {
             "pooled": (
@@ -62,12 +69,11 @@ class Churn(LayerAnalysis):
                 MeanProduct(reference, view, had, pairs),
                 with_others(trials),
             ),
-            "image": (
-                Ratio(np.where(several, stayed, 0.0), np.where(several, had, 0.0)),
-                Ratio(np.where(several, others, 0.0), np.where(several, had, 0.0)),
-                np.where(several, trials, 0),
-            ),
         }
+        found = _by_others(columns, aligned=aligned)
+        if found is not None:
+            by_others, there = per_trial(*found, had), found[1] > 0
+            nulls["image"] = Ratio(stayed * there, had * there), by_others, trials * there
         metrics = [Metric("churn", "", Ratio(had - stayed, had), trials)]
         for null, (stay, chance, counted) in nulls.items():
             metrics.append(Metric("churn_chance", null, Complement(chance), counted))
@@ -82,3 +88,19 @@ class Churn(LayerAnalysis):
             )
             for expert in range(reference.shape[1])
         ]
+
+
+def _by_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array] | None:
+    """Return what experts keep and have of other patches of the image, ``(n,)`` each.
+
+    Runs from before these were counted have them only where nothing moved: there no two pairs share a patch.
+    """
+    if "churn_had_by_others" in columns:
+        kept, had = (columns[f"churn_{name}_by_others"].astype(np.float64) for name in ("kept", "had"))
+        return kept, had
+    if not aligned:
+        return None
+    reference, view, stayed = (
+        columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
+    )
+    return (reference * view - stayed).sum(1), reference.sum(1) * (columns["churn_pairs"] - 1)

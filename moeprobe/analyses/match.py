@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.analyses._nulls import same_code, strata
-from moeprobe.analyses._pairs import Paired, by_tokens, of_tokens
+from moeprobe.analyses._nulls import same_code, strata, tokens_of
+from moeprobe.analyses._pairs import Paired, by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Ratio
@@ -49,6 +49,8 @@ class Match(LayerAnalysis):
         num_places = reference.shape[1]
         label = columns["label"] if self._class_null else None
         nulls = strata(image, place, num_places=num_places, aligned=aligned, label=label)
+        # A prefix token has no other in its image.
+        tokens = tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None
         metrics: list[Metric] = []
         for name, depth, ordered in kinds(reference.shape[-1]):
             if name not in columns:
@@ -58,10 +60,7 @@ class Match(LayerAnalysis):
             codes = encode(
                 np.stack([reference[image, place], view[image, place]]), depth=depth, ordered=ordered
             )
-            # A prefix token has no other in its image.
-            metrics += same_code(
-                name, codes, image, nulls, num_images=len(trials), within_image=num_places > 1
-            )
+            metrics += same_code(name, codes, image, nulls, num_images=len(trials), tokens=tokens)
         return metrics
 
 
@@ -98,4 +97,4 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         if not ordered:
             first, second = first.sort(-1).values, second.sort(-1).values
         columns[name] = ((first == second).all(-1) & trial).sum(1)
-    return columns | {"reference_selected": reference, "view_selected": view}
+    return columns | {"reference_selected": reference, "view_selected": view} | numbers(pair, paired)

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.analyses._nulls import beyond, strata, used
-from moeprobe.analyses._pairs import by_tokens, of_tokens
+from moeprobe.analyses._nulls import beyond, strata, tokens_of, used
+from moeprobe.analyses._pairs import by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import SetChance, jaccard_of_pairs, set_chance_within_image
@@ -48,7 +48,7 @@ class SetMatch(LayerAnalysis):
         """Return the pairs of tokens per image and their sets, for patches (also by region) and prefix tokens."""
         found = {}
         for tokens, paired in by_tokens(pair).items():
-            columns = {"set_pairs": paired.present.sum(1)}
+            columns = {"set_pairs": paired.present.sum(1)} | numbers(pair, paired)
             sides = {
                 "reference": of_tokens(pair.reference.wanted, paired.reference),
                 "view": of_tokens(pair.view.wanted, paired.view),
@@ -107,12 +107,12 @@ class SetMatch(LayerAnalysis):
                 num_images=num_images,
             )
             metrics += beyond("set_jaccard", null, chance, *match(here))
-        if num_places > 1:  # a prefix token has no other in its image
-            inside = set_chance_within_image(
-                image=image, reference=reference, view=view, sets=sets, num_images=num_images
+        tokens = tokens_of(columns, image, place, aligned=aligned)
+        if num_places > 1 and tokens is not None:  # a prefix token has no other in its image
+            inside, several = set_chance_within_image(
+                image=image, reference=reference, view=view, sets=sets, tokens=tokens, num_images=num_images
             )
-            several = (np.bincount(image, minlength=num_images) > 1)[image]
-            metrics += beyond("set_jaccard", "image", inside, *match(several))
+            metrics += beyond("set_jaccard", "image", inside, *match(several[image]))
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Ratio(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.analyses._nulls import same_code, strata
-from moeprobe.analyses._pairs import by_tokens, of_tokens
+from moeprobe.analyses._nulls import same_code, strata, tokens_of
+from moeprobe.analyses._pairs import by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Ratio
@@ -46,7 +46,7 @@ class SlotMatch(LayerAnalysis):
                 "slot_match": ((reference == view) & paired.present).sum(1),
                 "reference_slot": reference,
                 "view_slot": view,
-            }
+            } | numbers(pair, paired)
         return found
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
@@ -65,6 +65,6 @@ class SlotMatch(LayerAnalysis):
                 image,
                 strata(image, place, num_places=num_places, aligned=aligned, label=label),
                 num_images=num_images,
-                within_image=num_places > 1,
+                tokens=tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None,
             ),
         ]

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from moeprobe.analyses._nulls import beyond, with_others
-from moeprobe.analyses._pairs import Paired, by_tokens, double, of_tokens
+from moeprobe.analyses._pairs import Paired, by_tokens, double, of_tokens, others
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.medium import ORDINARY
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Kappa, Ratio
+from moeprobe.statistics import Array, Kappa, Ratio
+from moeprobe.within_image import per_trial
 
 # Smaller divergences are the rounding of float32.
 _ROUNDING = 1e-12
@@ -52,9 +53,6 @@ class Weights(LayerAnalysis):
         """Return both means with their chance levels and kappa."""
         trials = columns["weight_trials"].astype(np.int64)
         number = trials.astype(np.float64)
-        several = np.where(trials > 1, trials, 0)
-        shared = several.astype(np.float64)
-        rest = 1 / np.where(several > 0, several - 1, 1)
         distance, cosine = (columns[name].astype(np.float64) for name in ("weight_distance", "weight_cosine"))
         one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
         alike = Ratio(cosine, number)
@@ -64,25 +62,46 @@ class Weights(LayerAnalysis):
                 "weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
             ),
         ]
-        if "weight_distance_others" in columns:  # a prefix token has no other in its image
-            others = Ratio(np.where(several > 0, ((one * other).sum(1) - cosine) * rest, 0.0), shared)
-            same = Ratio(np.where(several > 0, cosine, 0.0), shared)
-            metrics += beyond("weight_cosine", "image", others, same, several)
+        found = _of_others(columns, aligned=aligned)
+        if found is not None:
+            pairs, *totals = found
+            there = pairs > 0
+            by_chance, apart = (per_trial(total, pairs, number) for total in totals)
+            same, moved = (Ratio(own * there, number * there) for own in (cosine, distance))
+            metrics += beyond("weight_cosine", "image", by_chance, same, trials * there)
         metrics.append(Metric("weight_distance", "", Ratio(distance, number), trials))
-        if "weight_distance_others" in columns:
-            apart = Ratio(columns["weight_distance_others"].astype(np.float64) * rest, shared)
-            moved = Ratio(np.where(several > 0, distance, 0.0), shared)
+        if found is not None:
+            kappa = Kappa(Complement(moved), Complement(apart))
             metrics += [
-                Metric("weight_distance_chance", "image", apart, several),
-                Metric(
-                    "weight_distance_kappa", "image", Kappa(Complement(moved), Complement(apart)), several
-                ),
+                Metric("weight_distance_chance", "image", apart, trials * there),
+                Metric("weight_distance_kappa", "image", kappa, trials * there),
             ]
         if "unweighted" in columns:
-            pairs = columns["weight_pairs"]
-            share = Ratio(columns["unweighted"].astype(np.float64), pairs.astype(np.float64))
-            metrics.append(Metric("unweighted", "", share, pairs))
+            every = columns["weight_pairs"]
+            share = Ratio(columns["unweighted"].astype(np.float64), every.astype(np.float64))
+            metrics.append(Metric("unweighted", "", share, every))
         return metrics
+
+
+def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array] | None:
+    """Return the pairs of trials without a token in common, and their summed cosines and distances, ``(n,)`` each.
+
+    A prefix token has no other in its image. Runs from before the pairs were counted have them only where nothing
+    moved: there no two trials share a patch.
+    """
+    if "weight_others" in columns:
+        pairs, cosine, distance = (
+            columns[f"weight_{name}"].astype(np.float64)
+            for name in ("others", "cosine_others", "distance_others")
+        )
+        return pairs, cosine, distance
+    if not aligned or "weight_distance_others" not in columns:
+        return None
+    trials, cosine, distance, one, other = (
+        columns[f"weight_{name}"].astype(np.float64)
+        for name in ("trials", "cosine", "distance_others", "reference", "view")
+    )
+    return trials * (trials - 1), (one * other).sum(1) - cosine, distance
 
 
 def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
@@ -113,14 +132,23 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     if pair.view.top_k > 0:
         columns["unweighted"] = (paired.present & ~trial).sum(1)
     if trial.shape[1] > 1:
-        total = torch.zeros_like(columns["weight_distance"])
         # Places without any trial (of texts that are shorter) add nothing.
         there = trial.any(0)
-        trial, shares = trial[:, there], [side[:, there] for side in shares]
-        for shift in range(1, trial.shape[1]):
-            both = trial & trial.roll(shift, 1)
-            total += double(_distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~both, 0)).sum(1)
-        columns["weight_distance_others"] = total
+        places = Paired(paired.reference[:, there], paired.view[:, there], trial[:, there])
+        shares = [side[:, there] for side in shares]
+        units = [side[:, there] for side in (one, other)]
+        number = torch.zeros_like(columns["weight_trials"])
+        distance, cosine = torch.zeros_like(columns["weight_distance"]), torch.zeros_like(one[:, 0, 0])
+        for shift, apart in others(places, places.present):
+            number += apart.sum(1)
+            distance += double(_distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~apart, 0)).sum(1)
+            alike = (units[0] * units[1].roll(shift, 1)).sum(-1)
+            cosine += alike.masked_fill(~apart.to(alike.device), 0).sum(1)
+        columns |= {
+            "weight_others": number,
+            "weight_distance_others": distance,
+            "weight_cosine_others": cosine,
+        }
     return columns
 
 

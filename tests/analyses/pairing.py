@@ -75,7 +75,8 @@ def chance(
     *,
     null: str,
     labels: np.ndarray,
-    aligned: bool,
+    pair: LayerPair,
+    tokens: str,
     alike: Callable[[object, object], float | None],
 ) -> tuple[float, float]:
     """Return the mean likeness of the trials that have a chance level, and that level, draw by draw.
@@ -86,23 +87,29 @@ def chance(
         "pooled": lambda trial: 0,
         "position": lambda trial: trial[1],
         "image": lambda trial: trial[0],
-        "class": lambda trial: (labels[trial[0]], trial[1] if aligned else 0),
+        "class": lambda trial: (labels[trial[0]], trial[1] if pair.aligned else 0),
     }[null]
-    # Between images an image is paired with others alone; in an image a token with others.
-    apart = 1 if null == "image" else 0
+    shown = {(image, place): own for image, place, *own in tokens_of(pair, tokens)}
+
+    def another(a: tuple[int, int, object, object], b: tuple[int, int, object, object]) -> bool:
+        """Between images an image is paired with others alone; in an image, pairs without a token in common."""
+        if null != "image":
+            return a[0] != b[0]
+        return all(one != other for one, other in zip(shown[a[:2]], shown[b[:2]], strict=True))
+
     strata: dict[object, list[tuple[int, int, object, object]]] = {}
     for trial in trials:
         strata.setdefault(stratum(trial), []).append(trial)
     match, numbers = [], []
     for inside in strata.values():
-        if len({trial[apart] for trial in inside}) < 2:
+        if not any(another(a, b) for a, b in itertools.product(inside, inside)):
             continue
         own = [(weight[trial[0]], alike(trial[2], trial[3])) for trial in inside]
         match += [(w, value) for w, value in own if value is not None]
         draws = [
             (weight[a[0]] * weight[b[0]], alike(a[2], b[3]))
             for a, b in itertools.product(inside, inside)
-            if a[apart] != b[apart]
+            if another(a, b)
         ]
         size, every = sum(weight[trial[0]] for trial in inside), sum(w for w, _ in draws)
         if every:

@@ -12,6 +12,7 @@ from moeprobe.analyses.base import LayerPair
 from moeprobe.analyses.match import Match, encode, kinds
 from moeprobe.routing import LayerRouting
 from moeprobe.statistics import Ratio
+from tests.analyses.pairing import tokens_of
 from tests.routings import aligned, routing
 
 
@@ -111,20 +112,31 @@ def test_metrics_by_a_loop(case: str) -> None:
                 "class": lambda trial: (trial[0] % 2, trial[1] if pair.aligned else 0),
             }
 
-            other = 1 if null == "image" else 0
-            members = collections.defaultdict(set)
+            shown = {(image, place): own for image, place, *own in tokens_of(pair, tokens)}
+
+            def another(a: tuple, b: tuple, null: str = null, shown: dict = shown) -> bool:
+                """Whether b is chance for a: another image's, or of its image without a patch in common."""
+                if null != "image":
+                    return a[0] != b[0]
+                return all(one != two for one, two in zip(shown[a[:2]], shown[b[:2]], strict=True))
+
+            members = collections.defaultdict(list)
             for trial in trials:
-                members[strata[null](trial)].add(trial[other])
-            # Without another image, or another patch, in its stratum a trial has no chance level.
-            used = [t for t in trials if len(members[strata[null](t)]) > 1]
+                members[strata[null](trial)].append(trial)
+            # Without any such pair in its stratum a trial has no chance level.
+            used = [
+                trial
+                for inside in members.values()
+                if any(another(a, b) for a, b in itertools.product(inside, inside))
+                for trial in inside
+            ]
             total = sum(weight[image] for image, *_ in used)
             match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
             agree, counted = 0.0, 0.0
-            # Between images an image is paired with others alone, in an image a patch with others.
             for stratum in {strata[null](trial) for trial in used}:
                 inside = [trial for trial in used if strata[null](trial) == stratum]
                 size = sum(weight[t[0]] for t in inside)
-                pairs_of = [(a, b) for a in inside for b in inside if a[other] != b[other]]
+                pairs_of = [(a, b) for a in inside for b in inside if another(a, b)]
                 number = sum(weight[a[0]] * weight[b[0]] for a, b in pairs_of)
                 products = [weight[a[0]] * weight[b[0]] * hit(a[2], b[3], name) for a, b in pairs_of]
                 if number:
@@ -170,6 +182,7 @@ def test_without_correspondence_the_match_within_an_image_is_chance() -> None:
         "top1_match": (one == two).sum(1),
         "reference_selected": one[..., None],
         "view_selected": two[..., None],
+        "unmoved": np.ones(500, dtype=int),
     }
     found = {
         (m.name, m.null): m.statistic.evaluate(np.ones((500, 1)))[0]
@@ -177,6 +190,38 @@ def test_without_correspondence_the_match_within_an_image_is_chance() -> None:
     }
     # 4,500 trials in 500 images: a standard error of about .01.
     assert abs(found["top1_match_kappa", "image"]) < 0.04 and found["top1_match_kappa", "pooled"] > 0.4
+
+
+def test_patches_that_meet_in_one_are_not_chance_for_each_other() -> None:
+    """Four of twelve patches meet in each of three: a match of .7 with 8 even experts is κ = (.7 − 1/8) / (1 − 1/8)."""
+    random = np.random.default_rng(1)
+    chosen, partner = random.integers(0, 8, (4000, 3)), np.tile(np.arange(12) // 4, (4000, 1))
+    view = np.take_along_axis(chosen, partner, 1)
+    kept = random.random((4000, 12)) < 0.7
+    reference = np.where(kept, view, (view + random.integers(1, 8, (4000, 12))) % 8)
+    columns = {
+        "trials": np.full(4000, 12),
+        "top1_match": kept.sum(1),
+        "reference_selected": reference[..., None],
+        "view_selected": view[..., None],
+        "reference_token": np.tile(np.arange(12), (4000, 1)),
+        "view_token": partner,
+    }
+
+    def within(columns: dict[str, np.ndarray], *, aligned: bool = False) -> list[float]:
+        return [
+            metric.statistic.evaluate(np.ones((4000, 1)))[0]
+            for metric in Match().metrics(columns, aligned=aligned)
+            if (metric.name, metric.null) == ("top1_match_kappa", "image")
+        ]
+
+    expected = (0.7 - 1 / 8) / (1 - 1 / 8)
+    assert within(columns) == [pytest.approx(expected, abs=0.01)]
+    # Runs that do not say which patches met have no such line, rather than a wrong one.
+    older = {name: column for name, column in columns.items() if not name.endswith("_token")}
+    assert within(older) == []
+    (wrong,) = within(older, aligned=True)
+    assert wrong < expected - 0.05
 
 
 def test_kinds_of_match() -> None:

@@ -77,7 +77,7 @@ def test_every_number_by_a_loop(case: str) -> None:
                 expected["unserved_both", ""] = mean([(w, float(j is None)) for w, j in own])
             for null in nulls:
                 match, level = chance(
-                    trials, weight, null=null, labels=LABELS, aligned=pair.aligned, alike=index
+                    trials, weight, null=null, labels=LABELS, pair=pair, tokens=tokens, alike=index
                 )
                 expected["set_jaccard_chance", null] = level
                 expected["set_jaccard_kappa", null] = kappa(match, level)

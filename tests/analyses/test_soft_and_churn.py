@@ -76,7 +76,8 @@ def test_slots_by_a_loop(case: str) -> None:
                 weight,
                 null=null,
                 labels=LABELS,
-                aligned=pair.aligned,
+                pair=pair,
+                tokens=tokens,
                 alike=lambda a, b: float(a == b),
             )
             for key, value in {
@@ -131,7 +132,7 @@ def test_weights_by_a_loop(case: str) -> None:
                 expected[f"weight_{name}", ""] = raw if name == "cosine" else 1 - raw
                 for null in ("pooled", "image") if name == "cosine" else ("image",):
                     match, level = chance(
-                        trials, weight, null=null, labels=LABELS, aligned=pair.aligned, alike=likeness
+                        trials, weight, null=null, labels=LABELS, pair=pair, tokens=tokens, alike=likeness
                     )
                     expected[f"weight_{name}_chance", null] = level if name == "cosine" else 1 - level
                     expected[f"weight_{name}_kappa", null] = kappa(match, level)
@@ -159,6 +160,7 @@ def test_churn_by_a_loop(case: str) -> None:
         (image, place, experts(pair.reference, image, one), experts(pair.view, image, other))
         for image, place, one, other in tokens_of(pair, "patch")
     ]
+    shown = {(image, place): own for image, place, *own in tokens_of(pair, "patch")}
     found = values(Churn(), pair, "patch", WEIGHTS)
     assert len(found) == 5 + 5  # in all with two nulls, and of five experts
     for column in range(2):
@@ -173,22 +175,27 @@ def test_churn_by_a_loop(case: str) -> None:
             assert found["churn", "", expert][0][column] == pytest.approx(mean(lost), nan_ok=True)
         for null in ("pooled", "image"):
             stays, drawn = [], []
-            for a in trials:
-                others = [
-                    b for b in trials if (b[0] != a[0] if null == "pooled" else b[0] == a[0] and b[1] != a[1])
-                ]
-                if not others:
-                    continue
-                for e in a[2]:
-                    stays.append((weight[a[0]], float(e in a[3])))
-                    # Between images all pairs count alike, within them all tokens.
-                    drawn += [
-                        (
-                            weight[a[0]] * (weight[b[0]] if null == "pooled" else 1 / len(others)),
-                            float(e in b[3]),
-                        )
-                        for b in others
+            for image in range(4):
+                own = [t for t in trials if t[0] == image]
+                if null == "pooled":
+                    pairs_of = [(a, b) for a, b in itertools.product(own, trials) if b[0] != image]
+                else:
+                    pairs_of = [
+                        (a, b)
+                        for a, b in itertools.product(own, own)
+                        if all(x != y for x, y in zip(shown[a[:2]], shown[b[:2]], strict=True))
                     ]
+                had = sum(len(a[2]) for a, _ in pairs_of)
+                if had == 0:
+                    continue
+                stays += [(weight[image], float(e in a[3])) for a in own for e in a[2]]
+                # Between images all pairs count alike; an image by itself counts as often as it has experts to keep.
+                scale = 1 if null == "pooled" else sum(len(a[2]) for a in own) / had
+                drawn += [
+                    (scale * weight[image] * (weight[b[0]] if null == "pooled" else 1), float(e in b[3]))
+                    for a, b in pairs_of
+                    for e in a[2]
+                ]
             level = mean(drawn)
             assert found["churn_chance", null, None][0][column] == pytest.approx(1 - level, nan_ok=True)
             expected = kappa(mean(stays), level)
@@ -243,6 +250,31 @@ def test_one_expert_for_all_has_collapsed_by_every_measure() -> None:
     same = dataclasses.replace(soft(4), gates=torch.full((4, 7, 5), 0.2))
     found = values(Weights(), aligned(same, same), "patch", np.ones((4, 1)))
     assert all(np.isnan(value[0]) for (name, _, _), (value, _) in found.items() if name.endswith("_kappa"))
+
+
+@pytest.mark.parametrize("case", ["experts choose", "experts choose, crops"])
+@pytest.mark.parametrize("analysis", [Weights(), Churn()])
+def test_what_older_runs_recorded_is_used_where_nothing_moved_and_left_out_elsewhere(
+    analysis: LayerAnalysis, case: str
+) -> None:
+    """They lack the sums over pairs of patches without one in common: of aligned views those are all pairs."""
+    pair = pairs()[case]
+    columns = {name: column.numpy() for name, column in analysis.sums(pair)["patch"].items()}
+    later = ("weight_others", "weight_cosine_others", "churn_kept_by_others", "churn_had_by_others")
+    older = {name: column for name, column in columns.items() if name not in later}
+    new, old = (
+        {
+            (metric.name, metric.null, metric.expert): metric.statistic.evaluate(WEIGHTS)
+            for metric in analysis.metrics(each, aligned=pair.aligned)
+        }
+        for each in (columns, older)
+    )
+    assert pair.aligned == (new.keys() == old.keys())
+    assert {key for key in new if key not in old} == {
+        key for key in new if key[1] == "image" and not pair.aligned
+    }
+    for key, value in old.items():
+        assert value == pytest.approx(new[key], rel=1e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize("num_experts", [3, 7, 8, 11])
