@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
+from matplotlib.figure import Figure
 
 from moeprobe import summaries
 from moeprobe.accumulators import Accumulator
@@ -23,6 +24,7 @@ from moeprobe.files import sha256
 from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
+from moeprobe.probing import save_figures
 from moeprobe.runs import OutputFolder, Result, provenance
 from moeprobe.sweeps import sums_of_layer, to_host
 from moeprobe.tables import concatenate, image_table, in_order
@@ -90,12 +92,16 @@ def analyze_trace(
     analyses = make_analyses(KINDS[_KIND])
     table, comparison = summaries.summarise(images, analyses=analyses, about=about)
     result = Result(
-        table, comparison, images, _sidecar(traces, request, _notes(traces, layers, ids), options, started)
+        table,
+        comparison,
+        images,
+        _sidecar(traces, request, _notes(traces, layers, ids), options, started),
+        figures_of,
     )
     if folder is not None:
         folder.write(result)
         if options.figures:
-            draw_figures(result, folder.path / "figures")
+            save_figures(result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 
@@ -272,7 +278,7 @@ def labelled(result: Result) -> Result:
     rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
     table = result.table.assign(checkpoint=[called(row) for row in rows])
     sidecar = result.sidecar | {"colours": colours(list(of_each))}
-    return Result(table, None, result.images, sidecar)
+    return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
 
 
 def along_a_severity(result: Result) -> bool:
@@ -292,17 +298,15 @@ def steps_alone(result: Result) -> Result:
     return dataclasses.replace(result, table=tables[0], comparison=tables[1])
 
 
-def draw_figures(result: Result, folder: Path) -> list[Path]:
-    """Draw the figures of a run as PNG and SVG; returns the files."""
-    from moeprobe.figures import confidence, match_ratio, save, sweep
+def figures_of(result: Result) -> dict[str, Figure]:
+    """Return the figures of recorded routing by name."""
+    from moeprobe.figures import confidence, match_ratio, sweep
 
     if along_a_severity(result):
         unit = result.sidecar["severity_unit"] or "severity"
-        drawn = sweep.draw(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
-    else:
-        shown = labelled(result)
-        palette = shown.sidecar["colours"]
-        views = result.sidecar["request"]["view"]["name"]
-        drawn = match_ratio.draw(shown.table.assign(view=views), colours=palette)
-        drawn |= confidence.draw(shown.table, colours=palette, title="Router confidence, recorded")
-    return [path for name, figure in drawn.items() for path in save(figure, folder / name)]
+        return sweep.draw(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
+    shown = labelled(result)
+    palette = shown.sidecar["colours"]
+    views = result.sidecar["request"]["view"]["name"]
+    drawn = match_ratio.draw(shown.table.assign(view=views), colours=palette)
+    return drawn | confidence.draw(shown.table, colours=palette, title="Router confidence, recorded")

@@ -21,6 +21,7 @@ from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan
 from moeprobe.runs import OutputFolder, provenance
+from moeprobe.showing import Figures, one_line, table_html
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics
 from moeprobe.tables import cells, over_draws, write_csv
@@ -42,6 +43,21 @@ class Comparison:
     verdicts: pd.DataFrame
     failures: pd.DataFrame
     sidecar: dict[str, Any]
+
+    def plot(self) -> Figures:
+        """Return the forest plot; nothing is written."""
+        from moeprobe.figures.forest import draw
+
+        return Figures(forest=draw(self.table, colours=self.sidecar["colours"]))
+
+    def __repr__(self) -> str:
+        return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
+
+    def _repr_html_(self) -> str:
+        sentences = self.verdicts[["sentence"]].rename(columns={"sentence": "verdict"})
+        return table_html(
+            sentences, caption="Verdicts; all differences in .table, the forest plot by .plot()"
+        )
 
 
 @checked
@@ -104,14 +120,15 @@ def compare(
         "failures": len(failures),
         "wall_seconds": time.perf_counter() - started,
     } | provenance()
+    result = Comparison(table, said, failures, sidecar)
     if folder is not None:
         from moeprobe.figures import save
-        from moeprobe.figures.forest import draw
 
         write_csv(folder.path / "comparison.csv", table)
-        save(draw(table, colours=sidecar["colours"]), folder.path / "figures" / "forest")
+        for name, figure in result.plot().items():
+            save(figure, folder.path / "figures" / name)
         folder.finish(sidecar)
-    return Comparison(table, said, failures, sidecar)
+    return result
 
 
 @checked

@@ -26,6 +26,7 @@ from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import OutputFolder, provenance
+from moeprobe.showing import Figures, one_line
 from moeprobe.tables import write_csv
 from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views.base import Framing, PairView, SeverityView
@@ -43,6 +44,19 @@ class CorrespondResult:
     table: pd.DataFrame
     files: list[Path]
     data: str
+    title: str
+
+    def plot(self) -> Figures:
+        """Return the figure; nothing is written."""
+        from moeprobe.figures.correspond import draw
+
+        return Figures(correspond=draw(self.pairs, title=self.title))
+
+    def __repr__(self) -> str:
+        return one_line("CorrespondResult", {"images": len(self.pairs), "files": len(self.files)})
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
 
 
 @dataclass(frozen=True)
@@ -93,7 +107,6 @@ def correspond(
         UserError: something named does not exist or does not fit.
     """
     from moeprobe.figures import save
-    from moeprobe.figures.correspond import draw
 
     options = combine(options, changes)
     watcher = watching(watcher)
@@ -125,14 +138,15 @@ def correspond(
         watcher.advance(1)
     table = pair_table(found)
     written: list[Path] = []
+    strength = f" at severity {severity:g}" if severity is not None else ""
+    result = CorrespondResult(found, table, written, data, f"Corresponding patches: {view}{strength}")
     if folder is not None:
-        strength = f" at severity {severity:g}" if severity is not None else ""
-        figure = draw(found, title=f"Corresponding patches: {view}{strength}")
-        written += save(figure, folder.path / "figures" / "correspond")
+        for name, figure in result.plot().items():
+            written += save(figure, folder.path / "figures" / name)
         write_csv(folder.path / "pairs.csv", table)
         written.append(folder.path / "pairs.csv")
         folder.finish({"request": request, "command": options.command} | provenance())
-    return CorrespondResult(found, table, written, data)
+    return result
 
 
 def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:

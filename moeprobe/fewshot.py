@@ -14,7 +14,7 @@ from moeprobe.loading import Models, load_models, open_data
 from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
-from moeprobe.probing import Plan, draw_figures, measure, time_sample
+from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.ridge import STRENGTHS
 from moeprobe.routing import Featured
 from moeprobe.runs import OutputFolder, Result
@@ -91,7 +91,7 @@ def fewshot(
     if folder is not None:
         folder.write(result)
         if options.figures:
-            draw_figures(KIND, result, folder.path / "figures")
+            save_figures(result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 

@@ -1,7 +1,7 @@
 """Discontinuities of the output along a severity: what is asked, the tables, and the paths that are drawn."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -9,6 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from matplotlib.figure import Figure
 
 from moeprobe import paths, sweeps
 from moeprobe.analyses.discontinuity import Path as OutputPath
@@ -20,9 +21,10 @@ from moeprobe.loading import Models, load_models, pick_images
 from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import Checkpoint, Probe
-from moeprobe.probing import Plan, measure, time_sample
+from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.routing import Replayable
 from moeprobe.runs import OutputFolder, Result
+from moeprobe.showing import Figures
 from moeprobe.tables import write_csv
 from moeprobe.watching import Watcher
 
@@ -36,6 +38,16 @@ class DiscontinuityResult:
 
     result: Result
     paths: list[OutputPath]
+
+    def plot(self) -> Figures:
+        """Return the figures by name: the paths that are drawn, and the sizes of the jumps; nothing is written."""
+        return self.result.plot()
+
+    def __repr__(self) -> str:
+        return f"DiscontinuityResult({self.result!r}, paths={len(self.paths)})"
+
+    def _repr_html_(self) -> str:
+        return self.result._repr_html_()
 
 
 @checked
@@ -98,11 +110,12 @@ def discontinuity(
         folder.write(result)
     examples = _readable(question, count)
     followed = [paths.follow(question, model, example) for model in loaded for example in examples]
+    result = dataclasses.replace(result, drawing=_drawing(followed, loaded))
     if folder is not None:
         write_csv(folder.path / "paths.csv", path_table(followed))
         write_csv(folder.path / "switches.csv", switch_table(followed, loaded, question))
         if options.figures:
-            _draw(result, followed, loaded, folder.path / "figures")
+            save_figures(result, folder.path / "figures")
         folder.finish(result.sidecar)
     return DiscontinuityResult(result, followed)
 
@@ -226,12 +239,16 @@ def switch_table(followed: Sequence[OutputPath], models: Sequence[Checkpoint], p
     return pd.DataFrame(rows, columns=["checkpoint", "image_id", "severity", "jump", "layer", "tokens"])
 
 
-def _draw(result: Result, followed: Sequence[OutputPath], models: Sequence[Checkpoint], folder: Path) -> None:
-    from moeprobe.figures import discontinuity as figure
-    from moeprobe.figures import save
-
+def _drawing(
+    followed: Sequence[OutputPath], models: Sequence[Checkpoint]
+) -> Callable[[Result], dict[str, Figure]]:
+    """Return what draws a result with these paths."""
     names = {model.name: model.class_names for model in models}
-    colours, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
-    figures = figure.draw(result.table, followed, colours=colours, unit=unit, class_names=names)
-    for name, drawn in figures.items():
-        save(drawn, folder / name)
+
+    def draw(result: Result) -> dict[str, Figure]:
+        from moeprobe.figures import discontinuity as figure
+
+        colours, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
+        return figure.draw(result.table, followed, colours=colours, unit=unit, class_names=names)
+
+    return draw

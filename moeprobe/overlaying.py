@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from moeprobe import exhibits, origins
 from moeprobe.analyses.overlay import Overlay
@@ -20,6 +21,7 @@ from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
 from moeprobe.runs import OutputFolder, provenance
+from moeprobe.showing import Figures, one_line
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher, watching
@@ -37,6 +39,19 @@ class OverlayResult:
     table: pd.DataFrame
     files: list[Path]
     sidecar: dict[str, Any]
+
+    def plot(self) -> Figures:
+        """Return a figure per layer, of the clean and the perturbed images; nothing is written.
+
+        Of an animation that is its strongest severity.
+        """
+        return Figures(_figures(self.overlays, view=self.sidecar["request"]["view"]["name"]))
+
+    def __repr__(self) -> str:
+        return one_line("OverlayResult", {"overlays": len(self.overlays), "files": len(self.files)})
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
 
 
 @checked
@@ -106,7 +121,7 @@ def overlay(
                 question, shown, folder.path, watcher, colours=sidecar["colours"]
             )
         else:
-            drawn = _figures(question, shown, folder.path)
+            drawn = _save(result.plot(), folder.path)
         result.files.extend(drawn)
         _finish(folder, result)
     return result
@@ -199,16 +214,25 @@ def _by_layer(shown: Sequence[Overlay]) -> dict[str, list[Overlay]]:
     return found
 
 
-def _figures(question: Probe, shown: Sequence[Overlay], folder: Path) -> list[Path]:
-    """Draw each layer's clean and perturbed images; returns the files."""
-    from moeprobe.figures import save
+def _figures(shown: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
+    """Return a figure per layer by name: clean and perturbed images, these at the strongest severity."""
     from moeprobe.figures.overlay import draw
 
-    written = []
-    for layer, items in _by_layer(shown).items():
-        figure = draw(items, title=f"{layer}: {question.view_name} at severity {items[0].severity:g}")
-        written += save(figure, folder / "figures" / f"overlay-{layer}")
-    return written
+    strongest = max(item.severity for item in shown)
+    return {
+        f"overlay-{layer}": draw(
+            [item for item in items if item.severity == strongest],
+            title=f"{layer}: {view} at severity {strongest:g}",
+        )
+        for layer, items in _by_layer(shown).items()
+    }
+
+
+def _save(figures: Figures, folder: Path) -> list[Path]:
+    """Write figures; returns the files."""
+    from moeprobe.figures import save
+
+    return [path for name, figure in figures.items() for path in save(figure, folder / "figures" / name)]
 
 
 def _animations(

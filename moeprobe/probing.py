@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 import pandas as pd
 import pyarrow as pa
+from matplotlib.figure import Figure
 
 from moeprobe import origins, plausibility, summaries, sweeps
 from moeprobe.asking import make_probe, make_request
@@ -80,7 +81,7 @@ def probe(
         # The tables first: what a figure may stumble over is not lost.
         folder.write(result)
         if options.figures:
-            draw_figures(kind, result, folder.path / "figures")
+            save_figures(result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 
@@ -150,7 +151,7 @@ def measure(
         "workers": options.workers,
         "device": str(choose_device(options.device)),
     } | provenance()
-    return Result(table, comparison, images, sidecar)
+    return Result(table, comparison, images, sidecar, figures_of)
 
 
 def _doubts(
@@ -236,31 +237,27 @@ def _check_kind(kind: str) -> None:
         raise UserError(f"{kind} has a function of its own; call api.{_APART[kind]}.")
 
 
-def draw_figures(kind: str, result: Result, folder: Path) -> list[Path]:
-    """Draw the figures of a run as PNG and SVG; returns the files."""
-    from moeprobe.figures import confidence as confidence_figure
-    from moeprobe.figures import contagion as contagion_figure
-    from moeprobe.figures import fewshot as fewshot_figure
-    from moeprobe.figures import match_ratio as match_figure
-    from moeprobe.figures import s_matrix as matrix_figure
-    from moeprobe.figures import save
-    from moeprobe.figures import sweep as sweep_figure
+def figures_of(result: Result) -> dict[str, Figure]:
+    """Return the figures of a run by name; none where its kind has none."""
+    from moeprobe.figures import confidence, contagion, fewshot, match_ratio, s_matrix, sweep
 
-    drawing: dict[str, Callable[[Any], dict[str, Any]]] = {
-        "match-ratio": partial(match_figure.draw, colours=result.sidecar["colours"]),
-        "s-matrix": matrix_figure.draw,
-        "confidence": partial(confidence_figure.draw, colours=result.sidecar["colours"]),
-        "fewshot": partial(fewshot_figure.draw, colours=result.sidecar["colours"]),
-        "contagion": partial(contagion_figure.draw, colours=result.sidecar["colours"]),
+    palette, request = result.sidecar["colours"], result.sidecar["request"]
+    drawing: dict[str, Callable[[Any], dict[str, Figure]]] = {
+        "match-ratio": partial(match_ratio.draw, colours=palette),
+        "s-matrix": s_matrix.draw,
+        "confidence": partial(confidence.draw, colours=palette),
+        "fewshot": partial(fewshot.draw, colours=palette),
+        "contagion": partial(contagion.draw, colours=palette),
         "sweep": partial(
-            sweep_figure.draw,
-            colours=result.sidecar["colours"],
-            unit=result.sidecar["severity_unit"],
-            gates=result.sidecar["request"]["replayed_gates"],
+            sweep.draw, colours=palette, unit=result.sidecar["severity_unit"], gates=request["replayed_gates"]
         ),
     }
-    if kind not in drawing:
-        return []
-    return [
-        path for name, figure in drawing[kind](result.table).items() for path in save(figure, folder / name)
-    ]
+    draw = drawing.get(request["kind"])
+    return {} if draw is None else draw(result.table)
+
+
+def save_figures(result: Result, folder: Path) -> list[Path]:
+    """Write the figures of a run as PNG and SVG; returns the files."""
+    from moeprobe.figures import save
+
+    return [path for name, figure in result.plot().items() for path in save(figure, folder / name)]

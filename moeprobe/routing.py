@@ -48,6 +48,14 @@ class LayerRouting:
     slot: Tensor | None = None
     experts_choose: bool = False
 
+    def __repr__(self) -> str:
+        return f"LayerRouting({self.described()})"
+
+    def described(self) -> str:
+        """Return its shape in words."""
+        inputs, tokens, experts = self.gates.shape
+        return f"{inputs} x {tokens} tokens, {experts} experts, k = {self.top_k}"
+
     @property
     def medium(self) -> Medium:
         """What was routed: the patches of images, or the tokens of texts."""
@@ -120,6 +128,9 @@ class RoutingTrace:
     """The routing of every traced layer of one forward pass, by layer name, in forward order."""
 
     layers: dict[str, LayerRouting]
+
+    def __repr__(self) -> str:
+        return f"RoutingTrace({'; '.join(f'{name}: {layer.described()}' for name, layer in self.layers.items())})"
 
 
 _PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")

@@ -9,7 +9,7 @@ import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib import metadata
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe import __version__
+from moeprobe import __version__, showing
 from moeprobe.errors import UserError
 from moeprobe.files import write_json
 from moeprobe.tables import write_csv, write_images
@@ -39,12 +39,37 @@ class Result:
         comparison: paired differences from the first checkpoint; None with a single one.
         images: the sums per image.
         sidecar: configuration and provenance.
+        drawing: makes the figures of such a result.
     """
 
     table: pd.DataFrame
     comparison: pd.DataFrame | None
     images: pa.Table
     sidecar: dict[str, Any]
+    drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
+
+    def summary(self) -> pd.DataFrame:
+        """Return what is read first, a line per layer and metric; a notebook shows it for the result."""
+        return showing.summary(self.table, self.comparison)
+
+    def plot(self) -> showing.Figures:
+        """Return the figures of this result by name; nothing is written."""
+        return showing.Figures(self.drawing(self))
+
+    def __repr__(self) -> str:
+        kind = self.sidecar.get("request", {}).get("kind", "")
+        return showing.one_line(
+            "Result", {"kind": kind, "checkpoints": self._checkpoints(), "rows": len(self.table)}
+        )
+
+    def _repr_html_(self) -> str:
+        request = self.sidecar.get("request", {})
+        data = f"{request.get('data', '')} {request.get('split', '')}".strip()
+        caption = f"{request.get('kind', '')}: {data}; 95 % intervals; all rows in .table, figures by .plot()"
+        return showing.table_html(self.summary(), caption=caption)
+
+    def _checkpoints(self) -> str:
+        return "+".join(dict.fromkeys(self.table["checkpoint"]))
 
 
 class OutputFolder:

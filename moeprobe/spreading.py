@@ -18,7 +18,7 @@ from moeprobe.neighbours import Exchange
 from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
-from moeprobe.probing import Plan, draw_figures, measure, time_sample
+from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.routing import Routable
 from moeprobe.runs import OutputFolder, Result
 from moeprobe.watching import Watcher
@@ -73,7 +73,7 @@ def contagion(
     if folder is not None:
         folder.write(result)
         if options.figures:
-            draw_figures(KIND, result, folder.path / "figures")
+            save_figures(result, folder.path / "figures")
         folder.finish(result.sidecar)
     return result
 

@@ -14,8 +14,8 @@ LEVELS = {
         "hub", "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
-        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "similarity",
-        "statistics", "tables", "verdicts", "views", "within_image",
+        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "showing",
+        "similarity", "statistics", "tables", "verdicts", "views", "within_image",
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
@@ -35,6 +35,7 @@ LEVELS = {
 NEIGHBOURS = {
     ("analyzing", "asking"),
     ("analyzing", "loading"),
+    ("analyzing", "probing"),
     ("api", "analyzing"),
     ("api", "tracing"),
     ("recording", "probes"),
@@ -104,6 +105,7 @@ NEIGHBOURS = {
     ("spreading", "asking"),
     ("spreading", "loading"),
     ("spreading", "probing"),
+    ("showing", "tables"),
     ("similarity", "statistics"),
     ("similarity", "within_image"),
     ("sweeps", "corners"),

@@ -288,7 +288,7 @@ def test_views_of_several_kinds_have_a_column_each(
         return []
 
     monkeypatch.setattr("moeprobe.figures.save", save)
-    analyzing.draw_figures(mixed, tmp_path)
+    mixed.plot()
     assert drawn == ["match-ratio", "confidence"]
 
 

@@ -7,6 +7,7 @@ beside it, so the folder can be sent or committed as it is. The same runs give t
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -41,6 +42,13 @@ class Document:
     runs: list[Run]
     headlines: pd.DataFrame
     files: list[Path]
+
+    def __repr__(self) -> str:
+        return f"Document(runs={len(self.runs)}, html={len(self.html):,} characters, files={len(self.files)})"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, which keeps its styles and scripts apart from the notebook's."""
+        return f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" width="100%" height="700"></iframe>'
 
 
 @checked
