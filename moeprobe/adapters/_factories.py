@@ -61,9 +61,9 @@ def make(reference: str) -> Made:
     if callable(value) and not isinstance(value, nn.Module):
         try:
             value = value()
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # sys.exit too: the program would end as if all were done
             raise UserError(f"{name} raised {_told(error)}") from error
     if settings is not None and settings.weights is not None and settings_file is not None:
         if not isinstance(value, nn.Module):
@@ -73,7 +73,7 @@ def make(reference: str) -> Made:
     return Made(value, name, None if file is None else Path(file), settings, settings_file)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Return an exception as the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}." if lines else f"{type(error).__name__}."
@@ -90,7 +90,9 @@ def _import(name: str) -> Any:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(f"There is no Python module {name!r}, installed or in {Path.cwd()}.") from None
         raise UserError(f"Importing {name} raised {_told(error)}") from error
-    except Exception as error:
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise UserError(f"Importing {name} raised {_told(error)}") from error
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from moeprobe.errors import UserError
+
 # Given a module's name, the module, what it was called with and what it returned.
 Collect = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
 
@@ -67,6 +69,12 @@ def forward(
             return net(images), found
         except _Stop:
             return None, found
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # sys.exit: the program would end as if all were done
+            raise UserError(
+                f"The model raised {type(error).__name__} on images {tuple(images.shape)}; it must not end the program."
+            ) from error
 
 
 def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, ...]]:

@@ -216,3 +216,42 @@ def test_damaged_weights_are_a_sentence(tmp_path: Path, suffix: str) -> None:
 
 def sparse(path: Path) -> Any:
     return UpcycleConfig(name="vit_tiny_patch16_224", file=str(path))
+
+
+class Leaving(torch.nn.Module):
+    """A model that ends the program, at once or later."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.net = zoo.vit()
+        self.left = after
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.left == 0:
+            sys.exit()
+        self.left -= 1
+        return self.net(images)
+
+
+def test_a_model_that_ends_the_program_is_a_sentence() -> None:
+    told: dict[str, Any] = {"routers": "net.blocks.*.mlp.gate", "top_k": 2, **VIT}
+    with pytest.raises(UserError, match="The model raised SystemExit on images"):
+        Hooks(Leaving(0), **told)
+    model = Hooks(net := Leaving(-1), **told)
+    net.left = 0
+    with pytest.raises(UserError, match=r"raised SystemExit on images .*must not end the program"):
+        model.trace(torch.zeros(2, 3, *[VIT["image_size"]] * 2))
+
+
+@pytest.mark.parametrize("line", ["sys.exit()", "raise GeneratorExit", "raise asyncio.CancelledError"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_factory_that_ends_the_program_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, inside: bool
+) -> None:
+    body = f"def make():\n    {line}\n" if inside else f"{line}\n"
+    (tmp_path / "leaving_module.py").write_text(f"import asyncio, sys\n{body}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "leaving_module", raising=False)
+    what = "leaving_module:make" if inside else "Importing leaving_module"
+    with pytest.raises(UserError, match=f"{what} raised"):
+        load_model("py:leaving_module:make")
