@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -93,7 +93,7 @@ class ModelConfig(Section):
     num_heads: int | None = Field(None, gt=0)
     hidden_width: int | None = Field(None, gt=0)  # of the perceptrons and of each expert
     num_classes: int | None = Field(None, gt=0)  # None = that of the data
-    pre_logits: bool | None = None
+    pre_logits: bool | Annotated[int, Field(gt=0)] | None = None  # their width; true = that of the blocks
     head: Literal["token", "gap"] | None = (
         None  # reads the class token; gap = the mean of the patches, no such token
     )

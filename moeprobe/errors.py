@@ -3,8 +3,13 @@
 import re
 
 # Options of the command line whose keyword is not their name with underscores.
-_RENAMED = {"capacity": "trained_capacity", "file": "files", "full_gates": "all_gates"}
-_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "download", "resume")
+_RENAMED = {
+    "capacity": "trained_capacity",
+    "file": "files",
+    "full_gates": "all_gates",
+    "download": "api.downloads()",
+}
+_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume")
 # A whole command is an example for a shell and stays as it is; of an option, the value is taken along.
 _OPTION = re.compile(
     r"(?P<command>moeprobe [a-z][^.;]*)|(?P<add>\badd )?--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>[^\s,;)]+))?"

@@ -16,7 +16,7 @@ _SWITCH = "HF_HUB_OFFLINE"
 # What reads the switch: the hub's client, and the library of data sets, which keeps a copy.
 _READERS = ("huggingface_hub.constants", "datasets.config")
 
-HOW = "add --download (in Python, use api.downloads()) to ask the hub for it"
+HOW = "with --download the hub is asked for it"
 
 
 def may_download() -> bool:

@@ -190,8 +190,10 @@ def checked(function: F) -> F:
     Where it takes ``Keywords``, its signature names each of them, for ``help`` and the completion of a notebook.
     """
     own = inspect.signature(function)
-    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    if any(one.annotation == Unpack[Keywords] for one in own.parameters.values()):
+    parameters = [one for one in own.parameters.values() if one.annotation != Unpack[Keywords]]
+    # What takes any keyword checks them itself.
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if len(parameters) < len(own.parameters):
         named = {one.name for one in parameters}
         types = get_type_hints(Keywords)
         parameters += [
@@ -209,7 +211,7 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*given: Any, **named: Any) -> Any:
-        for keyword in named:
+        for keyword in () if takes_any else named:
             if keyword not in signature.parameters:
                 known = list(signature.parameters)
                 hint = did_you_mean(keyword, known)

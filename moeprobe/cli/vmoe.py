@@ -141,7 +141,7 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
         print(json.dumps(content, ensure_ascii=False))
         return
     layers = ", ".join(f"blocks.{layer}" for layer in sizes.layers)
-    head = "with pre-logits" if sizes.pre_logits else "without pre-logits"
+    head = f"pre-logits of width {sizes.pre_logits}" if sizes.pre_logits else "without pre-logits"
     priority, narrow = ("yes" if on else "no" for on in (model.batch_priority, model.bfloat16_dispatch))
     classes = "unknown" if imported.classes is None else f"those of {imported.classes}"
     lines = [

@@ -259,7 +259,7 @@ def _config(sizes: Architecture, settings: dict[str, Any]) -> ModelConfig:
             "num_heads": sizes.num_heads,
             "hidden_width": sizes.hidden_width,
             "num_classes": sizes.num_classes,
-            "pre_logits": sizes.pre_logits,
+            "pre_logits": sizes.pre_logits == sizes.width or sizes.pre_logits or False,
             "num_experts": sizes.num_experts,
             "layers": list(sizes.layers),
         }
@@ -282,7 +282,7 @@ def _sizes(model: Any) -> Architecture:
         num_classes=model.num_classes,
         num_experts=experts.num_experts,
         layers=tuple(int(name.split(".")[1]) for name in layers),
-        pre_logits=any(name.startswith("fc_norm.") for name in model.state_dict()),
+        pre_logits=model.fc_norm[0].out_features if isinstance(model.fc_norm, torch.nn.Sequential) else 0,
     )
 
 

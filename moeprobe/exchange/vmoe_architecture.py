@@ -84,5 +84,5 @@ def _sizes(shapes: Mapping[str, Shape], source: str) -> Architecture:
         num_classes=shape("head/kernel", 2)[1],
         num_experts=num_experts,
         layers=layers,
-        pre_logits="pre_logits/kernel" in shapes,
+        pre_logits=shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in shapes else 0,
     )

@@ -20,7 +20,7 @@ class Architecture:
 
     Attributes:
         layers: 0-based blocks with experts.
-        pre_logits: whether a linear map and a tanh stand before the head.
+        pre_logits: width of the linear map and the tanh before the head (``representation_size``); 0 = there are none.
     """
 
     width: int
@@ -32,7 +32,7 @@ class Architecture:
     num_classes: int
     num_experts: int
     layers: tuple[int, ...]
-    pre_logits: bool
+    pre_logits: int
 
     @property
     def num_tokens(self) -> int:
@@ -88,8 +88,8 @@ def parameters(sizes: Architecture) -> Iterator[Parameter]:
         yield from _block(sizes, f"blocks.{index}", f"Encoder/encoderblock_{index}", index in sizes.layers)
     yield from _norm("norm", "Encoder/encoder_norm", D)
     if sizes.pre_logits:
-        yield from _linear("fc_norm.0", "pre_logits", D, D)
-    yield from _linear("head", "head", D, sizes.num_classes)
+        yield from _linear("fc_norm.0", "pre_logits", D, sizes.pre_logits)
+    yield from _linear("head", "head", sizes.pre_logits or D, sizes.num_classes)
 
 
 def _block(sizes: Architecture, ours: str, theirs: str, sparse: bool) -> Iterator[Parameter]:

@@ -59,8 +59,12 @@ _HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-def _vmoe(*, pre_logits: bool = True, head: str = "token", **kwargs: Any) -> VisionTransformer:
-    """Build a V-MoE; keyword arguments are timm's, ``pre_logits``, ``head`` and the fields of ``MoeConfig``."""
+def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) -> VisionTransformer:
+    """Build a V-MoE; keyword arguments are timm's, ``pre_logits``, ``head`` and the fields of ``MoeConfig``.
+
+    ``pre_logits`` is the width of the linear map and tanh before the head (flax's ``representation_size``); True is the
+    blocks' own.
+    """
     if head not in _HEADS:
         raise UserError(unknown("head", head, _HEADS))
     if kwargs.pop("pretrained", False):
@@ -76,7 +80,10 @@ def _vmoe(*, pre_logits: bool = True, head: str = "token", **kwargs: Any) -> Vis
         )
     model = VisionTransformer(act_layer=_TanhGelu, **{**_HEADS[head], **kwargs})
     if pre_logits:
-        model.fc_norm = nn.Sequential(nn.Linear(model.embed_dim, model.embed_dim), nn.Tanh())
+        width = model.embed_dim if pre_logits is True else pre_logits
+        model.fc_norm = nn.Sequential(nn.Linear(model.embed_dim, width), nn.Tanh())
+        if isinstance(model.head, nn.Linear):
+            model.head = nn.Linear(width, model.head.out_features)
     initialise(model)
     return make_sparse(model, config)
 

@@ -128,7 +128,9 @@ def test_no_hub_is_asked_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("the network was asked"))
-    with pytest.raises(UserError, match="no data set of that name in the local cache; add --download"):
+    with pytest.raises(
+        UserError, match=r"no data set of that name in the local cache; with api\.downloads\(\) the hub"
+    ):
         Huggingface(split="test", location=name)
 
 

@@ -39,7 +39,7 @@ def test_what_is_found_and_what_is_assumed_is_said(tmp_path: Path) -> None:
     # three experts 18 + 3 · 71.
     for words in (
         "875 parameters (float32); 2 blocks of width 6 with 2 heads; 3 experts of hidden width 5 in blocks.1; patches "
-        "of 2 at 4 pixels; 3 classes, with pre-logits.",
+        "of 2 at 4 pixels; 3 classes, pre-logits of width 6.",
         "top-k 1; capacity factor 1.05 in training, none in evaluation; groups of 8 images",
         "mean [0.1, 0.2, 0.3], std [0.5, 0.5, 0.5]; classes unknown.",
         "Ignored, as it is no parameter: 'rngs' (1), 'step' (1).",
@@ -56,7 +56,9 @@ def test_what_is_found_and_what_is_assumed_is_said(tmp_path: Path) -> None:
 
 def test_plans_and_names_of_what_was_imported(imported: Path, trained: Trained, tmp_path: Path) -> None:
     for more in ((), ("--dry-run",)):
-        assert "was imported" in refused("compare", imported, trained["prc"], "--limit", 4, *more)
+        assert "does not say what it was trained on" in refused(
+            "compare", imported, trained["prc"], "--limit", 4, *more
+        )
     # The same folder name in two places: told apart by the folders above.
     twin = tmp_path / "elsewhere" / imported.name
     shutil.copytree(imported, twin)

@@ -40,6 +40,8 @@ SIZES = [
         "experts": 2,
     },
     {"width": 49, "heads": 7, "hidden": 100, "patch": 1, "side": 3, "classes": 1},
+    {"representation": 11},
+    {"representation": 1},
 ]
 
 
@@ -207,13 +209,13 @@ def test_what_is_no_vmoe_is_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"top_k": 0}, "--top-k: input should be greater than 0; got 0"),
+        ({"top_k": 0}, "top_k: input should be greater than 0; got 0"),
         ({"top_k": 4}, "4"),
-        ({"capacity_factor": -1.0}, "--capacity-factor: a number above 0 or none"),
-        ({"group_images": 0}, "--group-images"),
-        ({"std": [0.5, 0.0, 0.5]}, "--std: numbers above 0"),
-        ({"mean": [0.5, float("nan"), 0.5]}, "--mean"),
-        ({"crop_fraction": 1.5}, "--crop-fraction"),
+        ({"capacity_factor": -1.0}, "capacity_factor: a number above 0 or none"),
+        ({"group_images": 0}, "group_images"),
+        ({"std": [0.5, 0.0, 0.5]}, "std: numbers above 0"),
+        ({"mean": [0.5, float("nan"), 0.5]}, "mean"),
+        ({"crop_fraction": 1.5}, "crop_fraction"),
         ({"classes": "digits"}, "The scores are about 3 classes, and digits has 10 classes"),
         ({"classes": "nowhere"}, "no data set 'nowhere'"),
     ],

@@ -30,10 +30,12 @@ def random_parameters(
     experts: int = 3,
     layers: tuple[int, ...] = (1,),
     pre_logits: bool = True,
+    representation: int | None = None,
     seed: int = 0,
 ) -> dict[str, NDArray[Any]]:
     """Random parameters of a V-MoE of these sizes, written down from the program's description."""
     D, H, M, E = width, heads, hidden, experts
+    R = (representation or D) if pre_logits else D
     shapes: dict[str, tuple[int, ...]] = {
         "cls": (1, 1, D),
         "embedding/kernel": (patch, patch, 3, D),
@@ -41,11 +43,11 @@ def random_parameters(
         "Encoder/posembed_input/pos_embedding": (1, side * side + 1, D),
         "Encoder/encoder_norm/scale": (D,),
         "Encoder/encoder_norm/bias": (D,),
-        "head/kernel": (D, classes),
+        "head/kernel": (R, classes),
         "head/bias": (classes,),
     }
     if pre_logits:
-        shapes |= {"pre_logits/kernel": (D, D), "pre_logits/bias": (D,)}
+        shapes |= {"pre_logits/kernel": (D, R), "pre_logits/bias": (R,)}
     for block in range(depth):
         inside: dict[str, tuple[int, ...]] = {}
         for norm in ("LayerNorm_0", "LayerNorm_1"):
