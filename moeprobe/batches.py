@@ -9,6 +9,9 @@ Axes: B images, V views of each.
 """
 
 import itertools
+import multiprocessing
+import re
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from moeprobe import regions
@@ -30,6 +33,11 @@ from moeprobe.views.base import Sample
 
 # What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
 Recipe = Callable[[Any, str], list[Any]]
+
+_WITHOUT_WORKERS = (
+    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
+    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
+)
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,21 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch 
         pieces[-1] += members
     found = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
     found[-1].skipped.extend(failure.image_id for failure in failures)
+    if get_worker_info() is not None:
+        # Here an error reaches the main process; in the thread that sends a batch it would be lost, and waited for.
+        for batch in found:
+            _share(batch)
     return found
+
+
+def _share(batch: Batch | TextBatch) -> None:
+    """Put the tensors of a batch into shared memory, by which they go from process to process."""
+    parts = [
+        part for view in batch.views for part in ([view] if isinstance(view, Tensor) else vars(view).values())
+    ]
+    for tensor in (batch.labels, *parts):
+        if isinstance(tensor, Tensor):
+            tensor.share_memory_()
 
 
 def _stack(items: list[_Item]) -> Batch | TextBatch:
@@ -207,16 +229,50 @@ def batches(
         pin_memory: put pixels and labels where copies to a CUDA device are quick.
 
     Raises:
-        UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it.
+        UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it. Or loader processes
+            cannot hand over what they load.
     """
+    if workers:
+        _check_shared_memory()
     loader: DataLoader[Any] = DataLoader(
         _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images, masks=masks),
         batch_size=max(batch_size // group_images, 1) * group_images,
         num_workers=workers,
         collate_fn=partial(_collate, group_images=group_images),
         pin_memory=pin_memory,
+        worker_init_fn=_end_quietly,
     )
-    for found in loader:
-        if isinstance(found, _Failure):
-            raise UserError(found.sentence)
-        yield from found
+    try:
+        for found in loader:
+            if isinstance(found, _Failure):
+                raise UserError(found.sentence)
+            yield from found
+    except RuntimeError as error:
+        lost = lost_workers(error)
+        if lost is None:
+            raise
+        raise lost from error
+
+
+def _check_shared_memory() -> None:
+    """Raise ``UserError`` unless processes can lock and share memory here; loaders would fail in odd ways."""
+    try:
+        multiprocessing.Lock()
+        torch.empty(1).share_memory_()
+    except (OSError, RuntimeError) as error:
+        raise UserError(_WITHOUT_WORKERS.format(getattr(error, "strerror", None) or error)) from error
+
+
+def lost_workers(error: RuntimeError) -> UserError | None:
+    """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
+        return UserError(_WITHOUT_WORKERS.format(found[0].rstrip(".")))
+    return None
+
+
+def _end_quietly(_: int) -> None:
+    """Let a loader process end without an error of its own at signals that are sent to the main process too."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            signal.signal(getattr(signal, name), signal.default_int_handler)

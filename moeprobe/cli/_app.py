@@ -55,6 +55,15 @@ class _Group(TyperGroup):
                     for note in getattr(error, "__notes__", ()):
                         typer.echo(note, err=True)
                 sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
+            except RuntimeError as error:
+                # The death of a loader process is reported at any place.
+                from moeprobe.batches import lost_workers
+
+                lost = lost_workers(error)
+                if lost is None:
+                    raise
+                typer.echo(f"Error: {lost}", err=True)
+                sys.exit(USER_ERROR)
             except OSError:
                 if ending.number is None:
                     raise

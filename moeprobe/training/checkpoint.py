@@ -7,6 +7,8 @@ run is unfinished, ``metrics.csv`` and the training curve. Where a command wants
 """
 
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +76,22 @@ def save(
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
-    """Write tensors and a description in one file, whole or not at all."""
+    """Write tensors and a description in one file, whole or not at all.
+
+    Raises:
+        UserError: the folder cannot be written to, or the disk is full.
+    """
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with whole(path) as temporary:
-        save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
+        try:
+            save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
+        except SafetensorError as error:
+            # What the system said stands in its text alone: "... No space left on device (os error 28)".
+            found = re.search(r"\(os error (\d+)\)", str(error))
+            if found is None:
+                raise
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
 
 
 def find(source: str | Path) -> Path:
