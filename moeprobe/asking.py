@@ -37,6 +37,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 # Clean images that a sweep runs again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
+# What can do without single inputs whose gates or scores are no numbers.
+_LEAVES_OUT = ("match-ratio", "s-matrix", "confidence", "sweep", "eval", "contagion")
 # What compares two random views of an image.
 _OF_PAIRS = ("match-ratio", "s-matrix")
 
@@ -73,6 +75,11 @@ def make_probe(
     for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
         if given and "match" not in analyses:
             raise UserError(f"{option} is about matches: use it with match-ratio, sweep or noise-sweep.")
+    if options.allow_not_finite and kind not in _LEAVES_OUT:
+        raise UserError(
+            f"{kind} needs finite gates and scores of all inputs; leave --allow-not-finite out, or use it with "
+            f"{', '.join(_LEAVES_OUT)}."
+        )
     labelled = all(_same_classes(model, dataset) for model in models)
     unknown = [model.name for model in models if not model.class_names]
     if kind == "eval" and unknown:
@@ -104,6 +111,7 @@ def make_probe(
         labelled=labelled,
         replayed_gates=attribute or "recomputed",
         floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
+        allow_not_finite=options.allow_not_finite,
     )
 
 
@@ -257,6 +265,8 @@ def make_request(
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             for model in models
         },
+        # Named only where it is on, so that runs from before it there was are still of the same question.
+        **({"allow_not_finite": True} if options.allow_not_finite else {}),
     } | _of_texts(models, probe.dataset)
 
 

@@ -241,7 +241,8 @@ def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
 def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
 
-    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may.
+    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may, but for
+    what is not finite.
 
     Raises:
         UserError: the metric was compared nowhere, so that nothing can be vouched for.
@@ -252,4 +253,5 @@ def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
     unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
     failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
+    failed |= rows["verdict"] == verdicts.NOT_FINITE
     return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

@@ -19,7 +19,7 @@ from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged, difference, judge
 from moeprobe.medium import medium_of
 from moeprobe.statistics import Array, Bootstrap, Replicates
-from moeprobe.summaries import About, Analyses, Name, metrics, row
+from moeprobe.summaries import About, Analyses, Name, metrics, not_finite, row
 from moeprobe.tables import FLOORS, frame, places
 
 Pair = tuple[str, str]
@@ -36,10 +36,13 @@ class _Measured:
     image_ids: list[str]
     replicates: dict[Name, Replicates]
     influences: dict[Name, Array]
+    not_finite: bool
 
     def collapsed(self, name: Name) -> bool:
         """Whether what the metric is about has collapsed: everything goes to one choice."""
         metric, here = name[0], self.replicates[name]
+        if self.not_finite:
+            return False
         if metric == "load_entropy":
             return here.point < _EVEN
         kappa = self.replicates.get((f"{_base(metric)}_kappa", "pooled", None, None), here)
@@ -62,6 +65,7 @@ class _Compared:
     values: tuple[float, float]
     collapsed: str
     sound: bool
+    not_finite: bool
 
     @property
     def family(self) -> tuple[object, ...]:
@@ -137,6 +141,7 @@ def compare(
                 image_ids,
                 dict(zip(names, resampled, strict=True)),
                 dict(zip(names, influences, strict=True)),
+                not_finite(columns),
             )
             progress(len(image_ids))
         for pair in wanted:
@@ -149,10 +154,10 @@ def compare(
 
 
 def _judged(found: Sequence[_Compared]) -> dict[int, Judged]:
-    """Return what its family says of each, by ``id``; what has collapsed is compared with nothing."""
+    """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
     families: dict[tuple[object, ...], list[_Compared]] = {}
     for item in found:
-        if not item.collapsed:
+        if not item.collapsed and not item.not_finite:
             families.setdefault(item.family, []).append(item)
     return {
         id(item): result
@@ -184,6 +189,7 @@ def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
                 if all(collapsed.values())
                 else "".join(s for s, is_so in collapsed.items() if is_so),
                 sound=one.sound(name) and other.sound(name),
+                not_finite=one.not_finite or other.not_finite,
             )
         )
     return found
@@ -192,9 +198,14 @@ def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
 def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
     margin = margin if verdicts.has_margin(item.name[0]) else np.nan
-    word = verdicts.verdict(item.difference, judged, margin=margin)
+    word = (
+        verdicts.NOT_FINITE if item.not_finite else verdicts.verdict(item.difference, judged, margin=margin)
+    )
     nothing = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
-    return row(about, checkpoint, item.cell, item.name, item.difference.replicates) | {
+    of_value = row(
+        about, checkpoint, item.cell, item.name, item.difference.replicates, not_finite=item.not_finite
+    )
+    return of_value | {
         "reference": reference,
         "checkpoint_value": item.values[0],
         "reference_value": item.values[1],

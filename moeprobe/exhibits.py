@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from moeprobe import geometry
+from moeprobe import finite, geometry
 from moeprobe.analyses.overlay import Overlay, overlay
 from moeprobe.batches import Batch, batches
 from moeprobe.geometry import Correspondence
@@ -43,10 +43,12 @@ def _of_batch(probe: Probe, checkpoint: Checkpoint, batch: Batch) -> Iterator[Ov
     assert isinstance(probe.view, SeverityView)
     layers = probe.layers_of(checkpoint.model)
     _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
+    finite.check(clean.layers, None, batch.image_ids, checkpoint=checkpoint.name)
     for number, severity in enumerate(probe.severities, start=1):
         perturbed = clean
         if severity != probe.view.severities[0]:
             _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
+            finite.check(perturbed.layers, None, batch.image_ids, checkpoint=checkpoint.name)
         for layer in clean.layers:
             routing = clean.layers[layer], perturbed.layers[layer]
             grid = routing[0].grid

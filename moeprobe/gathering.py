@@ -37,6 +37,8 @@ _OF_THE_PROBE = {
     "trained_capacity": "--capacity",
     "group_images": "--group-images",
     "skip_bad_images": "--skip-bad-images",
+    "allow_not_finite": "--allow-not-finite",
+    "max_length": "--max-length",
     "masks": "--masks",
     "class_null": "--class-null",
 }

@@ -30,6 +30,7 @@ from moeprobe.batches import Batch, batches
 from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
 from moeprobe.geometry import PatchGrid
+from moeprobe.pairing import settle
 from moeprobe.probes import Checkpoint, Probe, Progress
 from moeprobe.routing import LayerRouting, Routable, Traceable
 from moeprobe.seeds import generator
@@ -185,7 +186,7 @@ def run_block(
     for batch in loader:
         skipped += batch.skipped
         if batch.image_ids:
-            for cell, columns in _batch_sums(probe, checkpoint.model, batch, exchange).items():
+            for cell, columns in _batch_sums(probe, checkpoint, batch, exchange).items():
                 arrays = {name: column.cpu().numpy() for name, column in columns.items()}
                 floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
                 wide = {name: array.astype(np.float64) for name, array in floats.items()}
@@ -196,8 +197,9 @@ def run_block(
 
 
 def _batch_sums(
-    probe: Probe, model: Traceable, batch: Batch, exchange: Exchange
+    probe: Probe, checkpoint: Checkpoint, batch: Batch, exchange: Exchange
 ) -> dict[Cell, dict[str, Tensor]]:
+    model = checkpoint.model
     own, lent = batch.views
     layers = probe.layers_of(model) or list(model.layer_names)
     reference = model.trace(own, layers=layers, logits=False)[1].layers
@@ -217,12 +219,21 @@ def _batch_sums(
         assert isinstance(analysis, Contagion)
         if not asks(model, analysis):
             continue
-        for name, pair in _EXCHANGES[type(analysis)](scene).items():
+        for name, exchanged in _EXCHANGES[type(analysis)](scene).items():
+            pair, left_out = settle(
+                exchanged,
+                batch.image_ids,
+                checkpoint=checkpoint.name,
+                layer=name,
+                allow=probe.allow_not_finite,
+            )
             if analysis.applies(pair.view):
                 for tokens, columns in analysis.sums(pair).items():
                     view = pair.view
                     cell = Cell(name, view.router, view.choices_per_token, probe.view_name, tokens=tokens)
-                    found.setdefault(cell, {}).update(columns)
+                    # Of any of the exchanges.
+                    marks = {key: bad | found.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
+                    found.setdefault(cell, {}).update(columns | marks)
     return found
 
 

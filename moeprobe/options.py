@@ -31,6 +31,7 @@ class Keywords(TypedDict, total=False):
     class_null: bool
     max_length: int | None
     skip_bad_images: bool
+    allow_not_finite: bool
     out: str | Path | None
     overwrite: bool
     figures: bool
@@ -55,6 +56,8 @@ class Options:
         class_null: give matches a chance level among images of the same class as well.
         max_length: tokens after which texts are cut off; None = 128, or as many as each of the models can read.
         skip_bad_images: go on without images that cannot be read, and count them.
+        allow_not_finite: leave out inputs whose gates or scores are NaN or infinite, and flag every number that lacks
+            them; else the first one is refused.
         out: output folder; None = nothing is written.
         overwrite: replace what an earlier run left there.
         figures: draw figures into ``out`` too.
@@ -77,6 +80,7 @@ class Options:
     class_null: bool = False
     max_length: int | None = None
     skip_bad_images: bool = False
+    allow_not_finite: bool = False
     out: Path | None = None
     overwrite: bool = False
     figures: bool = True

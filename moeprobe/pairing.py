@@ -4,11 +4,13 @@ Axes: B images or texts, P patches, J pairs of tokens.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from moeprobe import geometry, regions
+from moeprobe import finite, geometry, regions
 from moeprobe.analyses.base import LayerPair
 from moeprobe.batches import Batch
 from moeprobe.geometry import Correspondence
@@ -27,6 +29,29 @@ def pair_up(
     else:
         pair = _images(batch, reference, view, shown, aligned=aligned)
     return dataclasses.replace(pair, symmetric=probe.is_pair)
+
+
+def settle(
+    pair: LayerPair, image_ids: Sequence[str], *, checkpoint: str, layer: str, allow: bool
+) -> tuple[LayerPair, dict[str, Tensor]]:
+    """Return a pair as it is measured, and a column for its sums if images may be left out.
+
+    Raises:
+        UserError: gates of an image are not finite, and ``allow`` is off.
+    """
+    bad = finite.gates_are_not(pair.reference) | finite.gates_are_not(pair.view)
+    if not allow:
+        finite.refuse(bad, image_ids, checkpoint=checkpoint, layer=layer, medium=pair.view.medium)
+        return pair, {}
+    return _without(pair, bad), {finite.COLUMN: bad.long()}
+
+
+def _without(pair: LayerPair, bad: Tensor) -> LayerPair:
+    """Return a pair in which the bad images ``(B,)`` have nothing but padding, so that they are no trials."""
+    sides = [
+        dataclasses.replace(layer, valid=layer.valid & ~bad[:, None]) for layer in (pair.reference, pair.view)
+    ]
+    return dataclasses.replace(pair, reference=sides[0], view=sides[1])
 
 
 def _texts(

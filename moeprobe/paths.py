@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from moeprobe import finite
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import PathAnalysis
 from moeprobe.analyses.discontinuity import Path
@@ -32,8 +33,9 @@ BLOCK_IMAGES = 16
 
 @dataclass(frozen=True)
 class _Subject:
-    """One image under a view, as one model sees it."""
+    """One image under a view, as one model sees it; ``names`` are those of checkpoint and image."""
 
+    names: tuple[str, str]
     model: Replayable
     layers: list[str] | None
     perturb: Callable[[Sequence[float]], Tensor]
@@ -75,6 +77,7 @@ def follow(probe: Probe, checkpoint: Checkpoint, example: Example) -> Path:
     model = checkpoint.model
     assert isinstance(model, Replayable)
     subject = _Subject(
+        names=(checkpoint.name, example.image_id),
         model=model,
         layers=probe.layers_of(model),
         perturb=partial(_perturb, example.image, example.image_id, probe=probe, checkpoint=checkpoint),
@@ -113,6 +116,8 @@ def _run(subject: _Subject, severity: NDArray[np.float64]) -> tuple[Tensor, Tens
     for piece in subject.pieces(severity):
         logits, routing = subject.model.trace(subject.perturb(piece.tolist()), layers=subject.layers)
         assert logits is not None
+        name, image_id = subject.names
+        finite.check(routing.layers, logits, [image_id] * len(piece), checkpoint=name)
         scores.append(logits.cpu().double())
         chosen.append(torch.cat([_experts(layer).flatten(1) for layer in routing.layers.values()], dim=1))
     return torch.cat(scores), torch.cat(chosen)

@@ -29,6 +29,7 @@ class Probe:
     ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
     analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
     many of the images, from the first one on, are run again unchanged for the noise floor (see ``floors``).
+    ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
     """
 
     dataset: Dataset
@@ -45,6 +46,7 @@ class Probe:
     labelled: bool = True
     replayed_gates: str = "recomputed"
     floor_images: int = 0
+    allow_not_finite: bool = False
 
     @property
     def num_passes(self) -> int:

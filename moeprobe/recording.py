@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from moeprobe import __version__, geometry
+from moeprobe import __version__, finite, geometry
 from moeprobe.batches import Batch, batches
 from moeprobe.formats.trace import metadata, writing
 from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.probes import CLEAN, Checkpoint, Probe, Progress, recipe
-from moeprobe.routing import LayerRouting, Traceable
+from moeprobe.routing import LayerRouting
 from moeprobe.trace_rows import to_rows
 from moeprobe.views.base import Framing, PairView, SeverityView
 from moeprobe.wording import exact
@@ -157,7 +157,6 @@ def _batches(
     probe: Probe, checkpoint: Checkpoint, views: list[Shown], *, all_gates: bool
 ) -> Iterator[tuple[Batch, list[list[pa.RecordBatch]]]]:
     """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
-    model = checkpoint.model
     loader = batches(
         probe.dataset,
         probe.indices,
@@ -165,17 +164,21 @@ def _batches(
         batch_size=probe.batch_size,
         workers=probe.workers,
         skip_bad_images=probe.skip_bad_images,
-        group_images=model.group_images,
+        group_images=checkpoint.model.group_images,
     )
     for batch in loader:
-        found = [_rows(probe, model, batch, view, all_gates=all_gates) for view in views if batch.image_ids]
+        found = [
+            _rows(probe, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
+        ]
         yield batch, found
 
 
 def _rows(
-    probe: Probe, model: Traceable, batch: Batch, view: Shown, *, all_gates: bool
+    probe: Probe, checkpoint: Checkpoint, batch: Batch, view: Shown, *, all_gates: bool
 ) -> list[pa.RecordBatch]:
+    model = checkpoint.model
     routing = model.trace(batch.views[view.number], layers=probe.layers_of(model), logits=False)[1]
+    finite.check(routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
     return [
         to_rows(
             batch.image_ids,

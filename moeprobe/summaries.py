@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from moeprobe.accumulators import Cell
 from moeprobe.analyses.base import Analysis, Columns, Metric, trial_lists
+from moeprobe.finite import COLUMN
 from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import FLOORS, cells, frame, over_draws
 
@@ -33,12 +34,13 @@ class About:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One cell of one checkpoint: (metric, null, experts) -> its value, resampled."""
+    """One cell of one checkpoint: (metric, null, experts) -> its value, resampled; whether it lacks images."""
 
     checkpoint: str
     cell: Cell
     image_ids: list[str]
     replicates: dict[Name, Replicates]
+    not_finite: bool
 
 
 def summarise(
@@ -60,9 +62,10 @@ def summarise(
         found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_metrics])
         # The statistics themselves, which hold all choices, are let go.
         names = [metric.key for metric in found_metrics]
-        measured.append(_Measured(checkpoint, cell, image_ids, dict(zip(names, found, strict=True))))
+        replicates = dict(zip(names, found, strict=True))
+        measured.append(_Measured(checkpoint, cell, image_ids, replicates, not_finite(columns)))
     rows = [
-        row(about, item.checkpoint, item.cell, name, replicates)
+        row(about, item.checkpoint, item.cell, name, replicates, not_finite=item.not_finite)
         for item in measured
         for name, replicates in item.replicates.items()
     ]
@@ -97,14 +100,34 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
             of_experts = name[2] is not None
             if name in reference.replicates and not of_experts:
                 difference = replicates.minus(reference.replicates[name])
+                lacking = item.not_finite or reference.not_finite
                 rows.append(
-                    row(about, item.checkpoint, item.cell, name, difference)
+                    row(about, item.checkpoint, item.cell, name, difference, not_finite=lacking)
                     | {"reference": reference.checkpoint}
                 )
     return frame(rows, comparison=True)
 
 
-def row(about: About, checkpoint: str, cell: Cell, name: Name, replicates: Replicates) -> dict[str, Any]:
+def not_finite(columns: Columns) -> bool:
+    """Whether images of a cell were left out since their gates or scores are no numbers.
+
+    Runs from before that was looked at hold such sums themselves: theirs are not to be trusted either.
+    """
+    left_out = columns.get(COLUMN)
+    if left_out is not None and left_out.any():
+        return True
+    return not all(np.isfinite(values).all() for values in columns.values() if values.dtype.kind == "f")
+
+
+def row(
+    about: About,
+    checkpoint: str,
+    cell: Cell,
+    name: Name,
+    replicates: Replicates,
+    *,
+    not_finite: bool = False,
+) -> dict[str, Any]:
     """Return the line of one value (or difference), by the names of ``tables.COLUMNS``."""
     found = replicates.interval()
     return {
@@ -131,5 +154,6 @@ def row(about: About, checkpoint: str, cell: Cell, name: Name, replicates: Repli
         "images": replicates.images,
         "trials": replicates.trials,
         "seed": about.seed,
-        "flag": found.flag,
+        # Above all others: what else there is to say is said of the images that are left.
+        "flag": COLUMN if not_finite else found.flag,
     }

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe import __version__
+from moeprobe import __version__, finite
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.base import (
     CornerAnalysis,
@@ -35,9 +35,9 @@ from moeprobe.analyses.weights import Weights
 from moeprobe.batches import Batch, batches
 from moeprobe.corners import exchange
 from moeprobe.floors import repeats
-from moeprobe.pairing import pair_up
+from moeprobe.pairing import pair_up, settle
 from moeprobe.probes import Checkpoint, Probe, Progress, recipe
-from moeprobe.routing import Replayable, RoutingTrace, Traceable
+from moeprobe.routing import Replayable, RoutingTrace
 from moeprobe.tables import concatenate, image_table, in_order, read_images, read_note, write_images
 from moeprobe.text_batches import TextBatch
 from moeprobe.views.base import SeverityView
@@ -136,13 +136,16 @@ def _run_block(
     for batch in loader:
         skipped += batch.skipped
         if batch.image_ids:
-            _run_batch(probe, checkpoint.model, batch, accumulator)
+            _run_batch(probe, checkpoint, batch, accumulator)
         if progress is not None:
             progress(len(batch.image_ids) + len(batch.skipped))
     return accumulator, skipped
 
 
-def _run_batch(probe: Probe, model: Traceable, batch: Batch | TextBatch, accumulator: Accumulator) -> None:
+def _run_batch(
+    probe: Probe, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
+) -> None:
+    model = checkpoint.model
     layers = probe.layers_of(model)
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
 
@@ -157,20 +160,20 @@ def _run_batch(probe: Probe, model: Traceable, batch: Batch | TextBatch, accumul
             view, shown = reference, 0
         else:
             view, shown = trace(number), number
-        found = _layer_sums(probe, batch, reference[1], view[1], shown)
+        found = _layer_sums(probe, checkpoint, batch, reference[1], view[1], shown)
         if output_wanted:
             compared = None if probe.view is None else reference[0]
-            found[Cell()] = _output_sums(probe, batch, compared, view[0])
+            found[Cell()] = _output_sums(probe, checkpoint, batch, compared, view[0])
             if probe.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
-                found[Cell()] |= _corner_sums(probe, model, batch, reference, view, shown)
+                found[Cell()] |= _corner_sums(probe, checkpoint, batch, reference, view, shown)
         _add(accumulator, probe, batch, found, view=probe.view_name, severity=severity)
     if probe.floor_images:
-        _run_floors(probe, model, batch, reference[1], accumulator)
+        _run_floors(probe, checkpoint, batch, reference[1], accumulator)
 
 
 def _run_floors(
     probe: Probe,
-    model: Traceable,
+    checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: RoutingTrace,
     accumulator: Accumulator,
@@ -181,11 +184,15 @@ def _run_floors(
     if len(rows) == 0:
         return
     matching = dataclasses.replace(
-        probe, analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, _AGREEMENTS))
+        probe,
+        analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, _AGREEMENTS)),
+        # Another dtype may overflow where the model's own does not.
+        allow_not_finite=True,
     )
+    model = checkpoint.model
     device = next(iter(reference.layers.values())).gates.device
     for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
-        found = _layer_sums(matching, batch, reference, routing, 0)
+        found = _layer_sums(matching, checkpoint, batch, reference, routing, 0)
         _add(accumulator, probe, batch, found, view=name, severity=float("nan"), rows=rows)
 
 
@@ -220,13 +227,24 @@ def to_host(column: Tensor) -> NDArray[np.generic]:
 
 
 def _layer_sums(
-    probe: Probe, batch: Batch | TextBatch, reference: RoutingTrace, view: RoutingTrace, shown: int
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: RoutingTrace,
+    view: RoutingTrace,
+    shown: int,
 ) -> dict[Cell, dict[str, Tensor]]:
     found: dict[Cell, dict[str, Tensor]] = {}
     analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
     for name, layer in view.layers.items():
-        pair = pair_up(probe, batch, reference.layers[name], layer, shown)
-        found |= sums_of_layer(analyses, name, pair)
+        pair, left_out = settle(
+            pair_up(probe, batch, reference.layers[name], layer, shown),
+            batch.image_ids,
+            checkpoint=checkpoint.name,
+            layer=name,
+            allow=probe.allow_not_finite,
+        )
+        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, name, pair).items()}
     return found
 
 
@@ -245,17 +263,31 @@ def sums_of_layer(
 
 
 def _output_sums(
-    probe: Probe, batch: Batch | TextBatch, reference: Tensor | None, view: Tensor | None
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: Tensor | None,
+    view: Tensor | None,
 ) -> dict[str, Tensor]:
     assert view is not None
+    left_out = finite.settle_scores(
+        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+    )
     pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
-    return _sums((analysis for analysis in probe.analyses if isinstance(analysis, OutputAnalysis)), pair)
+    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, OutputAnalysis))
+    return _sums(analyses, pair) | left_out
 
 
 def _corner_sums(
-    probe: Probe, model: Traceable, batch: Batch | TextBatch, clean: _Pass, perturbed: _Pass, shown: int
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    clean: _Pass,
+    perturbed: _Pass,
+    shown: int,
 ) -> dict[str, Tensor]:
     """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
+    model = checkpoint.model
     assert isinstance(model, Replayable)
     assert clean[0] is not None
     assert perturbed[0] is not None
@@ -265,8 +297,12 @@ def _corner_sums(
         (batch.views[shown], perturbed[0], perturbed[1]),
         gates=probe.replayed_gates,
     )
+    left_out = finite.settle_scores(
+        logits, batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+    )
     corners = Corners(logits, _labels(probe, batch).to(clean[0].device))
-    return _sums((analysis for analysis in probe.analyses if isinstance(analysis, CornerAnalysis)), corners)
+    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, CornerAnalysis))
+    return _sums(analyses, corners) | left_out
 
 
 def _sums(analyses: Iterable[ModelAnalysis[Subject]], subject: Subject) -> dict[str, Tensor]:

@@ -51,7 +51,8 @@ COLUMNS: dict[str, str] = {
     "trials": "denominator: corresponding patches, tokens or images",
     "seed": "seed of the probing (views and bootstrap)",
     "flag": "collapsed: chance is 1, so kappa does not exist; no_trials: there was nothing to count; few_images: "
-    "under 20, no interval; unstable: undefined in more than 1 % of the resamples, no interval",
+    "under 20, no interval; unstable: undefined in more than 1 % of the resamples, no interval; not_finite: images "
+    "whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
@@ -67,7 +68,8 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
     "p_holm": "the same after Holm's correction for the family",
     "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
-    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials or unstable",
+    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials, unstable or "
+    "not finite",
     "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",

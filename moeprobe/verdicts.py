@@ -8,7 +8,9 @@ from moeprobe.families import Difference, Judged
 
 MARGIN = 0.02
 
-UNJUDGED = ("few images", "no trials", "unstable")
+# Images of a side were left out since their gates or scores are no numbers.
+NOT_FINITE = "not finite"
+UNJUDGED = ("few images", "no trials", "unstable", NOT_FINITE)
 _FLAGS = {
     "collapsed": "collapsed",
     "no_trials": "no trials",

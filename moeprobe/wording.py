@@ -214,11 +214,12 @@ def decimals_of(row: Mapping[str, Any]) -> int:
 
 
 def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
-    """Return ``[low, high]`` of a table's row; its flag in brackets where there is no interval."""
-    if row["ci_low"] == row["ci_low"]:
-        ends = [number(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
-        return f"[{', '.join(ends)}]"
-    return f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
+    """Return ``[low, high]`` of a table's row, and its flag in brackets: alone where there is no interval."""
+    flag = f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
+    if row["ci_low"] != row["ci_low"]:
+        return flag
+    ends = [number(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
+    return f"[{', '.join(ends)}] {flag}".rstrip()
 
 
 def interval(row: Mapping[str, Any], *, signed: bool = False, stacked: bool = False) -> str:

@@ -14,8 +14,8 @@ LEVELS = {
         "hub", "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
     },
     1: {
-        "accumulators", "data", "divergence", "families", "formats", "nn", "regions", "ridge", "routing", "showing",
-        "similarity", "statistics", "tables", "verdicts", "views", "within_image",
+        "accumulators", "data", "divergence", "families", "finite", "formats", "nn", "regions", "ridge", "routing",
+        "showing", "similarity", "statistics", "tables", "verdicts", "views", "within_image",
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
@@ -74,6 +74,7 @@ NEIGHBOURS = {
     ("exhibits", "probes"),
     ("families", "statistics"),
     ("files", "errors"),
+    ("finite", "routing"),
     ("hub", "options"),
     ("fewshot", "asking"),
     ("fewshot", "loading"),
@@ -85,6 +86,7 @@ NEIGHBOURS = {
     ("gathering", "loading"),
     ("gathering", "probing"),
     ("inspection", "loading"),
+    ("neighbours", "pairing"),
     ("neighbours", "probes"),
     ("grids", "config"),
     ("grids", "errors"),

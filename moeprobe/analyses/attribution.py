@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, CornerAnalysis, Corners, Metric
+from moeprobe.finite import scores_are_not
 from moeprobe.statistics import Ratio
 
 # (pixels, routing) of each corner.
@@ -39,12 +40,14 @@ class Attribution(CornerAnalysis):
         """
         clean = corners.logits[0]
         predicted = clean.argmax(1, keepdim=True)
-        labelled = corners.labels >= 0
+        nothing = torch.stack([scores_are_not(logits) for logits in corners.logits]).any(0)
+        labelled = (corners.labels >= 0) & ~nothing
         target = corners.labels.clamp_min(0)
-        columns = {"attributed": torch.ones_like(target), "attributed_labelled": labelled.long()}
+        columns = {"attributed": (~nothing).long(), "attributed_labelled": labelled.long()}
         for name, logits in zip(CORNERS, corners.logits, strict=True):
-            columns[f"logit_distance_{name}"] = (logits - clean).norm(dim=1)
-            columns[f"class_probability_{name}"] = logits.softmax(1).gather(1, predicted)[:, 0]
+            distance, probability = (logits - clean).norm(dim=1), logits.softmax(1).gather(1, predicted)[:, 0]
+            columns[f"logit_distance_{name}"] = distance.masked_fill(nothing, 0)
+            columns[f"class_probability_{name}"] = probability.masked_fill(nothing, 0)
             columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
         return columns
 

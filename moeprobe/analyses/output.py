@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
+from moeprobe.finite import scores_are_not
 from moeprobe.statistics import Ratio
 
 _TOP = 5
@@ -17,35 +18,53 @@ class Output(OutputAnalysis):
     signature = "predicted"
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
-        """Return per image: labelled, correct, correct among five, loss, agreement."""
-        labelled = pair.labels >= 0
+        """Return per image: labelled, correct, correct among five, loss, agreement.
+
+        Scores without a highest one (NaN) are no answer, and no trial.
+        """
+        answered = ~scores_are_not(pair.view)
+        labelled = (pair.labels >= 0) & answered
         target = pair.labels.clamp_min(0)
-        rank = (pair.view > pair.view.gather(1, target[:, None])).sum(1)
+        rank = _rank(pair.view, target)
         loss = F.cross_entropy(pair.view, target, reduction="none")
+        both = answered
+        if pair.reference is not None:
+            both = answered & ~scores_are_not(pair.reference)
         columns = {
             "labelled": labelled.long(),
-            "accuracy": ((pair.view.argmax(1) == target) & labelled).long(),
+            "accuracy": ((rank == 0) & labelled).long(),
             "loss": loss.where(labelled, torch.zeros_like(loss)),
-            "predicted": torch.ones_like(labelled, dtype=torch.long),
+            "predicted": both.long(),
         }
         if pair.reference is not None:
-            columns["prediction_agreement"] = (pair.view.argmax(1) == pair.reference.argmax(1)).long()
+            agree = pair.view.argmax(1) == pair.reference.argmax(1)
+            columns["prediction_agreement"] = (agree & both).long()
         if pair.view.shape[1] > _TOP:  # among five of five everything is right
             columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
         return columns
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
-        """Return the ratios; nothing about labels where no image has one."""
+        """Return the ratios; nothing about labels where no image has one. Without a single answer there is no value."""
         denominators = {
             "accuracy": "labelled",
             "top5_accuracy": "labelled",
             "loss": "labelled",
             "prediction_agreement": "predicted",
         }
-        found = []
+        found, unanswered = [], not columns["predicted"].any()
         for name, denominator in denominators.items():
             count = columns[denominator]
-            if name in columns and count.sum() > 0:
+            if name in columns and (unanswered or count.sum() > 0):
                 statistic = Ratio(columns[name].astype(np.float64), count.astype(np.float64))
                 found.append(Metric(name, "", statistic, count))
         return found
+
+
+def _rank(scores: Tensor, target: Tensor) -> Tensor:
+    """Return the place ``(B,)`` of a class among the scores ``(B, classes)``, from 0 on; ties to the lower class.
+
+    So does ``argmax``. To count the better ones alone would put every class of equal scores first.
+    """
+    own = scores.gather(1, target[:, None])
+    lower = torch.arange(scores.shape[1], device=scores.device) < target[:, None]
+    return ((scores > own) | ((scores == own) & lower)).sum(1)

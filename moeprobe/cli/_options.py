@@ -130,6 +130,16 @@ _COMMON: dict[str, tuple[Any, Any]] = {
         ],
         False,
     ),
+    "allow_not_finite": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--allow-not-finite",
+                help="Leave out inputs whose gates or scores are NaN or infinite, and flag the numbers that lack them.",
+            ),
+        ],
+        False,
+    ),
     "out": (
         Annotated[Path | None, typer.Option(help="Folder for tables and figures; default: print only.")],
         None,
