@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, cast, get_type_hints
+from typing import Any, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 from moeprobe.catalog import did_you_mean
 from moeprobe.errors import UserError
@@ -191,31 +191,28 @@ def several(given: Any) -> list[Any]:
 def checked(function: F) -> F:
     """Refuse keywords that a function does not take, and positional arguments too many, with one sentence.
 
-    Where it takes ``Keywords``, its signature names each of them, for ``help`` and the completion of a notebook.
+    Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for ``help`` and the
+    completion of a notebook.
     """
     own = inspect.signature(function)
-    parameters = [one for one in own.parameters.values() if one.annotation != Unpack[Keywords]]
-    # What takes any keyword checks them itself.
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-    if len(parameters) < len(own.parameters):
+    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    defaults = {field.name: field.default for field in dataclasses.fields(Options)}
+    for unpacked in (one.annotation for one in own.parameters.values() if one.kind is one.VAR_KEYWORD):
+        [keywords] = get_args(unpacked)
         named = {one.name for one in parameters}
-        types = get_type_hints(Keywords)
         parameters += [
             inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=types[field.name],
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind
             )
-            for field in dataclasses.fields(Options)
-            if field.name not in named
+            for name, kind in get_type_hints(keywords).items()
+            if name not in named
         ]
     signature = own.replace(parameters=parameters)
     name = f"api.{function.__name__}"
 
     @functools.wraps(function)
     def wrapper(*given: Any, **named: Any) -> Any:
-        for keyword in () if takes_any else named:
+        for keyword in named:
             if keyword not in signature.parameters:
                 known = list(signature.parameters)
                 hint = did_you_mean(keyword, known)

@@ -1,7 +1,8 @@
 """What imports have in common: where and how they are written, the description of the model, and its classes."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import ValidationError
 from torch import nn
@@ -11,6 +12,19 @@ from moeprobe.errors import UserError
 from moeprobe.files import whole_folder
 from moeprobe.loading import open_data
 from moeprobe.training import checkpoint
+
+
+class Unseen(TypedDict, total=False):
+    """Keys of ``ModelConfig`` that leave no trace in parameters."""
+
+    top_k: int
+    capacity_factor: float | str
+    eval_capacity_factor: float | str
+    group_images: int
+    batch_priority: bool
+    mean: Sequence[float]
+    std: Sequence[float]
+    crop_fraction: float | None
 
 
 def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
@@ -51,7 +65,7 @@ def save(
         )
 
 
-def model_config(keys: dict[str, Any]) -> ModelConfig:
+def model_config(keys: Mapping[str, Any]) -> ModelConfig:
     """Return the description of a model; what does not fit is named as the option that gave it.
 
     Raises:

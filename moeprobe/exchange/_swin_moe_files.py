@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeprobe.characters import quoted
 from moeprobe.errors import UserError
-from moeprobe.files import DAMAGE
+from moeprobe.files import DAMAGE, check_regular
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")
@@ -139,6 +139,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     """
     # What a pickle may name besides torch's own list; the configuration beside the parameters becomes plain mappings.
     allowed: list[Any] = [set, frozenset, (OrderedDict, "yacs.config.CfgNode")]
+    check_regular(path)
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ import moeprobe.nn  # noqa: F401  (mends torchvision)
 from moeprobe.characters import quoted
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.exchange._common import check_folder, class_names, model_config, save
+from moeprobe.exchange._common import Unseen, check_folder, class_names, model_config, save
 from moeprobe.exchange._swin_moe_files import Ranks, find_files, read_ranks
 from moeprobe.exchange._swin_moe_names import Architecture, infer, to_state_dict
 from moeprobe.nn.swin import build_swin
@@ -59,7 +59,7 @@ def import_swin_moe(
     classes: str | None = None,
     overwrite: bool = False,
     watcher: Watcher | None = None,
-    **settings: Any,
+    **settings: Unpack[Unseen],
 ) -> ImportedSwinMoe:
     """Make a checkpoint of moeprobe of a Swin-MoE's files, one per rank.
 
@@ -100,7 +100,7 @@ def import_swin_moe(
     )
 
 
-def _config(sizes: Architecture, settings: dict[str, Any], *, renormalise: bool) -> ModelConfig:
+def _config(sizes: Architecture, settings: Unseen, *, renormalise: bool) -> ModelConfig:
     router: dict[str, Any] = {"name": sizes.router, "renormalise": renormalise}
     if sizes.projection_width is not None:
         router["projection_width"] = sizes.projection_width

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import moeprobe.nn  # noqa: F401  (registers the models)
 from moeprobe.characters import quoted
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.exchange._common import check_folder, class_names, model_config, save
+from moeprobe.exchange._common import Unseen, check_folder, class_names, model_config, save
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
 from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
@@ -41,6 +41,12 @@ _DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float16: np.dtype("<f2"),
     torch.bfloat16: BFLOAT16,
 }
+
+
+class UnseenOfVmoe(Unseen, total=False):
+    """What leaves no trace in a V-MoE's parameters."""
+
+    bfloat16_dispatch: bool
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ def import_vmoe(
     classes: str | None = None,
     overwrite: bool = False,
     watcher: Watcher | None = None,
-    **settings: Any,
+    **settings: Unpack[UnseenOfVmoe],
 ) -> Imported:
     """Make a checkpoint of moeprobe of one of V-MoE's.
 
@@ -248,7 +254,7 @@ def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict
     return arrays, dict(Counter(name.split("/")[0] for name in names if not name.startswith(prefix)))
 
 
-def _config(sizes: Architecture, settings: dict[str, Any]) -> ModelConfig:
+def _config(sizes: Architecture, settings: UnseenOfVmoe) -> ModelConfig:
     return model_config(
         {
             "name": "vmoe",
@@ -271,6 +277,7 @@ def _config(sizes: Architecture, settings: dict[str, Any]) -> ModelConfig:
 def _sizes(model: Any) -> Architecture:
     """Return the sizes of a V-MoE of ours."""
     layers = moe_layers(model)
+    before_head: Any = model.fc_norm
     experts: Any = next(iter(layers.values())).experts
     return Architecture(
         width=model.embed_dim,
@@ -282,7 +289,7 @@ def _sizes(model: Any) -> Architecture:
         num_classes=model.num_classes,
         num_experts=experts.num_experts,
         layers=tuple(int(name.split(".")[1]) for name in layers),
-        pre_logits=model.fc_norm[0].out_features if isinstance(model.fc_norm, torch.nn.Sequential) else 0,
+        pre_logits=before_head[0].out_features if isinstance(before_head, torch.nn.Sequential) else 0,
     )
 
 

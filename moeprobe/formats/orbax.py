@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from moeprobe.characters import quoted
 from moeprobe.errors import UserError
+from moeprobe.files import check_regular_files
 from moeprobe.formats.arrays import BFLOAT16, DTYPES, Stored
 
 # What says that an array begins, and the driver that reads it.
@@ -72,6 +73,7 @@ def read_orbax(folder: Path) -> Stored:
     if len(items) != 1:
         found = f"several: {', '.join(item.name for item in items)}; name one" if items else "none"
         raise UserError(f"{folder} is a folder; checkpoints that Orbax wrote in it: {found}.")
+    check_regular_files(items[0], "**/*")
     try:
         import tensorstore
     except ImportError:

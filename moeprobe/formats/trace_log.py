@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from moeprobe.catalog import unknown
 from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
+from moeprobe.files import open_regular
 from moeprobe.formats._trace_checks import expert_problems
 from moeprobe.formats.trace import COLUMNS, batch, lists
 
@@ -111,7 +112,7 @@ class Log:
     def _rows(self) -> Iterator[tuple[_Row, int]]:
         seen: set[tuple[str, str]] = set()
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 for number, line in enumerate(file, start=1):
                     if not line.strip():
                         continue

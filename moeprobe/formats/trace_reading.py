@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
+from moeprobe.files import check_regular
 from moeprobe.formats import _trace_checks as checks
 from moeprobe.formats.trace import FORMAT, KEY, SCALARS, SCHEMA, VERSION
 
@@ -219,10 +220,11 @@ class TraceFile:
 def _open(path: Path) -> pq.ParquetFile:
     if path.is_dir():
         raise UserError(f"{path} is a folder; name the traces in it, e.g. {path}/clean.parquet.")
+    if not path.exists():
+        raise UserError(f"There is no trace {path}.")
+    check_regular(path)
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
-    except FileNotFoundError:
-        raise UserError(f"There is no trace {path}.") from None
     except _UNREADABLE as error:
         if path.suffix == ".jsonl":
             raise UserError(

@@ -4,6 +4,7 @@ A folder may come from somebody else, so nothing it names is followed out of it,
 sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and figures can be reported.
 """
 
+import io
 import json
 import math
 import re
@@ -16,6 +17,7 @@ import pandas as pd
 
 from moeprobe.characters import restored
 from moeprobe.errors import UserError
+from moeprobe.files import read_bytes
 from moeprobe.medium import Medium, medium_of
 
 _NUMBERS = (
@@ -28,6 +30,8 @@ _NUMBERS = (
     "images",
     "trials",
 )
+# Of a figure or a table: a page of more than that opens in no browser.
+_LIMIT = 2**30
 _COLOUR = re.compile("#[0-9A-Fa-f]{6}")
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
@@ -159,7 +163,7 @@ def _read(path: Path, label: str) -> Run:
         name: files[name]
         for name in sorted(files, key=lambda n: (n != "table.csv", n != "comparison.csv", n))
     }
-    csvs = {name: _read_csv(path / name) for name in files}
+    csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
     frames = _read_frames(path, sidecar)
     shown = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
@@ -208,17 +212,14 @@ def _bytes(folder: Path, path: Path) -> bytes:
     """Read a file of a run; one that lies elsewhere is none of it."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+    return read_bytes(path, limit=_LIMIT)
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
     try:
         # As text: a checkpoint may be called "nan" or "007".
-        return pd.read_csv(path, dtype=str, keep_default_na=False).map(restored)
-    except (ValueError, OSError) as error:
+        return pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
+    except ValueError as error:
         raise UserError(f"Cannot read {path}: {error}.") from error
 
 
