@@ -21,6 +21,7 @@ from moeprobe.analyses.weights import Weights
 from moeprobe.asking import KINDS, make_analyses
 from moeprobe.errors import UserError
 from moeprobe.files import sha256
+from moeprobe.formats.trace import is_ordered
 from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
@@ -250,6 +251,17 @@ def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -
     hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
     if len({named.name for named in traces}) > 1 and len(hashes) > 1:
         notes.append("whether expert e of one checkpoint does what expert e of another does")
+    found = [(name, named.trace.layers[name]) for name in layers for named in traces]
+    lacking = dict.fromkeys(
+        name
+        for name, layer in found
+        if not layer.experts_choose and not is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept)
+    )
+    if lacking:
+        notes.append(
+            f"which expert came first in {', '.join(lacking)} (and so top-1 match and load), as no gates were logged: "
+            "only sets of experts are compared"
+        )
     long = [layer for layer in layers if _most_tokens(traces, layer, ids) > _LONGEST]
     if long and len(traces) > 1:
         notes.append(f"the weights in {', '.join(long)}, as inputs have more than {_LONGEST} tokens")

@@ -33,6 +33,7 @@ class LayerRouting:
         slot: ``(B, T)`` the slot (expert · slots + place) that gives a token most, where slots hold mixtures of tokens;
             else None.
         experts_choose: experts take tokens, so that a token has any number of experts from none to E.
+        ordered: ``selected`` is best first; else the first of several choices is no more than the others.
     """
 
     gates: Tensor
@@ -47,6 +48,7 @@ class LayerRouting:
     router: str
     slot: Tensor | None = None
     experts_choose: bool = False
+    ordered: bool = True
 
     def __repr__(self) -> str:
         return f"LayerRouting({self.described()})"

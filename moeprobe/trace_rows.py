@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses.confidence import highest_gates
-from moeprobe.formats.trace import COLUMNS, batch, lists
+from moeprobe.formats.trace import COLUMNS, batch, is_ordered, lists
 from moeprobe.formats.trace_reading import Block
 from moeprobe.geometry import Correspondence, PatchGrid
 from moeprobe.routing import LayerRouting
@@ -88,8 +88,8 @@ def to_rows(
 def to_routing(block: Block) -> LayerRouting:
     """Return the routing of some inputs; a token past the end of its input is padding.
 
-    Where gates are not recorded they are zeros, and where those of the other experts are not, they are said to be no
-    distribution.
+    Where gates are not recorded they are zeros, and the choices are in no order; where those of the other experts are
+    not, they are said to be no distribution.
     """
     layer = block.layer
     grid = None
@@ -110,6 +110,7 @@ def to_routing(block: Block) -> LayerRouting:
         router=layer.router,
         slot=None if block.slot is None else torch.from_numpy(block.slot).long(),
         experts_choose=layer.experts_choose,
+        ordered=is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept),
     )
 
 

@@ -88,5 +88,12 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["requests"] == 1
     table = json.loads(run("analyze-trace", trace, "--json").stdout)["table"]
     assert {row["checkpoint"] for row in table} == {"server"}
+    assert "not known which of a token's experts" not in result.output
     # Nothing of confidence: the gates of the other experts are not known.
     assert {row["metric"] for row in table} == {"load_entropy", "unserved"}
+    bare = log.with_name("bare.jsonl")
+    bare.write_text(json.dumps({key: value for key, value in line.items() if key != "gates"}))
+    said = run("import", "trace", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
+    assert (
+        "No gates were logged of blocks.3, so it is not known which of a token's experts came first" in said
+    )

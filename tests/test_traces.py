@@ -208,7 +208,7 @@ def log(path: Path, seed: int, *, names: range = range(25), **more: Any) -> Path
 
 
 def test_two_logs_of_a_server(tmp_path: Path) -> None:
-    """Choices alone: match, overlap and load by a plain loop over the lines; nothing about gates."""
+    """Sets of choices alone: match by a plain loop over the lines; nothing about gates, or which choice came first."""
     files = []
     for seed, day in enumerate(("monday", "tuesday")):
         source = log(tmp_path / f"{day}.jsonl", seed, names=range(seed, 25 + seed))
@@ -230,8 +230,6 @@ def test_two_logs_of_a_server(tmp_path: Path) -> None:
             for first, second in zip(lines[0][key], lines[1][key], strict=True)
         ]
         expected = {
-            "top1_match": np.mean([first[0] == second[0] for first, second in pairs]),
-            "top2_match": np.mean([first == second for first, second in pairs]),
             "top2_set_match": np.mean([set(first) == set(second) for first, second in pairs]),
         }
         for metric, value in expected.items():
@@ -246,7 +244,28 @@ def test_two_logs_of_a_server(tmp_path: Path) -> None:
     assert set(table["view"]) == {"recorded"}
     assert set(table["dataset"]) == {"requests"}
     assert found.comparison is not None
-    assert set(found.comparison["metric"]) >= {"load_entropy"}
+    assert set(found.comparison["metric"]) == {"unserved"}
+    assert not table["metric"].str.contains("top1|top2_match|load").any()
+    assert any("which expert came first in mlp.0, mlp.1" in note for note in found.sidecar["notes"])
+    assert table["metric"].str.startswith("set_jaccard").any() and (table["metric"] == "churn").any()
+
+
+def test_gates_or_a_single_expert_say_which_came_first(tmp_path: Path) -> None:
+    experts = [[[3, 1], [0, 2]], [[3], [0]]]
+    for number, (chosen, gates) in enumerate(((experts[0], [[0.2, 0.7], [0.6, 0.3]]), (experts[1], None))):
+        line = {"id": "r", "layer": "mlp", "num_experts": 4, "experts": chosen}
+        source = tmp_path / f"{number}.jsonl"
+        source.write_text(json.dumps(line if gates is None else line | {"gates": gates}))
+        made = api.import_trace(source, tmp_path / f"{number}.parquet")
+        assert made.unordered == []
+        found = api.analyze_trace([made.path])
+        assert "load_entropy" in set(found.table["metric"])
+        # The larger gate came first: expert 1 of the first token, 0 of the second.
+        assert found.images.to_pandas()["load"].iloc[0].tolist() == [[1, 1, 0, 0], [1, 0, 0, 1]][number]
+
+
+def test_logs_that_do_not_fit(tmp_path: Path) -> None:
+    files = [api.import_trace(log(tmp_path / "m.jsonl", 1), tmp_path / "m.parquet").path]
     other = api.import_trace(log(tmp_path / "o.jsonl", 3, names=range(90, 99)), tmp_path / "o.parquet").path
     with pytest.raises(UserError, match="have no input in common"):
         api.analyze_trace([files[0], other])

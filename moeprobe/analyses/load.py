@@ -18,8 +18,8 @@ class Load(LayerAnalysis):
     signature = "load"
 
     def applies(self, layer: LayerRouting) -> bool:
-        """Whether tokens choose experts, and there is more than one."""
-        return layer.tokens_choose and layer.num_experts > 1
+        """Whether tokens choose experts, there is more than one, and it is known which was chosen first."""
+        return layer.tokens_choose and layer.num_experts > 1 and layer.ordered
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return how many patches of the view, or of both views, chose each expert first, ``(B, E)``."""

@@ -90,9 +90,12 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     trial = paired.present & (reference[..., 0] >= 0) & (view[..., 0] >= 0)
     reference, view = (side.masked_fill(~trial[..., None], -1) for side in (reference, view))
     columns = {"trials": trial.sum(1)}
-    for name, depth, ordered in kinds(reference.shape[-1]):
+    top_k, known = reference.shape[-1], pair.reference.ordered and pair.view.ordered
+    for name, depth, ordered in kinds(top_k):
         if depth == pair.view.num_experts and not ordered:
             continue  # every token chooses the set of all experts: no measurement
+        if not known and (ordered or depth < top_k):
+            continue  # which choice came first is not known
         first, second = reference[..., :depth], view[..., :depth]
         if not ordered:
             first, second = first.sort(-1).values, second.sort(-1).values

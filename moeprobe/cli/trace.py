@@ -124,6 +124,7 @@ def import_trace(
             "layers": found.layers,
             "tokens": found.tokens,
             "bytes": found.nbytes,
+            "unordered": found.unordered,
         }
         print(json_module.dumps(content, ensure_ascii=False))
         return
@@ -133,5 +134,11 @@ def import_trace(
         f"{found.nbytes:,} bytes.",
         soft_wrap=True,
     )
+    if found.unordered:
+        screen.print(
+            f"No gates were logged of {', '.join(found.unordered)}, so it is not known which of a token's experts came "
+            "first: sets of experts will be compared, without top-1 match and load.",
+            soft_wrap=True,
+        )
     screen.print(f"Written: {found.path}", soft_wrap=True)
     screen.print(f"Next: moeprobe analyze-trace {found.path} OTHER.parquet", soft_wrap=True)

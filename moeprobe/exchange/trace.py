@@ -5,7 +5,7 @@ from pathlib import Path
 
 from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
-from moeprobe.formats.trace import metadata, writing
+from moeprobe.formats.trace import is_ordered, metadata, writing
 from moeprobe.formats.trace_log import Log
 from moeprobe.options import checked
 from moeprobe.watching import Watcher, watching
@@ -13,13 +13,17 @@ from moeprobe.watching import Watcher, watching
 
 @dataclass(frozen=True)
 class ImportedTrace:
-    """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it."""
+    """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it.
+
+    ``unordered``: the layers of which it is not known which of a token's experts came first, as no gates were logged.
+    """
 
     path: Path
     requests: int
     layers: list[str]
     tokens: int
     nbytes: int
+    unordered: list[str]
 
 
 @checked
@@ -66,4 +70,10 @@ def import_trace(
         for rows in found.batches():
             file.write([rows])
         file.close(metadata(checkpoint=about, layers=list(found.layers), data=data))
-    return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, path.stat().st_size)
+    unordered = [
+        name
+        for name, alike in found.layers.items()
+        if not is_ordered(top_k=alike["top_k"], gates_kept=alike["gates_kept"])
+    ]
+    size = path.stat().st_size
+    return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, size, unordered)

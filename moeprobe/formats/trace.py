@@ -176,3 +176,11 @@ def writing(path: Path) -> Iterator[TraceWriter]:
         trace = TraceWriter(writer)
         yield trace
         assert trace.closed, "a trace without its metadata"
+
+
+def is_ordered(*, top_k: int, gates_kept: str) -> bool:
+    """Whether it is known which of a token's experts came first: a server may log them in any order, the gates tell.
+
+    What ``moeprobe trace`` records always has the gates of the chosen.
+    """
+    return top_k < 2 or gates_kept != "none"
