@@ -241,7 +241,7 @@ def _animations(
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
     from moeprobe.figures import save
     from moeprobe.figures.animation import frame, strip, write_gif
-    from moeprobe.figures.overlay import moved
+    from moeprobe.figures.overlay import experts_of, moved
 
     assert isinstance(question.view, SeverityView)
     layers = _by_layer(shown)
@@ -254,7 +254,7 @@ def _animations(
         frames = []
         for number, severity in enumerate(question.severities):
             shown_now = [item for item in items if item.severity == severity]
-            figure = frame(shown_now, title=title, note=moved(items))
+            figure = frame(shown_now, title=title, note=moved(items), experts=experts_of(items))
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"), formats=("png",))
             watcher.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]

@@ -244,7 +244,7 @@ def figures_of(result: Result) -> dict[str, Figure]:
     palette, request = result.sidecar["colours"], result.sidecar["request"]
     drawing: dict[str, Callable[[Any], dict[str, Figure]]] = {
         "match-ratio": partial(match_ratio.draw, colours=palette),
-        "s-matrix": s_matrix.draw,
+        "s-matrix": partial(s_matrix.draw, colours=palette),
         "confidence": partial(confidence.draw, colours=palette),
         "fewshot": partial(fewshot.draw, colours=palette),
         "contagion": partial(contagion.draw, colours=palette),

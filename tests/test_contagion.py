@@ -19,6 +19,7 @@ from moeprobe.routing import LayerRouting, RoutingTrace
 from moeprobe.tables import COLUMNS
 from moeprobe.views.base import Framing
 from tests.commands import Trained, refused, run
+from tests.drawn import words
 from tests.routings import checkpoint
 
 KINDS = ("batch", "token", "attention")
@@ -90,8 +91,12 @@ def test_contagion_writes_what_it_says(finished: Path) -> None:
 def test_a_report_and_a_comparison_tell_of_it(finished: Path, tmp_path: Path) -> None:
     document = api.report([finished])
     said = document.markdown.split("**Headline numbers**", maxsplit=1)[0]
-    for words in ("Dependence of routing on other tokens", "when batch-mates are exchanged", "other patches"):
-        assert words in said, words
+    for said_there in (
+        "Dependence of routing on other tokens",
+        "when batch-mates are exchanged",
+        "other patches",
+    ):
+        assert said_there in said, said_there
     table = pd.read_csv(finished / "table.csv").query("layer == 'blocks.3' and tokens == 'patch'")
     rows = document.headlines.query("metric == 'attention_contagion' and reference == ''")
     assert set(rows["value"]) == set(table.loc[table["metric"] == "attention_contagion", "value"])
@@ -186,7 +191,9 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
     alone = figure.draw(result.table.query("checkpoint == 'soft'"), colours=result.sidecar["colours"])[
         "contagion"
     ]
-    assert (len(together.axes), len(alone.axes)) == (6, 2)
+    # What never changes is said, not drawn.
+    assert (len(together.axes), len(alone.axes)) == (2, 1)
+    assert all("0 exactly when batch-mates are exchanged" in words(drawn) for drawn in (together, alone))
     for axes in [*together.axes, *alone.axes]:
         low, high = axes.get_ylim()
         for line in axes.get_lines():

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from moeprobe.figures import confidence, match_ratio, sweep
 from moeprobe.palette import colours
 from moeprobe.tables import frame
+from tests.drawn import words
 
 _MATCH = [
     (f"top1_match{what}", null)
@@ -72,18 +73,14 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
     assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
 
 
-def heading(figure: Figure) -> str:
-    return " ".join(figure.get_suptitle().split())
-
-
 def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:
     for kind, severities in (("sweep", [0.0, 0.1]), ("match", [None])):
         found = table(list(severities))
         extra = found[found["metric"] == "top1_match_kappa"]
         parts = {
             "": found,
-            "in the table only: chance and κ by class": pd.concat([found, extra.assign(null="class")]),
-            "in the table only: foreground and background": pd.concat(
+            "In the table only: chance and κ by class": pd.concat([found, extra.assign(null="class")]),
+            "In the table only: foreground and background": pd.concat(
                 [found, extra.assign(tokens="boundary")]
             ),
         }
@@ -92,16 +89,16 @@ def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:
                 "sweep": lambda rows=rows: sweep.draw(rows, colours=COLOURS, unit="σ")["routing"],
                 "match": lambda rows=rows: match_ratio.draw(rows, colours=COLOURS)["match-ratio"],
             }[kind]()
-            assert said in heading(drawn) and ("in the table only" in heading(drawn)) == bool(said)
+            assert said in words(drawn) and ("In the table only" in words(drawn)) == bool(said)
 
 
 def test_no_figure_claims_intervals_that_are_not_there() -> None:
     found = table([None])
-    assert "bars: 95 % over images" in heading(match_ratio.draw(found, colours=COLOURS)["match-ratio"])
+    assert "bars: 95 % over images" in words(match_ratio.draw(found, colours=COLOURS)["match-ratio"])
     found[["ci_low", "ci_high"]] = np.nan
     found["images"] = 19
-    assert heading(match_ratio.draw(found, colours=COLOURS)["match-ratio"]).endswith(
-        "19 images; no intervals: they need at least 20 images"
+    assert words(match_ratio.draw(found, colours=COLOURS)["match-ratio"]).endswith(
+        "19 images; no intervals: they need at least 20 images."
     )
 
 

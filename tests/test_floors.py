@@ -23,6 +23,7 @@ from moeprobe.views.base import Framing
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained
 from tests.commands import run as command
+from tests.drawn import words
 from tests.routings import checkpoint, probe, tiny
 
 ABOUT = About("run", "digits", "test", 0, True, {}, {})
@@ -120,7 +121,7 @@ def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
         "routing"
     ]
     assert "noise floor (arithmetic)" in [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "25 images" in str(figure.get_suptitle())
+    assert "25 images" in words(figure)
     shown = command(*arguments).output
     assert "Noise floor: top-1 match of 25 clean images with themselves" in shown and "bfloat16" in shown
 

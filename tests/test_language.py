@@ -19,6 +19,7 @@ from moeprobe.runs import Result
 from moeprobe.views.token_dropout import TokenDropout
 from tests.adapters.tiny_texts import olmoe, texts
 from tests.commands import refused, run
+from tests.drawn import words
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_a_text_is_cut_off_where_it_is_told(models: list[Checkpoint], data: str)
     short = api.confidence(models[:1], data=data, max_length=5)
     assert set(pick(short, metric="gate_highest", tokens="token")["trials"]) == {4 * 22}  # and <s>
     (figure,) = confidence.draw(short.table, colours=short.sidecar["colours"]).values()
-    assert "Router confidence on clean texts" in str(figure.get_suptitle())
+    assert "Router confidence on clean texts" in words(figure)
 
 
 def test_all_models_cut_texts_off_at_one_length(models: list[Checkpoint], data: str) -> None:

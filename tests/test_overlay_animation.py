@@ -3,12 +3,15 @@
 import dataclasses
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
@@ -17,9 +20,11 @@ from moeprobe import api
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import animation, save
 from moeprobe.figures.overlay import draw, patches
+from moeprobe.palette import expert_colour
 from moeprobe.views.affine import Affine
 from moeprobe.views.gaussian_noise import GaussianNoise
 from tests.commands import Trained, refused, run
+from tests.drawn import words
 from tests.routings import checkpoint, probe
 
 KEYS = ["checkpoint", "layer", "image_id", "row", "column"]
@@ -225,7 +230,7 @@ def test_the_strip_says_severity_and_how_many_changed() -> None:
     ]
     assert [row[0].get_ylabel() for row in panels] == ["a", "b"]
     assert [row[0].yaxis.label.get_color() for row in panels] == ["blue", "green"]
-    assert "noise σ" in figure.get_supxlabel()
+    assert "noise σ" in words(figure)
     # A patch without a partner bears no number.
     assert [text.get_text() for text in panels[0, 0].texts] == [*map(str, range(8)), *"·" * 8]
 
@@ -235,13 +240,13 @@ def test_legends_say_where_clean_patches_meet() -> None:
     met = [apart[0], dataclasses.replace(apart[1], meeting=3)]
     for items, expected in ((apart, False), (met, True)):
         figures = [
-            animation.strip(items, title="t", unit="u", colours={"a": "red"}).get_supxlabel(),
-            draw(items[1:], title="t").get_suptitle(),
+            words(animation.strip(items, title="t", unit="u", colours={"a": "red"})),
+            words(draw(items[1:], title="t")),
         ]
         assert ["clean patches meet" in " ".join(text.split()) for text in figures] == [expected] * 2
         assert not any("no clean patch" in " ".join(text.split()) for text in figures)
-    lone = draw([made("a", 0.1, changed=1, compared=8)], title="t").get_suptitle()
-    assert "·: no clean patch corresponds" in " ".join(lone.split())
+    lone = draw([made("a", 0.1, changed=1, compared=8)], title="t")
+    assert "Pale (·): no clean patch corresponds" in words(lone)
 
 
 def test_nothing_compared() -> None:
@@ -259,15 +264,72 @@ def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:
     assert len(files) == 3
     pictures = [np.asarray(Image.open(file).convert("RGB"), float) for file in files]
     assert len({picture.shape for picture in pictures}) == 1
-    # Each image covers the same pixels in every frame: that of severity 0 is black, that of 0.125 a dark grey.
-    black = (pictures[0] == 0).all(-1)
-    assert black.mean() > 0.2
-    assert np.median(pictures[2][black]) in (31, 32)
+    # Each image covers the same pixels in every frame: under one tint, that of 0.125 is lighter than the black one.
+    middle = [picture[: picture.shape[0] // 2] for picture in pictures]
+    lighter = (middle[2] > middle[0]).all(-1)
+    step = np.median((middle[2] - middle[0])[lighter])
+    assert lighter.mean() > 0.2 and step == pytest.approx(0.125 * 255 * 0.45, abs=2)
 
 
-def test_where_there_is_no_room_there_are_no_numbers() -> None:
-    for side, inches, expected in ((8, 1.0, 64), (14, 1.0, 0), (24, 2.0, 576)):
-        axes = Figure().subplots()
-        flags = np.zeros((side, side), dtype=bool)
-        patches(axes, np.zeros((side, side, 3)), flags.astype(int), flags, ~flags, inches=inches)
-        assert len(axes.texts) == expected
+def panel_of(side: int, inches: float, *, changed: int = 0, missing: int = 0) -> Any:
+    axes = Figure().subplots()
+    place = np.arange(side * side).reshape(side, side)
+    experts = np.where(place < missing, -1, place % 8)
+    patches(axes, np.zeros((32, 32, 3)), experts, place < changed, place >= 0, inches=inches)
+    return axes
+
+
+def test_numbers_stand_in_grids_of_up_to_eight_alone() -> None:
+    for side, inches, expected in ((7, 2.0, 49), (8, 1.0, 64), (8, 0.5, 0), (14, 3.0, 0), (24, 3.0, 0)):
+        assert len(panel_of(side, inches).texts) == expected
+
+
+@pytest.mark.parametrize("side", [4, 7, 14, 24])
+def test_every_patch_has_the_colour_of_its_expert(side: int) -> None:
+    tints = panel_of(side, 2.0, missing=3).get_images()[1].get_array()
+    place = np.arange(side * side).reshape(side, side)
+    shown = {to_hex(tint[:3]) for tint in tints.reshape(-1, 4)[3:]}
+    assert shown == {expert_colour(expert).lower() for expert in range(8)}
+    for expert in range(8):
+        here = tints[(place % 8 == expert) & (place >= 3)]
+        assert {to_hex(tint[:3]) for tint in here} == {expert_colour(expert).lower()}
+    assert {to_hex(tint[:3]) for tint in tints[place < 3]} == {"#808080"}
+    assert (tints[..., 3] > 0).all() and (tints[..., 3] < 1).all()
+
+
+@pytest.mark.parametrize("side", [4, 7, 14, 24])
+def test_changed_patches_are_outlined(side: int) -> None:
+    outlines = panel_of(side, 2.0, changed=5).collections[1:]
+    assert [len(part.get_paths()) for part in outlines] == [5, 5]
+    # Each inside its patch.
+    for number, path in enumerate(outlines[0].get_paths()):
+        low, high = path.get_extents().get_points() + 0.5
+        patch = np.array([number % side, number // side]) * 32 / side
+        assert (patch < low).all() and (high < patch + 32 / side).all()
+
+
+def test_colours_of_experts_differ() -> None:
+    assert len({expert_colour(expert) for expert in range(64)}) == 64
+
+
+@pytest.mark.parametrize("side", [4, 7, 14, 24])
+def test_heads_and_caption_of_an_overlay_are_apart_and_whole(side: int) -> None:
+    place = np.arange(side * side).reshape(side, side)
+    shown = [
+        dataclasses.replace(
+            made(name, 0.3, changed=1, image="/a/rather/long/path/" * 3),
+            clean_expert=place % 8, perturbed_expert=place % 7, clean_patch=place,
+        )
+        for name in ("fashion-baseline-k2-seed0-again", "b")
+    ]  # fmt: skip
+    figure = draw(shown, title="blocks.1: gaussian_noise at severity 0.3")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    heading = figure._suptitle.get_window_extent()  # type: ignore[attr-defined]
+    heads = [axes.title.get_window_extent() for axes in figure.axes]
+    assert all(head.y1 <= heading.y0 for head in heads)
+    assert all(left.x1 <= right.x0 for left, right in pairwise(heads))
+    caption = figure.texts[-1]
+    assert caption.get_window_extent().y0 >= 0
+    below = min(axes.xaxis.label.get_window_extent().y0 for axes in figure.axes)
+    assert caption.get_window_extent().y1 < figure.legends[0].get_window_extent().y0 < below

@@ -379,13 +379,17 @@ def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> 
     figure = draw(found)["tradeoff"]
     panels = [axes for axes in figure.axes if axes.containers]
     assert len(panels) == 5  # three costs; kappa of a view, load entropy
-    # Where experts choose, there is no load to be even: half of the cells.
-    assert [len(axes.containers) for axes in panels] == [len(CELLS)] * 4 + [len(CELLS) // 2]
-    for axes in panels:
-        for bars in axes.containers:
-            x, y = (float(values[0]) for values in bars.lines[0].get_data())  # type: ignore[attr-defined]
-            low, high = axes.get_ylim()
-            assert low <= y <= high and axes.get_xlim()[0] <= x <= axes.get_xlim()[1]
+    # A container holds the seeds of a cell. Where experts choose, there is no load to be even: half of the cells.
+    points = [[bars.lines[0].get_xydata() for bars in axes.containers] for axes in panels]  # type: ignore[attr-defined]
+    assert [sum(map(len, seeds)) for seeds in points] == [len(CELLS)] * 4 + [len(CELLS) // 2]
+    for axes, seeds in zip(panels, points, strict=True):
+        large = [line.get_xydata() for line in axes.get_lines() if line.get_markersize() == 7]
+        np.testing.assert_allclose(np.vstack(large), [found.mean(0) for found in seeds])
+        low, high = np.transpose([axes.get_xlim(), axes.get_ylim()])
+        assert all(((low <= found) & (found <= high)).all() for found in seeds)
+    # What a training costs is where it stands: nothing is moved aside.
+    costs = found[found["metric"] == "flops_per_image"]["value"] / 1e6
+    assert {round(x, 9) for seeds in points[1] for x in seeds[:, 0]} == {round(x, 9) for x in costs}
     assert shared_kappa(found) == "set_jaccard_kappa"
     kinds = found.drop_duplicates("group")
     assert [setting(row) for _, row in kinds.iterrows()] == ["k = 1", "c = 1"]

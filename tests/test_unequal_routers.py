@@ -1,6 +1,7 @@
 """Routers of different kinds side by side: what each is asked, and what all of them are told by."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -104,8 +105,9 @@ def test_what_an_overlay_draws_is_named(probed: dict[str, tuple[Path, str]]) -> 
     patches = pd.read_csv(out / "patches.csv")
     missing = patches.groupby("checkpoint")["clean_expert"].agg(lambda expert: expert.isna().any())
     assert missing["experts"] and not missing["baseline"]
-    drawn = (out / "figures" / "overlay-blocks.3.svg").read_text(encoding="utf-8")
-    assert "number in baseline: expert of the patch; number in experts: of" in " ".join(drawn.split())
+    svg = (out / "figures" / "overlay-blocks.3.svg").read_text(encoding="utf-8")
+    drawn = " ".join(re.findall(r">([^<>]+)</t", svg))
+    assert "Color in baseline: expert of the patch; color in experts: of" in drawn
 
 
 def test_verdicts_and_the_report(probed: dict[str, tuple[Path, str]], tmp_path: Path) -> None:

@@ -8,12 +8,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 from moeprobe import wording
 from moeprobe.figures import STYLE
 from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.regions import REGIONS
+
+_CAPTION = "#505050"
+# More layers than this are an axis, not a row of panels.
+MOST_PANELS = 4
 
 
 def panels(
@@ -26,7 +32,17 @@ def panels(
     return figure, axes
 
 
-def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label: str, fmt: str = "o") -> None:
+def points(
+    axes: Axes,
+    x: np.ndarray,
+    rows: pd.DataFrame,
+    *,
+    colour: str,
+    label: str,
+    fmt: str = "o",
+    size: float = 5,
+    width: float = 1.5,
+) -> None:
     """Draw values with their intervals at ``x``; without an interval none is drawn, without a value nothing."""
     value = rows["value"].to_numpy(float)
     low = value - rows["ci_low"].fillna(rows["value"]).to_numpy(float)
@@ -34,7 +50,15 @@ def points(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str, label:
     # Rounding may leave an end a hair on the wrong side of a value at the edge of its range.
     errors = np.clip(np.stack([low, high]), 0, None)
     axes.errorbar(
-        x, value, yerr=errors, fmt=fmt, color=colour, markersize=5, capsize=3, linewidth=1.5, label=label
+        x,
+        value,
+        yerr=errors,
+        fmt=fmt,
+        color=colour,
+        markersize=size,
+        capsize=0.6 * size,
+        linewidth=width,
+        label=label,
     )
 
 
@@ -47,36 +71,64 @@ def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str
         )  # fmt: skip
 
 
-def finish(figure: Figure, table: pd.DataFrame, *, title: str, mark: str | None = "bars") -> Figure:
-    """Add the heading, what the numbers rest on, and one legend for all panels.
+def finish(
+    figure: Figure, drawn: pd.DataFrame, *, title: str, notes: Sequence[str] = (), mark: str | None = "bars"
+) -> Figure:
+    """Add the heading, one legend for all panels, and the caption: what is shown and what the numbers rest on.
 
-    ``mark`` is what shows the intervals; None where single images are shown, which have none.
+    ``drawn`` are the rows that the figure shows. ``mark`` is what shows the intervals; None where single images are
+    shown, which have none.
     """
-    first = table.iloc[0]
-    images = sorted(set(table["images"]))
+    first = drawn.iloc[0]
+    images = sorted(set(drawn["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    medium = medium_of(table["tokens"])
+    medium = medium_of(drawn["tokens"])
     what = medium.plural if images[-1] != 1 else medium.name
-    rests = "" if mark is None else f", {count} {what}; {_intervals(table, mark)}"
-    lines = [*title.split("\n"), f"{first['dataset']} {first['split']}{rests}"]
-    figure.suptitle("\n".join(wrapped(line, figure.get_figwidth()) for line in lines))
-    return legend_below(figure)
+    rests = "" if mark is None else f", {count} {what}; {_intervals(drawn, mark)}"
+    data = f"{first['dataset']} {first['split']}".strip()
+    figure.suptitle(wrapped(title, figure.get_figwidth()))
+    return below(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
 
 
-def legend_below(figure: Figure) -> Figure:
-    """Add one legend for all panels."""
+def below(figure: Figure, text: str, *, size: float = 9) -> Figure:
+    """Write a caption of ``size`` points under all panels, above it one legend for all, on paper added for both.
+
+    Call it once, when all else is drawn.
+    """
+    width, height = figure.get_size_inches()
+    lines = wrapped(text, width - 0.2, size=size)
+    room = ((lines.count("\n") + 1) * 1.35 * size + 5) / 72
+    legend = _legend(figure)
+    room_of_legend = 0.0
+    if legend is not None:
+        legend.set_in_layout(False)
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        # With the space that a legend keeps from its place, below, and as much above.
+        room_of_legend = legend.get_window_extent(renderer).height / figure.dpi + 12 / 72
+    whole = height + room + room_of_legend
+    figure.set_size_inches(width, whole)
+    share, total = room / whole, (room + room_of_legend) / whole
+    figure.text(0.1 / width, 0.2 * share, lines, fontsize=size, va="bottom", ha="left", color=_CAPTION)
+    if legend is not None:
+        legend.set_bbox_to_anchor((0, share, 1, 1 - share))
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0, total, 1, 1 - total))
+    return figure
+
+
+def _legend(figure: Figure) -> Legend | None:
+    """Add one legend for all panels; None where nothing is labelled."""
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    if entries:
-        # A legend wider than the figure would be cut off: about eleven characters fit an inch, with the handles.
-        widest = max(len(label) for label in entries) + 8
-        ncols = max(1, min(len(entries), int(figure.get_figwidth() * 11 / widest)))
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=ncols, frameon=False
-        )
-    return figure
+    if not entries:
+        return None
+    # A legend wider than the figure would be cut off: about eleven characters fit an inch, with the handles.
+    widest = max(len(label) for label in entries) + 6
+    ncols = max(1, min(len(entries), int(figure.get_figwidth() * 11 / widest)))
+    return figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=ncols, frameon=False)
 
 
 def _intervals(table: pd.DataFrame, mark: str) -> str:
@@ -86,11 +138,11 @@ def _intervals(table: pd.DataFrame, mark: str) -> str:
     return f"no intervals: they need at least 20 {units}"
 
 
-def undrawn(table: pd.DataFrame) -> str:
-    """Return a line of a heading that names what stands in the table alone; empty where all of it is drawn."""
+def undrawn(table: pd.DataFrame) -> list[str]:
+    """Return a note that names what stands in the table alone; none where all of it is drawn."""
     parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
     parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []
-    return f"\nin the table only: {', '.join(parts)}" if parts else ""
+    return [f"In the table only: {', '.join(parts)}"] if parts else []
 
 
 def wrapped(text: str, inches: float, *, size: float = 11) -> str:

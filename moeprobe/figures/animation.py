@@ -14,40 +14,41 @@ from PIL import Image
 
 from moeprobe.analyses.overlay import Overlay
 from moeprobe.figures import STYLE, _parts
-from moeprobe.figures.overlay import moved, numbers, patches
+from moeprobe.figures.overlay import experts_of, key, moved, name_experts, panel_inches, patches
 from moeprobe.files import whole
 
 _SECONDS, _LAST_SECONDS = 0.8, 2.0
 # Number of white in the palette: the last of 256.
 _WHITE = 255
-_RED = "red: not that of the clean image"
 
 
-def frame(overlays: Sequence[Overlay], *, title: str, note: str = "") -> Figure:
+def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: Sequence[int] = ()) -> Figure:
     """Return one frame, a row per image and a column per checkpoint, of overlays of one layer and severity.
 
-    Frames of the same images, checkpoints and ``note`` (the end of the legend) are of the same size, and nothing in
-    them moves but what changes.
+    Frames of the same images, checkpoints, ``note`` (the end of the caption) and ``experts`` (those of the legend) are
+    of the same size, and nothing in them moves but what changes.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     images = list(dict.fromkeys(item.image_id for item in overlays))
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        size = (max(2.6 * len(checkpoints) + 0.4, 4.2), 2.85 * len(images) + 1.2)
+        inches = panel_inches(overlays) + 0.3
+        size = (max(inches * len(checkpoints) + 0.4, 4.2), (inches + 0.25) * len(images) + 0.9)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(images), len(checkpoints), squeeze=False)
     for item in overlays:
         row, column = images.index(item.image_id), checkpoints.index(item.checkpoint)
         panel = axes[row, column]
-        patches(panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=2.3)
+        patches(
+            panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.3
+        )
         panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
         if column == 0:
             panel.set_ylabel(_parts.wrapped(item.image_id, 2.6, size=8), fontsize=8)
         if row == 0:
             panel.set_title(_parts.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{_parts.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
-    legend = f"{numbers(overlays)}; {_RED}{note}"
-    figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
-    return figure
+    name_experts(axes[0, 0], experts)
+    return _parts.below(figure, f"{key(overlays)}{note}.")
 
 
 def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mapping[str, str]) -> Figure:
@@ -57,7 +58,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     severities = list(dict.fromkeys(item.severity for item in overlays))
-    inches = float(np.clip(4.2 / len(severities), 1.15, 2.3))
+    inches = float(np.clip(4.2 / len(severities), 1.15, 2.3)) * panel_inches(overlays) / 2.3
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         size = (max(inches * len(severities) + 0.4, 4.6), (inches + 0.25) * len(checkpoints) + 1.0)
         figure = Figure(figsize=size, layout="constrained")
@@ -75,10 +76,9 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
             name = _parts.wrapped(item.checkpoint, 1.3 * inches, size=9)
             panel.set_ylabel(name, fontsize=9, color=colours[item.checkpoint])
     figure.suptitle(_parts.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
-    named = f"{numbers(overlays)}; " if any(panel.texts for panel in axes.flat) else ""
-    legend = f"above: {unit}; below: how many of the compared patches changed; {named}{_RED}{moved(overlays)}"
-    figure.supxlabel(_parts.wrapped(legend, size[0], size=9), fontsize=9)
-    return figure
+    name_experts(axes[0, 0], experts_of(overlays))
+    numbers = f"Above: {unit}. Below: how many of the compared patches changed"
+    return _parts.below(figure, f"{numbers}. {key(overlays)}{moved(overlays)}.")
 
 
 def write_gif(frames: Sequence[Path], path: Path) -> Path:

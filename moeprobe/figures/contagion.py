@@ -1,41 +1,70 @@
 """How far routing depends on batch-mates, on the tokens that the router sees, and on the rest of the picture."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.figures import _parts
+from moeprobe.figures import _layers, _parts
 
 _NUMBERS = {
     "batch_contagion": "batch-mates exchanged",
     "token_contagion": "router's tokens exchanged",
     "attention_contagion": "pixels exchanged",
 }
+_EXCHANGED = {
+    "batch_contagion": "batch-mates are exchanged",
+    "token_contagion": "other tokens at the router are exchanged",
+    "attention_contagion": "pixels of other patches are exchanged",
+}
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a panel per number, a row for the share and one for the distance."""
+    """Return the figure: a panel per number, a row for the share and one for the distance.
+
+    What is 0 exactly in every layer of every checkpoint has no panel but a sentence; without any other, no figure.
+    """
     patches = table[table["tokens"] == "patch"]
     measured = set(patches["metric"])
     numbers = [name for name in _NUMBERS if f"{name}_distance" in measured]
+    still = [name for name in numbers if _never_changes(patches, name)]
+    numbers = [name for name in numbers if name not in still]
+    if not numbers:
+        return {}
     # Where every expert has a share of every token there is no choice to change.
     kinds = [kind for kind in _ROWS if any(f"{name}{kind}" in measured for name in numbers)]
     layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
-    figure, axes = _parts.panels(len(kinds), len(numbers), width=max(3.4, 0.6 * len(layers)))
+    figure, axes = _parts.panels(
+        len(kinds), len(numbers), width=float(np.clip(0.6 * len(layers), 3.6, 6.0)), height=2.6
+    )
     for row, kind in enumerate(kinds):
         for column, name in enumerate(numbers):
             panel = axes[row, column]
-            for number, checkpoint in enumerate(checkpoints):
+            for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
                 here = _parts.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
                 here = here.set_index("layer").reindex(layers).reset_index()
-                x = np.arange(len(layers)) + 0.5 * (number - (len(checkpoints) - 1) / 2) / len(checkpoints)
+                x = np.arange(len(layers)) + shift
                 _parts.points(panel, x, here, colour=colours[checkpoint], label=checkpoint)
-            panel.set_xticks(np.arange(len(layers)), layers, rotation=90 if len(layers) > 5 else 0)
-            panel.set_xlim(-0.5, len(layers) - 0.5)
+            _layers.label_axis(panel, layers, named=row == len(kinds) - 1)
             panel.set(title=_NUMBERS[name] if row == 0 else "", ylabel=_ROWS[kind] if column == 0 else "")
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)
-    return {"contagion": _parts.finish(figure, patches, title="What changes a token's experts, patches")}
+    drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
+    notes = [zeros(still)] if still else []
+    title = "What changes a token's experts, patches"
+    return {"contagion": _parts.finish(figure, drawn, title=title, notes=notes)}
+
+
+def _never_changes(patches: pd.DataFrame, name: str) -> bool:
+    """Whether nothing changes by exchanging this, in any image."""
+    rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
+    return bool((rows[["value", "ci_high"]].fillna(0) == 0).all(axis=None))
+
+
+def zeros(names: Sequence[str]) -> str:
+    """Return a sentence about exchanges that change nothing at all."""
+    said = f"0 exactly when {' or '.join(_EXCHANGED[name] for name in names)}"
+    # The pixels of others reach a router through attention alone.
+    return said if "attention_contagion" in names else f"{said}: each token is routed by itself"

@@ -31,7 +31,7 @@ def draw(
     """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images."""
     return {
         "paths": _draw_paths(table, paths, unit, colours, class_names),
-        "jumps": _draw_jumps(table, colours, until=f"up to {paths[0].severity[-1]:g} ({unit})"),
+        "jumps": draw_jumps(table, colours, until=f"up to {paths[0].severity[-1]:g} ({unit})"),
     }
 
 
@@ -55,8 +55,8 @@ def _draw_paths(
     return _parts.finish(
         figure,
         table,
-        title=f"Output along {table['view'].iloc[0]}, image by image\n"
-        f"ticks below: tokens switch experts; dots: the output jumps by {_LARGE} or more",
+        title=f"Output along {table['view'].iloc[0]}, image by image",
+        notes=[f"Ticks below: tokens switch experts. Dots: the output jumps by {_LARGE} or more"],
         mark=None,
     )
 
@@ -81,18 +81,29 @@ def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str
     return ", ".join(f"{checkpoint} “{name}”" for checkpoint, name in said.items())
 
 
-def _draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -> Figure:
+def draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -> Figure:
+    """Return the figure of how many switches per image have a jump above a size; ``until`` says how far was gone."""
     figure, axes = _parts.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
     counted = [name for name in dict.fromkeys(table["metric"]) if name.startswith(_ABOVE)]
     thresholds = sorted(x for x in (float(name.removeprefix(_ABOVE)) for name in counted) if x > 0)
+    drawn = table[table["metric"].isin([f"{_ABOVE}{x:g}" for x in thresholds])]
+    seen = drawn[drawn["value"] > 0]
+    lowest = float(seen["value"].min()) / 3 if len(seen) else 0.01
     for checkpoint, colour in colours.items():
         rows = _parts.by_metric(
-            _parts.select(table, checkpoint=checkpoint), [f"{_ABOVE}{x:g}" for x in thresholds]
+            _parts.select(drawn, checkpoint=checkpoint), [f"{_ABOVE}{x:g}" for x in thresholds]
+        )
+        # A logarithm has no 0: such points have no place, and bars down to 0 end at the edge.
+        rows = rows.assign(
+            value=rows["value"].where(rows["value"] > 0), ci_low=rows["ci_low"].clip(lower=lowest / 10)
         )
         _parts.points(panel, np.asarray(thresholds), rows, colour=colour, label=checkpoint)
         panel.plot(thresholds, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
-    panel.set_xscale("log")
+    panel.set(xscale="log", yscale="log")
     panel.set(xlabel="jump of the probability, at one input", ylabel="switches per image with a larger jump")
-    panel.set_ylim(bottom=0)
-    return _parts.finish(figure, table, title=f"Jumps at switches along {table['view'].iloc[0]}\n{until}")
+    panel.set_ylim(bottom=lowest)
+    notes = [f"{until[:1].upper()}{until[1:]}"]
+    if (drawn["value"] == 0).any():
+        notes.append("None found: no point")
+    return _parts.finish(figure, drawn, title=f"Jumps at switches along {table['view'].iloc[0]}", notes=notes)

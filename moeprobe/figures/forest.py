@@ -11,12 +11,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from moeprobe.figures import STYLE, _parts
 from moeprobe.medium import ORDINARY
+from moeprobe.verdicts import direction
 from moeprobe.wording import compared_first
 
 _GREY = "#606060"
+# More rows than this in a panel, and only one metric of the routing is drawn.
+_MOST_CELLS = 24
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
@@ -31,11 +35,12 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
         for (metric, null), title in lines.items()
         if len(rows := _parts.select(shown, metric=metric, null=null))
     ]
+    there, left_out = _readable(there, _parts.agreement(table))
     drawn = pd.concat([rows for _, rows in there])
     pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
     columns = min(2 if len(there) <= 4 else 3, len(there))
     grid = [there[start : start + columns] for start in range(0, len(there), columns)]
-    heights = [0.8 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
+    heights = [1.0 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(4.9 * columns, sum(heights) + 1.3), layout="constrained")
         axes = figure.subplots(len(grid), columns, squeeze=False, height_ratios=heights)
@@ -49,9 +54,27 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
     names = list(dict.fromkeys(drawn["reference"]))
     margin = drawn["margin"].max()
     against = names[0] if len(names) == 1 else "the checkpoint of the same seed"
-    grey = "" if math.isnan(margin) else f"; grey: inside ±{margin:g}"
-    title = f"{drawn['view'].iloc[0]}: difference from {against}{grey}"
-    return _parts.finish(figure, drawn, title=title, mark="bars, all of a colour in a panel at once")
+    notes = [] if math.isnan(margin) else [f"Gray: inside ±{margin:g}"]
+    if left_out:
+        notes.append(f"In the table only: {', '.join(left_out)}")
+    title = f"{drawn['view'].iloc[0]}: difference from {against}"
+    mark = "bars, for all of one color in a panel at once"
+    return _parts.finish(figure, drawn, title=title, notes=notes, mark=mark)
+
+
+def _readable(
+    there: list[tuple[str, pd.DataFrame]], first: str
+) -> tuple[list[tuple[str, pd.DataFrame]], list[str]]:
+    """Return what is drawn, and the titles of what is not: of many layers and severities κ and the output alone."""
+    if max(len(rows.drop_duplicates(["layer", "severity"])) for _, rows in there) <= _MOST_CELLS:
+        return there, []
+    kept = [
+        (title, rows)
+        for title, rows in there
+        if rows["metric"].iloc[0] == f"{first}_kappa" or (rows["layer"] == "").all()
+    ]
+    left_out = [title for title, _ in there if title not in [name for name, _ in kept]]
+    return (kept, left_out) if kept else (there, [])
 
 
 def _lines(rows: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> float:
@@ -85,6 +108,10 @@ def _panel(
     axes.set_yticks(range(len(cells)), [_cell(*key) for key, _ in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.margins(x=0.08)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    sign = direction(rows["metric"].iloc[0])
+    if sign:
+        axes.set_xlabel("better →" if sign > 0 else "← better", fontsize=9)
     for y, row, colour in words:
         _word(axes, row, y, colour=colour)
 

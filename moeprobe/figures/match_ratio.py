@@ -1,13 +1,13 @@
 """Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.figures import _parts
+from moeprobe.figures import _layers, _parts
 from moeprobe.medium import medium_of
 from moeprobe.wording import AGREEMENTS
 
@@ -18,8 +18,8 @@ _RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match,
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
 
-    Top-k matches are drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are
-    of checkpoints.
+    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
+    drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are of checkpoints.
     """
     patches = _parts.ordinary(table)
     first = _parts.agreement(patches)
@@ -31,47 +31,88 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     patches = patches[patches["metric"].str.removesuffix("_chance").str.removesuffix("_kappa").isin(names)]
     if patches.empty:
         return {}
-    layers, checkpoints = _parts.layers(patches), _parts.checkpoints(patches)
+    layers = _parts.layers(patches)
     medium = medium_of(patches["tokens"])
     raw_label = _RAW.get(first, "share of {tokens}").format(tokens=medium.tokens)
+    draw_panels = _over_layers if len(layers) > _parts.MOST_PANELS else _by_layer
+    figure, axes = draw_panels(patches, layers, names, colours)
+    axes[0, 0].set_ylabel(raw_label)
+    axes[1, 0].set_ylabel("κ (beyond chance)")
+    for kappa in axes[1]:
+        kappa.axhline(0, color="#808080", linewidth=0.8)
+    for raw in axes[0]:
+        raw.set_ylim(0, 1.03)
+    # One entry for the kind of mark: its colour says whose it is.
+    axes[0, 0].plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
+    axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {medium.name}")
+    view = patches["view"].iloc[0]
+    what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
+    title = f"{what} corresponding {medium.tokens}: {view}"
+    drawn = patches[patches["null"].isin(["", "pooled", "image"])]
+    return {"match-ratio": _parts.finish(figure, drawn, title=title, notes=_parts.undrawn(table))}
+
+
+def _by_layer(
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+) -> tuple[Figure, np.ndarray]:
+    """Draw a panel per layer, with a place per match."""
     figure, axes = _parts.panels(2, len(layers))
+    checkpoints = _parts.checkpoints(patches)
     for column, layer in enumerate(layers):
         raw, kappa = axes[:, column]
+        raw.set_title(layer)
         for number, checkpoint in enumerate(checkpoints):
             here = _parts.select(patches, layer=layer, checkpoint=checkpoint)
             if here.empty:
                 continue  # this checkpoint has no such layer
             x = np.arange(len(names)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
-            style = {"colour": colours[checkpoint], "label": checkpoint}
-            _parts.points(raw, x, _parts.by_metric(here[here["null"] == ""], names), **style)
+            colour = colours[checkpoint]
+            _parts.points(
+                raw, x, _parts.by_metric(here[here["null"] == ""], names), colour=colour, label=checkpoint
+            )
             pooled = here[here["null"] == "pooled"]
             chance = _parts.by_metric(pooled, [f"{name}_chance" for name in names])["value"].to_numpy(float)
-            raw.plot(x, chance, "_", color=colours[checkpoint], markersize=14)
+            raw.plot(x, chance, "_", color=colour, markersize=14)
             for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
                 beyond = _parts.by_metric(here[here["null"] == null], [f"{name}_kappa" for name in names])
-                _parts.points(kappa, x + shift, beyond, fmt=mark, **style)
+                _parts.points(kappa, x + shift, beyond, fmt=mark, colour=colour, label=checkpoint)
                 if null == "pooled":
-                    _parts.name_collapsed(kappa, x, beyond, colour=colours[checkpoint])
-        # One entry for the kind of mark: its colour says whose it is.
-        raw.plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
-        kappa.plot(
-            [],
-            [],
-            "D",
-            color="#606060",
-            markersize=5,
-            label=f"κ within the {medium.name}",
-        )
-        raw.set(title=layer, ylim=(0, 1.03), ylabel=raw_label if column == 0 else "")
-        kappa.set(ylabel="κ (beyond chance)" if column == 0 else "")
-        kappa.axhline(0, color="#808080", linewidth=0.8)
+                    _parts.name_collapsed(kappa, x, beyond, colour=colour)
         for row in (raw, kappa):
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
             row.set_xlim(-0.6, len(names) - 0.4)
-    view = patches["view"].iloc[0]
-    what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
-    title = f"{what} corresponding {medium.tokens}: {view}{_parts.undrawn(table)}"
-    return {"match-ratio": _parts.finish(figure, patches, title=title)}
+    return figure, axes
+
+
+def _over_layers(
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+) -> tuple[Figure, np.ndarray]:
+    """Draw a panel per match, with the layers along the x axis."""
+    figure, axes = _parts.panels(2, len(names), width=5.0)
+    checkpoints = _parts.checkpoints(patches)
+    shifts = dict(zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True))
+    for column, name in enumerate(names):
+        raw, kappa = axes[:, column]
+        raw.set_title(_label(name).replace("\n", " "))
+        for checkpoint in checkpoints:
+            here = _parts.select(patches, checkpoint=checkpoint)
+            colour, shift = colours[checkpoint], shifts[checkpoint]
+            chance = _parts.select(here, metric=f"{name}_chance", null="pooled").set_index("layer")["value"]
+            raw.plot(
+                np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=colour, markersize=6
+            )
+            for panel, metric, null, style in (
+                (raw, name, "", "o-"),
+                (kappa, f"{name}_kappa", "pooled", "o-"),
+                (kappa, f"{name}_kappa", "image", "D:"),
+            ):
+                rows = _parts.select(here, metric=metric, null=null)
+                _layers.draw_line(
+                    panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style
+                )
+        _layers.label_axis(raw, layers, named=False)
+        _layers.label_axis(kappa, layers)
+    return figure, axes
 
 
 def _label(metric: str) -> str:

@@ -1,21 +1,26 @@
-"""Expert numbers drawn into the patches, changed ones red (Figure 5 of the PRC paper)."""
+"""The expert of each patch as a tint of its own, patches that change experts outlined (Figure 5 of the PRC paper)."""
 
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib import patheffects
 from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moeprobe.analyses.overlay import Overlay
-from moeprobe.figures import STYLE
+from moeprobe.figures import STYLE, _parts
+from moeprobe.palette import expert_colour
 
-_CHANGED, _SAME, _NOBODY = "#e31a1c", "#ffffff", "#808080"
-# A patch of fewer points than this has no room for a number.
-_LEAST_ROOM = 5.5
+_NOBODY, _UNCOMPARED = "#808080", "#ffffff"
+_TINT = 0.55
+# Patches of a finer grid, or of fewer points, bear no number.
+_MOST_NUMBERED, _LEAST_ROOM = 8, 5.5
+# More experts than this are a color each, and have no key.
+_MOST_NAMED = 16
 
 
 def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
@@ -27,46 +32,80 @@ def draw(overlays: Sequence[Overlay], *, title: str) -> Figure:
     images = list(dict.fromkeys(item.image_id for item in overlays))
     by_key = {(item.image_id, item.checkpoint): item for item in overlays}
     columns = 2 * len(checkpoints)
+    inches = panel_inches(overlays)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(2.3 * columns + 0.3, 2.45 * len(images) + 0.9), layout="constrained")
+        heads = [_parts.wrapped(name, inches - 0.1, size=10) for name in checkpoints]
+        # Room for the longest head: pictures keep their shape, whatever the page's.
+        room = 0.17 * max(head.count("\n") for head in heads) + 1.0
+        size = (inches * columns + 0.4, (inches + 0.3) * len(images) + room)
+        figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(images), columns, squeeze=False)
     for row, image in enumerate(images):
         for number, checkpoint in enumerate(checkpoints):
             item = by_key[image, checkpoint]
             clean, perturbed = axes[row, 2 * number], axes[row, 2 * number + 1]
             everywhere = np.ones_like(item.compared)
-            patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere)
-            patches(perturbed, item.perturbed, item.perturbed_expert, item.changed, item.compared)
+            patches(clean, item.clean, item.clean_expert, ~everywhere, everywhere, inches=inches - 0.3)
+            patches(
+                perturbed,
+                item.perturbed,
+                item.perturbed_expert,
+                item.changed,
+                item.compared,
+                inches=inches - 0.3,
+            )
             perturbed.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
             if number == 0:
                 # The end of a long path is what tells it from others.
                 name = image if len(image) <= 60 else f"…{image[-59:]}"
-                clean.set_ylabel(textwrap.fill(name, 30), fontsize=8)
+                clean.set_ylabel(_parts.wrapped(name, inches, size=8), fontsize=8)
             if row == 0:
-                clean.set_title(f"{checkpoint}\nclean")
-                perturbed.set_title(f"{checkpoint}\nperturbed")
-    legend = f"{numbers(overlays)}; red: another one than in the clean image{moved(overlays)}"
-    # About eleven characters fit an inch.
-    figure.suptitle(f"{title}\n{textwrap.fill(legend, int(11 * figure.get_figwidth()))}")
-    return figure
+                clean.set_title(f"{heads[number]}\nclean")
+                perturbed.set_title(f"{heads[number]}\nperturbed")
+    figure.suptitle(_parts.wrapped(title, size[0]))
+    name_experts(axes[0, 0], experts_of(overlays))
+    return _parts.below(figure, f"{key(overlays)}{moved(overlays)}.")
+
+
+def panel_inches(overlays: Sequence[Overlay]) -> float:
+    """Return the side of a picture that lets the finest of the grids be seen."""
+    side = max(max(item.compared.shape) for item in overlays)
+    return 2.3 if side <= _MOST_NUMBERED else 3.1
+
+
+def experts_of(overlays: Iterable[Overlay]) -> list[int]:
+    """Return the experts that are drawn anywhere in some overlays."""
+    found = {
+        int(e) for item in overlays for side in (item.clean_expert, item.perturbed_expert) for e in side.flat
+    }
+    return sorted(found - {-1})
+
+
+def name_experts(axes: Axes, experts: Sequence[int]) -> None:
+    """Add the color of each expert to the legend; none where there are too many."""
+    if len(experts) <= _MOST_NAMED:
+        for expert in experts:
+            axes.plot([], [], "s", color=expert_colour(expert), markersize=8, label=f"{expert}")
+
+
+def key(overlays: Sequence[Overlay]) -> str:
+    """Return what colors, outlines and numbers say, by checkpoint where that differs."""
+    shown = {item.checkpoint: item.shows for item in overlays}
+    if len(set(shown.values())) == 1:
+        what = f"Color: {overlays[0].shows}"
+    else:
+        what = "C" + "; c".join(f"olor in {checkpoint}: {said}" for checkpoint, said in shown.items())
+    return f"{what}. Outlined: another one than in the clean image"
 
 
 def moved(overlays: Sequence[Overlay]) -> str:
     """Return the end of a legend that says what a view that moves the grid leaves open; empty where none does."""
     parts = ""
     if any((item.clean_patch < 0).any() for item in overlays):
-        parts += "; ·: no clean patch corresponds"
+        parts += ". Pale (·): no clean patch corresponds"
     if any(item.meeting for item in overlays):
-        parts += "; where clean patches meet in one perturbed patch, the first counts here, each of them in a sweep"
+        parts += ". Where clean patches meet in one perturbed patch, the first counts here, each of them in a sweep"
     return parts
-
-
-def numbers(overlays: Sequence[Overlay]) -> str:
-    """Return what the numbers in the patches are, by checkpoint where that differs."""
-    shown = {item.checkpoint: item.shows for item in overlays}
-    if len(set(shown.values())) == 1:
-        return f"number: {overlays[0].shows}"
-    return "; ".join(f"number in {checkpoint}: {what}" for checkpoint, what in shown.items())
 
 
 def patches(
@@ -78,43 +117,70 @@ def patches(
     *,
     inches: float = 2.0,
 ) -> None:
-    """Draw an image into ``axes`` of so many ``inches``, with the expert of each patch where there is room for it."""
+    """Draw an image into ``axes`` of so many ``inches``, each patch in the color of its expert.
+
+    Colors are told apart on a gray picture alone. Numbers of experts are drawn where there is room for them.
+    """
     rows, columns = experts.shape
-    axes.imshow(pixels, interpolation="nearest", vmin=0, vmax=1)
+    gray = np.repeat((pixels @ np.array([0.299, 0.587, 0.114]))[..., None], 3, axis=-1)
+    axes.imshow(gray.clip(0, 1), interpolation="nearest")
     axes.set_xticks([])
     axes.set_yticks([])
     height, width = pixels.shape[0] / rows, pixels.shape[1] / columns
+    extent = (-0.5, pixels.shape[1] - 0.5, pixels.shape[0] - 0.5, -0.5)
+    axes.imshow(_tints(experts, compared), extent=extent, interpolation="nearest")
+    corners = [(column * width - 0.5, row * height - 0.5) for row in range(rows) for column in range(columns)]
+    grid = [Rectangle(corner, width, height) for corner in corners]
+    axes.add_collection(
+        PatchCollection(grid, facecolor="none", edgecolor="white", linewidth=0.3, alpha=0.5), autolim=False
+    )
     room = 72 * inches / max(rows, columns)
-    size = float(np.clip(room * 0.5, 3.5, 16))
+    line = float(np.clip(room / 14, 0.5, 1.6))
+    # Inside its patch, so that neighbours do not draw over each other.
+    inset = 1.2 * line / room
+    outlined = [
+        Rectangle((x + inset * width, y + inset * height), (1 - 2 * inset) * width, (1 - 2 * inset) * height)
+        for (x, y), there in zip(corners, changed.flat, strict=True)
+        if there
+    ]
+    for color, thick in (("white", 2.2 * line), ("black", line)):
+        axes.add_collection(
+            PatchCollection(outlined, facecolor="none", edgecolor=color, linewidth=thick), autolim=False
+        )
+    if max(rows, columns) <= _MOST_NUMBERED and room >= _LEAST_ROOM:
+        _numbers(axes, experts, compared, corners, (width, height), size=float(np.clip(room * 0.45, 3.5, 14)))
+
+
+def _tints(experts: np.ndarray, compared: np.ndarray) -> np.ndarray:
+    """Return the color and opacity ``(rows, columns, 4)`` of each patch."""
+    tints = np.empty((*experts.shape, 4))
+    for place, expert in np.ndenumerate(experts):
+        color = _NOBODY if expert < 0 else expert_colour(int(expert))
+        tints[place] = (*to_rgb(color), _TINT) if compared[place] else (*to_rgb(_UNCOMPARED), 0.7)
+    return tints
+
+
+def _numbers(
+    axes: Axes,
+    experts: np.ndarray,
+    compared: np.ndarray,
+    corners: Sequence[tuple[float, float]],
+    side: tuple[float, float],
+    *,
+    size: float,
+) -> None:
     outline: list[patheffects.AbstractPathEffect] = [
         patheffects.withStroke(linewidth=max(1.0, size / 6), foreground="black")
     ]
-    for row in range(rows):
-        for column in range(columns):
-            x, y = column * width - 0.5, row * height - 0.5
-            if experts[row, column] < 0:
-                axes.add_patch(
-                    Rectangle((x, y), width, height, facecolor=_NOBODY, alpha=0.8, edgecolor="none")
-                )
-            if changed[row, column]:
-                axes.add_patch(
-                    Rectangle((x, y), width, height, facecolor=_CHANGED, alpha=0.35, edgecolor="none")
-                )
-            axes.add_patch(
-                Rectangle((x, y), width, height, fill=False, edgecolor="#ffffff", linewidth=0.3, alpha=0.5)
-            )
-            if room < _LEAST_ROOM:
-                continue
-            expert = experts[row, column]
-            number = "–" if expert < 0 else str(expert) if compared[row, column] else "·"
-            text = axes.text(
-                x + width / 2,
-                y + height / 2,
-                number,
-                ha="center",
-                va="center",
-                fontsize=size,
-                color=_CHANGED if changed[row, column] else _SAME,
-                fontweight="bold",
-            )
-            text.set_path_effects(outline)
+    for (x, y), expert, there in zip(corners, experts.flat, compared.flat, strict=True):
+        text = axes.text(
+            x + side[0] / 2,
+            y + side[1] / 2,
+            ("–" if expert < 0 else str(expert)) if there else "·",
+            ha="center",
+            va="center",
+            fontsize=size,
+            color="white",
+            fontweight="bold",
+        )
+        text.set_path_effects(outline)

@@ -1,5 +1,7 @@
 """The correlation matrix of paired gates as a heat map (Figure 3 of the PRC paper)."""
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -8,26 +10,67 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from moeprobe.figures import STYLE, _parts
+from moeprobe import palette
+from moeprobe.figures import STYLE, _layers, _parts
 from moeprobe.medium import TEXT, medium_of
 
 # Perceptually even, and made to look the same with the common colour deficiencies.
 _MAP = "cividis"
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
+# Of more experts than this the largest entries do not stretch the scale.
+_MOST_WHOLE = 16
+# Small heat maps side by side.
+_MOST_COLUMNS = 8
+_MEANS = {"s_diagonal": ("mean $S_{ii}$", 2), "s_offdiagonal": ("mean $S_{i≠j}$", 3)}
 
 
-def draw(table: pd.DataFrame) -> dict[str, Figure]:
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> dict[str, Figure]:
     """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0.
 
-    None where no gates are a distribution.
+    Of more than ``_parts.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
+    diagonal and of the rest along the layers, in the ``colours`` of checkpoints. Empty where no gates are a
+    distribution.
     """
     entries = table[table["metric"] == "s"]
     if entries.empty:
         return {}
-    layers, checkpoints = _parts.layers(entries), _parts.checkpoints(entries)
-    highest = entries["value"].max()
-    scale = Normalize(0, float(highest) if np.isfinite(highest) else 1.0)
+    layers = _parts.layers(entries)
+    # The few largest of many would leave the rest without contrast.
+    many = entries[["expert", "expert_b"]].max(axis=None) >= _MOST_WHOLE
+    highest = entries["value"].quantile(0.99) if many else entries["value"].max()
+    scale = Normalize(0, float(highest) if np.isfinite(highest) and highest > 0 else 1.0)
+    medium = medium_of(table["tokens"])
+    title = f"Correlation of the gates of corresponding {medium.tokens}: {entries['view'].iloc[0]}"
+    if len(layers) <= _parts.MOST_PANELS:
+        return {
+            "s-matrix": _parts.finish(_large(table, layers, scale), entries, title=title, mark="brackets")
+        }
+    first = "view 1" if medium is TEXT else "view 1, which covers less"
+    notes = [f"Rows: experts of {first}. Columns: experts of view 2"]
+    maps = _parts.finish(_small(entries, layers, scale), entries, title=title, notes=notes, mark=None)
+    means = table[table["metric"].isin(list(_MEANS))]
+    lines = _means(means, layers, colours or palette.colours(_parts.checkpoints(entries)))
+    return {"s-matrix": maps, "s-matrix-layers": _parts.finish(lines, _parts.ordinary(means), title=title)}
+
+
+def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> None:
+    height = figure.get_figheight()
+    bar = figure.colorbar(
+        ScalarMappable(scale, _MAP),
+        ax=axes,
+        shrink=min(0.7, 3.2 / height),
+        aspect=20,
+        extend="max" if many else "neither",
+    )
+    bar.set_label("$S_{ij}$ (ideal: the identity)")
+    bar.outline.set_visible(False)
+
+
+def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
+    """Draw a labelled heat map for each layer and checkpoint."""
+    entries = table[table["metric"] == "s"]
+    checkpoints = _parts.checkpoints(entries)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7), layout="constrained")
         axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
@@ -39,17 +82,54 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
                 continue
             _heat_map(axes[row, column], here, scale)
             axes[row, column].set_title(f"{checkpoint}, {layer}\n{_summary(here)}")
-    bar = figure.colorbar(ScalarMappable(scale, _MAP), ax=axes, shrink=0.7, aspect=30)
-    bar.set_label("$S_{ij}$ (ideal: the identity)")
-    bar.outline.set_visible(False)
-    view = entries["view"].iloc[0]
-    title = f"Correlation of the gates of corresponding {medium_of(table['tokens']).tokens}: {view}"
-    return {"s-matrix": _parts.finish(figure, entries, title=title, mark="brackets")}
+    _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
+    return figure
+
+
+def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
+    """Draw small heat maps, some in a row, checkpoint after checkpoint."""
+    checkpoints = _parts.checkpoints(entries)
+    columns = min(len(layers), _MOST_COLUMNS)
+    rows_each = -(-len(layers) // columns)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        size = (1.45 * columns + 1.1, 1.6 * rows_each * len(checkpoints) + 0.6)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows_each * len(checkpoints), columns, squeeze=False)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for number, checkpoint in enumerate(checkpoints):
+        for place, layer in enumerate(layers):
+            here = _parts.ordinary(_parts.select(entries, layer=layer, checkpoint=checkpoint))
+            if here.empty:
+                continue
+            panel = axes[number * rows_each + place // columns, place % columns]
+            panel.imshow(_matrix(here), cmap=_MAP, norm=scale, interpolation="nearest")
+            name = f"{checkpoint}\n{layer}" if place == 0 else layer
+            panel.set_title(name, fontsize=8, loc="left")
+    _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
+    return figure
+
+
+def _means(table: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+    """Draw the means of the diagonal and of the rest along the layers."""
+    rows = _parts.ordinary(table)
+    checkpoints = _parts.checkpoints(rows)
+    figure, axes = _parts.panels(1, len(_MEANS), width=5.4, sharey=False)
+    for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
+        for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+            here = _parts.select(rows, checkpoint=checkpoint, metric=metric)
+            _layers.draw_line(panel, here, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+        panel.set_title(name)
+        _layers.label_axis(panel, layers)
+    return figure
+
+
+def _matrix(rows: pd.DataFrame) -> np.ndarray:
+    return rows.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
 
 
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
-    entries = rows[rows["metric"] == "s"]
-    matrix = entries.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
+    matrix = _matrix(rows[rows["metric"] == "s"])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
     axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
     first = "" if medium_of(rows["tokens"]) is TEXT else " (covers less)"
@@ -74,10 +154,7 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
 def _summary(rows: pd.DataFrame) -> str:
     """Return the means of the diagonal and of the rest with their intervals."""
     parts = []
-    for metric, name, decimals in (
-        ("s_diagonal", "mean $S_{ii}$", 2),
-        ("s_offdiagonal", "mean $S_{i≠j}$", 3),
-    ):
+    for metric, (name, decimals) in _MEANS.items():
         row = rows[rows["metric"] == metric].iloc[0]
         value, low, high = (f"{row[column]:.{decimals}f}" for column in ("value", "ci_low", "ci_high"))
         parts.append(f"{name} {value}" + (f" [{low}, {high}]" if pd.notna(row["ci_low"]) else ""))

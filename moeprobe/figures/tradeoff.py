@@ -1,20 +1,19 @@
 """Trainings beside one another: accuracy against what it costs, robustness against accuracy; and the paper's values.
 
-A point is one training with its interval over images; training seeds are points of their own. Colour is the router,
-the mark is k (where tokens choose) or c (where experts do).
+A large point is the mean over training seeds, a pale one a single training with its interval over images. Colour is the
+router, the mark is k (where tokens choose) or c (where experts do).
 """
 
-from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.transforms import ScaledTranslation
 
 from moeprobe.figures import _parts
 from moeprobe.palette import COLOURS
-from moeprobe.wording import full_label
+from moeprobe.wording import label
 
 _MARKS = "osD^vP*X"
 _COSTS = (
@@ -23,13 +22,6 @@ _COSTS = (
     ("active_parameters", "active parameters, millions", 1e-6),
 )
 _COLUMNS = 3
-# Points at one place stand side by side, so many points (1/72 inch) apart at most, and in a band no wider than this.
-_APART, _BAND = 5.0, 90.0
-# The paper's own order of routers, so that theirs and ours have the same colours.
-_PAPER_ORDER = (
-    "softmax_token_choice", "sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice",
-    "sparse_expert_choice", "soft_moe",
-)  # fmt: skip
 _TASKS = {"jft": "JFT-300M, top-1", "imagenet_10shot": "ImageNet-1k, 10-shot"}
 
 
@@ -46,7 +38,7 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
 
 def _figure(table: pd.DataFrame) -> Figure:
     cells = table.drop_duplicates("checkpoint").set_index("checkpoint")[
-        ["router", "top_k", "capacity_factor"]
+        ["group", "router", "top_k", "capacity_factor"]
     ]
     numbers = numbers_of(table)
     accuracy = numbers["accuracy"]
@@ -58,13 +50,13 @@ def _figure(table: pd.DataFrame) -> Figure:
     style = _styles(cells)
     for column, panel in enumerate(axes[0]):
         if column < len(costs):
-            name, title, x = costs[column]
-            _scatter(panel, x, accuracy, style, apart=name != "training_time")
+            _, title, x = costs[column]
+            _scatter(panel, x, accuracy, style)
             panel.set(xlabel=title, ylabel="accuracy" if column == 0 else "")
         else:
             panel.set_axis_off()
     for panel, (name, found) in zip(axes[1:].flat, others, strict=False):
-        _scatter(panel, accuracy["value"], found, style, x_rows=accuracy)
+        _scatter(panel, accuracy["value"], found, style)
         panel.set(xlabel="accuracy", ylabel=name)
         without = [router for router in dict.fromkeys(cells["router"]) if not _has(found, cells, router)]
         if without:
@@ -75,16 +67,15 @@ def _figure(table: pd.DataFrame) -> Figure:
         panel.set_axis_off()
     _legend(axes[0, 0], style)
     kappa = shared_kappa(table)
-    said = (
-        ""
-        if kappa is None
-        else f"{full_label(kappa, 'pooled')} and load entropy (1 = even) of the last MoE layer; "
+    notes = ["Large: mean over training seeds. Pale: each seed, with its interval over images"]
+    if kappa is not None:
+        notes.append(
+            f"κ is that of {label(kappa.removesuffix('_kappa'), '')}, in the last MoE layer; load entropy: 1 = even"
+        )
+    title = "Accuracy, robustness and cost of trainings"
+    return _parts.finish(
+        figure, table[table["metric"] == "accuracy"], title=title, notes=notes, mark="pale bars"
     )
-    title = (
-        "Accuracy, robustness and cost of trainings: every seed is a point\n"
-        f"{said}points of one cost stand side by side"
-    )
-    return _parts.finish(figure, table[table["metric"] == "accuracy"], title=title)
 
 
 def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -141,7 +132,16 @@ def _has(found: pd.DataFrame, cells: pd.DataFrame, router: str) -> bool:
     return bool(set(cells.index[cells["router"] == router]) & set(found.index))
 
 
-_Styles = dict[str, tuple[str, str, str, bool]]
+@dataclass(frozen=True)
+class _Style:
+    """How a cell is drawn, and with which others it differs in the training seed alone."""
+
+    router: str
+    setting: str
+    colour: str
+    mark: str
+    filled: bool
+    group: str
 
 
 def setting(row: pd.Series) -> str:
@@ -152,25 +152,23 @@ def setting(row: pd.Series) -> str:
     return "no k or c"
 
 
-def _styles(cells: pd.DataFrame) -> _Styles:
-    """Return per cell (router, setting, colour and mark in one string, filled): the same router, the same colour."""
-    order = list(dict.fromkeys([*_PAPER_ORDER, *cells["router"]]))
+def _styles(cells: pd.DataFrame) -> dict[str, _Style]:
+    """Return the style of each cell: colours by the order in which routers appear, marks by k or c."""
+    order = list(dict.fromkeys(cells["router"]))
     colours = COLOURS[:-1]  # yellow is too light for points
     sizes = sorted({_size(row) for _, row in cells.iterrows()})
     found = {}
     for name, row in cells.iterrows():
         number = order.index(row["router"])
-        mark = _MARKS[sizes.index(_size(row)) % len(_MARKS)]
-        look = colours[number % len(colours)] + mark
-        found[str(name)] = (str(row["router"]), setting(row), look, number < len(colours))
+        found[str(name)] = _Style(
+            router=str(row["router"]),
+            setting=setting(row),
+            colour=colours[number % len(colours)],
+            mark=_MARKS[sizes.index(_size(row)) % len(_MARKS)],
+            filled=number < len(colours),
+            group=str(row.get("group") or name),
+        )
     return found
-
-
-def _in_order(routers: Iterable[str]) -> list[str]:
-    """Return routers in the order of the paper, then as they come."""
-    return sorted(
-        routers, key=lambda name: _PAPER_ORDER.index(name) if name in _PAPER_ORDER else len(_PAPER_ORDER)
-    )
 
 
 def _size(row: pd.Series) -> float:
@@ -178,80 +176,46 @@ def _size(row: pd.Series) -> float:
     return float(row["capacity_factor"] if pd.isna(row["top_k"]) else row["top_k"])
 
 
-def _scatter(
-    axes: Axes,
-    x: pd.Series,
-    rows: pd.DataFrame,
-    style: _Styles,
-    *,
-    x_rows: pd.DataFrame | None = None,
-    apart: bool = False,
-) -> None:
-    """Draw a point with its intervals per cell that has both numbers; ``apart`` sets those of one x side by side."""
-    names = [name for name in style if name in rows.index and name in x.index]
-    names = [name for name in names if not pd.isna(rows["value"][name]) and not pd.isna(x[name])]
-    shifts = _side_by_side([float(x[name]) for name in names]) if apart else [0.0] * len(names)
-    for name, shift in zip(names, shifts, strict=True):
-        _, _, look, filled = style[name]
-        colour, mark = look[:-1], look[-1]
-        move = ScaledTranslation(shift / 72, 0, axes.figure.dpi_scale_trans)
-        y_reach = _reach(rows.loc[name])
-        x_reach = _reach(x_rows.loc[name]) if x_rows is not None else None
-        at = np.array([[float(x[name])], [float(rows["value"][name])]])
-        axes.errorbar(
-            at[0],
-            at[1],
-            xerr=x_reach,
-            yerr=y_reach,
-            fmt=mark,
-            color=colour,
-            markerfacecolor=colour if filled else "white",
-            markersize=5,
-            elinewidth=0.8,
-            alpha=0.85,
-            transform=axes.transData + move,
-        )
-        # What is moved aside does not count for the axes by itself.
-        below = [0.0 if reach is None else reach[0, 0] for reach in (x_reach, y_reach)]
-        above = [0.0 if reach is None else reach[1, 0] for reach in (x_reach, y_reach)]
-        axes.update_datalim([at[:, 0] - below, at[:, 0] + above])
-    axes.margins(x=0.15, y=0.08)
-    axes.autoscale_view()
+def _scatter(axes: Axes, x: pd.Series, rows: pd.DataFrame, style: dict[str, _Style]) -> None:
+    """Draw the cells that have both numbers: each seed pale with its interval, the mean over seeds large."""
+    groups: dict[str, list[str]] = {}
+    for name, look in style.items():
+        if (
+            name in rows.index
+            and name in x.index
+            and not pd.isna(rows["value"][name])
+            and not pd.isna(x[name])
+        ):
+            groups.setdefault(look.group, []).append(name)
+    for names in groups.values():
+        look = style[names[0]]
+        face = look.colour if look.filled else "white"
+        places = np.array([[float(x[name]), float(rows["value"][name])] for name in names])
+        reach = np.hstack([_reach(rows.loc[name]) for name in names])
+        seeds = axes.errorbar(*places.T, yerr=reach, fmt=look.mark, color=look.colour, markerfacecolor=face)
+        _, _, bars = seeds.lines
+        seeds.lines[0].set(alpha=0.35, markersize=3)
+        for bar in bars:
+            bar.set(alpha=0.25, linewidth=0.8)
+        axes.plot(*places.mean(0), look.mark, color=look.colour, markerfacecolor=face, markersize=7, zorder=3)
+    axes.margins(x=0.08, y=0.08)
 
 
-def _reach(row: pd.Series) -> np.ndarray | None:
-    """Return how far the interval reaches below and above the value; None without one."""
+def _reach(row: pd.Series) -> np.ndarray:
+    """Return how far the interval reaches below and above the value ``(2, 1)``; 0 without one."""
     if pd.isna(row["ci_low"]):
-        return None
+        return np.zeros((2, 1))
     ends = [[row["value"] - row["ci_low"]], [row["ci_high"] - row["value"]]]
     return np.clip(np.array(ends, dtype=float), 0, None)
 
 
-def _side_by_side(x: Sequence[float]) -> list[float]:
-    """Return shifts in points: those within 2 % of the range of one another are set apart."""
-    span = (max(x) - min(x)) * 0.02 if x else 0.0
-    shifts = [0.0] * len(x)
-    group: list[int] = []
-    for number in [*np.argsort(x, kind="stable").tolist(), None]:
-        if group and (number is None or x[number] - x[group[0]] > span):
-            apart = min(_APART, _BAND / len(group))
-            for place, member in enumerate(sorted(group)):
-                shifts[member] = apart * (place - (len(group) - 1) / 2)
-            group = []
-        if number is not None:
-            group.append(number)
-    return shifts
-
-
-def _legend(axes: Axes, style: _Styles) -> None:
-    """Name every router's colour and every mark; ``_parts.finish`` gathers them below."""
-    routers = {router: (look[:-1], filled) for router, _, look, filled in style.values()}
-    for router in _in_order(routers):
-        colour, filled = routers[router]
-        axes.plot([], [], "-", color=colour, linewidth=6 if filled else 2, label=router)
+def _legend(axes: Axes, style: dict[str, _Style]) -> None:
+    """Name every router's colour and every mark; the legend below gathers them."""
+    for router, look in {look.router: look for look in style.values()}.items():
+        axes.plot([], [], "-", color=look.colour, linewidth=6 if look.filled else 2, label=router)
     marks: dict[str, set[str]] = {}
-    for _, said, look, _ in style.values():
-        marks.setdefault(look[-1], set()).add(said)
+    for look in style.values():
+        marks.setdefault(look.mark, set()).add(look.setting)
     for mark, names in marks.items():
         axes.plot([], [], mark, color="#606060", markersize=5, label=", ".join(sorted(names, reverse=True)))
 
@@ -276,8 +240,8 @@ def draw_published(paper: pd.DataFrame) -> Figure:
             panel.set_title(architecture if row == 0 else "")
             panel.set(ylabel=f"accuracy, {title}" if column == 0 else "", xlabel="TPUv3-days of pretraining")
     _legend(axes[0, 0], style)
-    figure.suptitle(
-        "The paper's values, not ours: Routers in Vision MoE (Liu et al.), Tables 1–4, 6, 8.\n"
-        "Pretraining on JFT-300M, 32 experts, every second block; no intervals are published"
+    figure.suptitle("The paper's values, not ours: Routers in Vision MoE (Liu et al.)")
+    return _parts.below(
+        figure,
+        "Tables 1–4, 6, 8. Pretraining on JFT-300M, 32 experts, every second block; no intervals are published.",
     )
-    return _parts.legend_below(figure)
