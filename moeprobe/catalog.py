@@ -45,10 +45,14 @@ class Catalog:
         Raises:
             UserError: there is none; the sentence names the nearest one and lists them all.
         """
-        if name not in self.names():
-            raise UserError(unknown(self.kind, name, self.names()))
+        self.check(name)
         module = importlib.import_module(f"{self.package}.{name}")
         return getattr(module, class_name(name))
+
+    def check(self, name: str) -> None:
+        """Raise what ``get`` raises, and import nothing."""
+        if name not in self.names():
+            raise UserError(unknown(self.kind, name, self.names()))
 
     def describe(self, name: str) -> str:
         """Return the first line of the plug-in's docstring, as plain text."""
@@ -97,3 +101,11 @@ DATA = Catalog("moeprobe.data", "data set")
 OBJECTIVES = Catalog("moeprobe.training.objectives", "objective")
 ANALYSES = Catalog("moeprobe.analyses", "analysis")
 ADAPTERS = Catalog("moeprobe.adapters", "adapter")
+# Models of other programs, ``scheme:reference``, and the adapter that opens them.
+SCHEMES = {"py": "hooks", "hf": "huggingface"}
+
+
+def is_foreign(source: str | Path) -> bool:
+    """Whether a model is named ``scheme:reference``, and is no path."""
+    scheme, _, reference = str(source).partition(":")
+    return bool(reference) and scheme in SCHEMES

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from moeprobe.catalog import did_you_mean
 from moeprobe.errors import UserError
 
 # What torch may raise when it reads a damaged or hostile file.
@@ -25,6 +26,9 @@ DAMAGE = (
 # A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
 _MOST_FILES = 100_000
+
+# What a run folder of training calls its checkpoint of the full budget.
+LAST = "last.safetensors"
 
 
 def open_regular(path: Path, *, buffered: bool = True) -> Any:
@@ -178,3 +182,25 @@ def sha256(path: Path) -> str:
     """Return the hash of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_checkpoint(source: str | Path) -> Path:
+    """Return the safetensors file that a path to a file or a run folder means.
+
+    Raises:
+        UserError: there is nothing there.
+    """
+    path = Path(source)
+    if is_folder(path):
+        if not is_file(path / LAST):
+            raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
+        return path / LAST
+    if not is_file(path):
+        beside = (
+            [str(other.parent) for other in path.parent.glob(f"*/{LAST}")] if is_folder(path.parent) else []
+        )
+        raise UserError(
+            f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
+            f"{did_you_mean(str(path), beside)}"
+        )
+    return path

@@ -16,9 +16,10 @@ from moeprobe.adapters.base import Opened
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.catalog import ADAPTERS, DATA, VIEWS
+from moeprobe.catalog import ADAPTERS, SCHEMES, VIEWS, is_foreign
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
+from moeprobe.data._naming import open_data
 from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.options import Options, checked, several
@@ -31,8 +32,6 @@ from moeprobe.views.base import Framing, PairView, SeverityView
 Model = Checkpoint | str | Path
 # One of them or several.
 Models = Model | Sequence[Model]
-# Models of other programs, ``scheme:reference``, and the adapter that opens them.
-_SCHEMES = {"py": "hooks", "hf": "huggingface"}
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.
 _LONGEST_NAME = 200
 
@@ -111,12 +110,6 @@ def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
     )
 
 
-def is_foreign(source: str | Path) -> bool:
-    """Whether a model is named ``scheme:reference``, and is no path."""
-    scheme, _, reference = str(source).partition(":")
-    return bool(reference) and scheme in _SCHEMES
-
-
 @checked
 def wrap(model: Hooks, *, name: str) -> Checkpoint:
     """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``.
@@ -135,7 +128,7 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
     scheme, _, reference = source.partition(":")
-    return _checkpoint(ADAPTERS.get(_SCHEMES[scheme]).open(reference, **more))
+    return _checkpoint(ADAPTERS.get(SCHEMES[scheme]).open(reference, **more))
 
 
 def _checkpoint(opened: Opened) -> Checkpoint:
@@ -202,17 +195,6 @@ def choose_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError:
         raise UserError(f"{name!r} is no device; choose auto or one of {', '.join(available)}.") from None
-
-
-@checked
-def open_data(name: str, *, split: str = "test") -> Dataset:
-    """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
-
-    Raises:
-        UserError: there is no such data set, split or location.
-    """
-    kind, _, location = name.partition(":")
-    return DATA.get(kind)(split=split, location=location or None)
 
 
 def open_images(name: str, *, split: str) -> ImageDataset:

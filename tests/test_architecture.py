@@ -73,6 +73,7 @@ NEIGHBOURS = {
     ("exchange", "loading"),
     ("exhibits", "probes"),
     ("families", "statistics"),
+    ("files", "catalog"),
     ("files", "errors"),
     ("finite", "routing"),
     ("hub", "options"),

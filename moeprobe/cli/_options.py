@@ -2,16 +2,16 @@
 
 import functools
 import inspect
-import mimetypes
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from moeprobe import hub
+from moeprobe.cli._early import check_arguments
 from moeprobe.errors import UserError
 
 Checkpoints = Annotated[
@@ -223,6 +223,7 @@ def probe(
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
         common = Common({name: values.pop(name) for name in _COMMON})
+        check_arguments(values, split=common.options().split)
         command(**values, common=common)
 
     keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
@@ -253,13 +254,6 @@ def require_folder(out: Path | None, *, json: bool, command: str) -> None:
         raise typer.BadParameter(
             f"name a folder for the figures, e.g. --out reports/{command}", param_hint="--out"
         )
-
-
-def refuse_images(checkpoints: Sequence[str]) -> None:
-    """Raise ``UserError`` where an image stands in the place of a checkpoint."""
-    for name in checkpoints:
-        if (mimetypes.guess_type(name)[0] or "").startswith("image/"):
-            raise UserError(f"{name} is an image, not a checkpoint; give it as: --file {name}.")
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:

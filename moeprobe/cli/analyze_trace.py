@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from moeprobe.cli._early import check_traces
 from moeprobe.cli._options import command_line, names
 
 
@@ -33,6 +34,7 @@ def analyze_trace(
 
     Example: `moeprobe analyze-trace traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
     """
+    check_traces(traces)
     from moeprobe import api
     from moeprobe.analyzing import along_a_severity, labelled, steps_alone
     from moeprobe.cli._screen import Bar, print_result

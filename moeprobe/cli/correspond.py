@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from moeprobe.cli._early import check_checkpoints, check_data, check_view
 from moeprobe.cli._options import (
     Data,
     File,
@@ -11,7 +12,6 @@ from moeprobe.cli._options import (
     OutOfFigures,
     command_line,
     names,
-    refuse_images,
     require_folder,
 )
 
@@ -60,11 +60,13 @@ def correspond(
 
     from rich.table import Table
 
+    check_checkpoints([] if checkpoint is None else [checkpoint])
+    check_data(data, split=split)
+    check_view(view)
     from moeprobe import api
     from moeprobe.cli._screen import Bar, console, print_files, records
 
     require_folder(out, json=json, command="correspond")
-    refuse_images([] if checkpoint is None else [checkpoint])
     with Bar() as bar:
         result = api.correspond(
             checkpoint,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moeprobe.cli._early import check_checkpoints
 from moeprobe.cli._options import Download
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def inspect(
     from rich.table import Table
 
     from moeprobe.cli._screen import console
+
+    check_checkpoints([checkpoint])
     from moeprobe.inspection import inspect_checkpoint
 
     found = inspect_checkpoint(checkpoint)

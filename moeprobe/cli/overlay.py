@@ -13,7 +13,6 @@ from moeprobe.cli._options import (
     drawing,
     names,
     numbers,
-    refuse_images,
     require_folder,
 )
 
@@ -61,7 +60,6 @@ def overlay(
         "data": data, "images": names(images), "files": file or [], "count": count, "view": view,
         "severity": severity, "severities": numbers(severities, "--severities"), "animate": animate,
     }  # fmt: skip
-    refuse_images(checkpoints)
     if common.dry_run:
         plan = api.plan_overlay(checkpoints, options=options, **asked)
         print_plan(plan, as_json=common.json, before="drawing")

@@ -110,11 +110,11 @@ def import_trace(
     """
     import json as json_module
 
-    from moeprobe import api
     from moeprobe.cli._screen import Bar, console
+    from moeprobe.exchange.trace import import_trace
 
     with Bar("bytes") as bar:
-        found = api.import_trace(
+        found = import_trace(
             log, trace, num_experts=num_experts, name=name, data=data, overwrite=overwrite, watcher=bar
         )
     if json:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moeprobe.cli._early import check_configuration
 from moeprobe.cli._options import Download
 
 
@@ -39,11 +40,13 @@ def train(
     """
     if not config:
         raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
-    from moeprobe import api
-    from moeprobe.cli._live import Live
     from moeprobe.config import load
 
     resolved = load(config, overrides or [])
+    check_configuration(resolved)
+    from moeprobe import api
+    from moeprobe.cli._live import Live
+
     with Live(resolved.name) as live:
         summary = api.train(
             resolved, folder=folder, device=device, resume=resume, overwrite=overwrite, report=live.show

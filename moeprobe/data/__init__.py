@@ -1,5 +1,1 @@
-"""Data sets: one file per data set, each a subclass of ``base.ImageDataset``."""
-
-from moeprobe._torchvision import mend as _mend
-
-_mend()
+"""Data sets: one file per data set, each a subclass of ``base.ImageDataset``. Nothing here imports torch."""

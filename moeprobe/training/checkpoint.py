@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from moeprobe import __version__
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.files import sha256, whole, write_json
+from moeprobe.files import find_checkpoint, sha256, whole, write_json
 from moeprobe.nn.build import build_model
 from moeprobe.nn.swin import build_swin
 from moeprobe.nn.transfer import transfer
@@ -94,22 +94,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str,
             raise OSError(number, os.strerror(number)) from error
 
 
-def find(source: str | Path) -> Path:
-    """Return the safetensors file that a path to a file or a run folder means.
-
-    Raises:
-        UserError: there is nothing there.
-    """
-    path = Path(source)
-    if path.is_dir():
-        if not (path / "last.safetensors").is_file():
-            raise UserError(f"{path} is no checkpoint folder: it has no last.safetensors.")
-        return path / "last.safetensors"
-    if not path.is_file():
-        raise UserError(f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file.")
-    return path
-
-
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the description of a file.
 
@@ -134,7 +118,7 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     Raises:
         UserError: it is missing, truncated, or foreign.
     """
-    path = find(source)
+    path = find_checkpoint(source)
     tensors, description = read_tensors(path)
     if description.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")

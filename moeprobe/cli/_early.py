@@ -1,0 +1,69 @@
+"""Refuse what is mistyped before torch is imported, which takes seconds.
+
+Everything here is checked again where it is used; the sentences are the same.
+"""
+
+import mimetypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprobe.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
+from moeprobe.errors import UserError
+from moeprobe.files import find_checkpoint, is_file
+
+
+def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
+    """Check the arguments of a probe by their names.
+
+    Raises:
+        UserError: a checkpoint, a data set or a view does not exist.
+    """
+    check_checkpoints(values.get("checkpoints") or ())
+    check_checkpoints(values.get("given") or (), runs=True)
+    check_view(values.get("view"))
+    check_data(values.get("data"), split=split)
+
+
+def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
+    """Raise ``UserError`` unless every path holds a checkpoint, or with ``runs`` a finished run."""
+    from moeprobe.sources import is_run
+
+    for source in sources:
+        if (mimetypes.guess_type(source)[0] or "").startswith("image/"):
+            raise UserError(f"{source} is an image, not a checkpoint; give it as: --file {source}.")
+    for source in sources:
+        if not is_foreign(source) and not (runs and is_run(Path(source))):
+            find_checkpoint(source)
+
+
+def check_data(data: str | None, *, split: str = "test") -> None:
+    """Raise ``UserError`` where a data set, its location or its split is mistyped."""
+    if data is not None:
+        from moeprobe.data import _naming
+
+        _naming.check_data(data, split=split)
+
+
+def check_view(view: str | None) -> None:
+    """Raise ``UserError`` unless there is such a view."""
+    name = (view or "").partition(":")[0]
+    if name not in ("", "clean"):
+        VIEWS.check(name)
+
+
+def check_configuration(config: Any) -> None:
+    """Raise ``UserError`` where a training names a plug-in or data that do not exist."""
+    ROUTERS.check(config.model.router_name)
+    OBJECTIVES.check(config.objective.name)
+    check_view(config.view.name)
+    check_data(config.data.name, split="train")
+
+
+def check_traces(paths: Sequence[Path]) -> None:
+    """Raise ``UserError`` unless every path is a file."""
+    from moeprobe.formats.trace_reading import TraceFile
+
+    for path in paths:
+        if not is_file(path):
+            TraceFile(path)  # says what is there instead
