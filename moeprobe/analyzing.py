@@ -26,7 +26,7 @@ from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
 from moeprobe.probing import save_figures
-from moeprobe.runs import OutputFolder, Result, provenance
+from moeprobe.runs import Result, output_folder, provenance
 from moeprobe.sweeps import sums_of_layer, to_host
 from moeprobe.tables import concatenate, image_table, in_order
 from moeprobe.trace_pairs import Named, common_ids, common_layers, name_all, pair, weighted
@@ -73,37 +73,37 @@ def analyze_trace(
     layers = common_layers(files, options.layers)
     ids = common_ids(files, layers)
     request = _request(traces, ids, options)
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    watcher.start(_KIND, len(ids))
-    images = _measure(traces, layers, ids, watcher)
-    if images.num_rows == 0:
-        raise UserError(
-            f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices and "
-            "no gates are recorded."
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        watcher.start(_KIND, len(ids))
+        images = _measure(traces, layers, ids, watcher)
+        if images.num_rows == 0:
+            raise UserError(
+                f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
+                "and no gates are recorded."
+            )
+        about = summaries.About(
+            run=_KIND if options.out is None else options.out.name,
+            dataset=request["data"],
+            split=request["split"],
+            seed=options.seed,
+            aligned=request["aligned"],
+            train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
+            groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
         )
-    about = summaries.About(
-        run=_KIND if options.out is None else options.out.name,
-        dataset=request["data"],
-        split=request["split"],
-        seed=options.seed,
-        aligned=request["aligned"],
-        train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
-        groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
-    )
-    analyses = make_analyses(KINDS[_KIND])
-    table, comparison = summaries.summarise(images, analyses=analyses, about=about)
-    result = Result(
-        table,
-        comparison,
-        images,
-        _sidecar(traces, request, _notes(traces, layers, ids), options, started),
-        figures_of,
-    )
-    if folder is not None:
-        folder.write(result)
-        if options.figures:
-            save_figures(result, folder.path / "figures")
-        folder.finish(result.sidecar)
+        analyses = make_analyses(KINDS[_KIND])
+        table, comparison = summaries.summarise(images, analyses=analyses, about=about)
+        result = Result(
+            table,
+            comparison,
+            images,
+            _sidecar(traces, request, _notes(traces, layers, ids), options, started),
+            figures_of,
+        )
+        if folder is not None:
+            folder.write(result)
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
     return result
 
 

@@ -20,7 +20,7 @@ from moeprobe.options import Keywords, Options, checked, combine, several
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan
-from moeprobe.runs import OutputFolder, provenance
+from moeprobe.runs import output_folder, provenance
 from moeprobe.showing import Figures, one_line, table_html
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics
@@ -104,30 +104,30 @@ def compare(
     if len(gathered.asked().checkpoints) < 2:
         raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
     request = _request(gathered.asked(), margin)
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    measured = gathered.measure(watcher)
-    table = _differences(measured, margin=margin, options=options, watcher=watcher)
-    said = comparisons.sentences(table)
-    failures = _failures(table, fail_if_worse)
-    sidecar = {
-        "request": request,
-        "command": options.command,
-        "checkpoints": measured.checkpoints,
-        "colours": colours(list(measured.checkpoints)),
-        "runs": dict(measured.runs),
-        "verdicts": said.to_dict("records"),
-        "fail_if_worse": fail_if_worse,
-        "failures": len(failures),
-        "wall_seconds": time.perf_counter() - started,
-    } | provenance()
-    result = Comparison(table, said, failures, sidecar)
-    if folder is not None:
-        from moeprobe.figures import save
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        measured = gathered.measure(watcher)
+        table = _differences(measured, margin=margin, options=options, watcher=watcher)
+        said = comparisons.sentences(table)
+        failures = _failures(table, fail_if_worse)
+        sidecar = {
+            "request": request,
+            "command": options.command,
+            "checkpoints": measured.checkpoints,
+            "colours": colours(list(measured.checkpoints)),
+            "runs": dict(measured.runs),
+            "verdicts": said.to_dict("records"),
+            "fail_if_worse": fail_if_worse,
+            "failures": len(failures),
+            "wall_seconds": time.perf_counter() - started,
+        } | provenance()
+        result = Comparison(table, said, failures, sidecar)
+        if folder is not None:
+            from moeprobe.figures import save
 
-        write_csv(folder.path / "comparison.csv", table)
-        for name, figure in result.plot().items():
-            save(figure, folder.path / "figures" / name)
-        folder.finish(sidecar)
+            write_csv(folder.path / "comparison.csv", table)
+            for name, figure in result.plot().items():
+                save(figure, folder.path / "figures" / name)
+            folder.finish(sidecar)
     return result
 
 

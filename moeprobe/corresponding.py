@@ -25,7 +25,7 @@ from moeprobe.medium import IMAGE
 from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
-from moeprobe.runs import OutputFolder, provenance
+from moeprobe.runs import output_folder, provenance
 from moeprobe.showing import Figures, one_line
 from moeprobe.tables import write_csv
 from moeprobe.training import checkpoint as checkpoints
@@ -130,22 +130,22 @@ def correspond(
         "crop_fraction": taken.framing.crop_fraction,
         "images": [dataset.image_ids[index] for index in chosen],
     } | taken.source
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    watcher.start("correspond", len(chosen))
-    found = []
-    for index in chosen:
-        found.append(_pairs(question, taken, index))
-        watcher.advance(1)
-    table = pair_table(found)
-    written: list[Path] = []
-    strength = f" at severity {severity:g}" if severity is not None else ""
-    result = CorrespondResult(found, table, written, data, f"Corresponding patches: {view}{strength}")
-    if folder is not None:
-        for name, figure in result.plot().items():
-            written += save(figure, folder.path / "figures" / name)
-        write_csv(folder.path / "pairs.csv", table)
-        written.append(folder.path / "pairs.csv")
-        folder.finish({"request": request, "command": options.command} | provenance())
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        watcher.start("correspond", len(chosen))
+        found = []
+        for index in chosen:
+            found.append(_pairs(question, taken, index))
+            watcher.advance(1)
+        table = pair_table(found)
+        written: list[Path] = []
+        strength = f" at severity {severity:g}" if severity is not None else ""
+        result = CorrespondResult(found, table, written, data, f"Corresponding patches: {view}{strength}")
+        if folder is not None:
+            for name, figure in result.plot().items():
+                written += save(figure, folder.path / "figures" / name)
+            write_csv(folder.path / "pairs.csv", table)
+            written.append(folder.path / "pairs.csv")
+            folder.finish({"request": request, "command": options.command} | provenance())
     return result
 
 

@@ -1,6 +1,5 @@
 """The demonstration: train with and without PRC on real digits, then measure how steady the routing is."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +59,10 @@ def run(
         training[name] = api.train(
             resolved, folder=checkpoints / name, device=device, overwrite=True, report=report(name)
         )
-    if reports.exists():
-        shutil.rmtree(reports)
     models = [api.load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
 
     def options(folder: str) -> api.Options:
-        return api.Options(out=reports / folder, device=device, command=command)
+        return api.Options(out=reports / folder, device=device, command=command, overwrite=True)
 
     match = api.match_ratio(models, view="random_crop", options=options("match-ratio"), watcher=watcher)
     crops = api.match_ratio(
@@ -76,5 +73,5 @@ def run(
     api.overlay(models, severity=NOISE, options=options("overlay"))
     evaluation = api.evaluate(models, options=options("eval"), watcher=watcher)
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
-    api.report([reports / run for run in runs], out=reports / "report")
+    api.report([reports / run for run in runs], out=reports / "report", overwrite=True)
     return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

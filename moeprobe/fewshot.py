@@ -17,7 +17,7 @@ from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.ridge import STRENGTHS
 from moeprobe.routing import Featured
-from moeprobe.runs import OutputFolder, Result
+from moeprobe.runs import Result, output_folder
 from moeprobe.shots import Cases, Shots, choose_shots, features_block, judge
 from moeprobe.watching import Watcher
 
@@ -60,39 +60,39 @@ def fewshot(
     held_out = chosen.held_out.shape[1]
     request = make_request(KIND, data, question, options, loaded)
     request |= {"draws": draws, "held_out_per_class": held_out, "l2_strengths": _L2}
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    strengths: dict[str, dict[Cases, float]] = {}
-    result = measure(
-        KIND,
-        question,
-        loaded,
-        data=data,
-        request=request,
-        options=options,
-        folder=folder,
-        watcher=watcher,
-        run=_runner(chosen, strengths),
-        images_besides=len(chosen.indices),
-    )
-    on = (
-        f"{held_out} training images of each class that are in no draw"
-        if held_out
-        else "each shot left out in turn"
-    )
-    result.sidecar.update(
-        severity_unit="training images per class",
-        training_images=len(chosen.indices),
-        l2_chosen_by=_RULE.format(on=on),
-        l2_chosen={
-            name: {count: [found[count, draw] for draw in range(1, draws + 1)] for count in chosen.counts}
-            for name, found in strengths.items()
-        },
-    )
-    if folder is not None:
-        folder.write(result)
-        if options.figures:
-            save_figures(result, folder.path / "figures")
-        folder.finish(result.sidecar)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        strengths: dict[str, dict[Cases, float]] = {}
+        result = measure(
+            KIND,
+            question,
+            loaded,
+            data=data,
+            request=request,
+            options=options,
+            folder=folder,
+            watcher=watcher,
+            run=_runner(chosen, strengths),
+            images_besides=len(chosen.indices),
+        )
+        on = (
+            f"{held_out} training images of each class that are in no draw"
+            if held_out
+            else "each shot left out in turn"
+        )
+        result.sidecar.update(
+            severity_unit="training images per class",
+            training_images=len(chosen.indices),
+            l2_chosen_by=_RULE.format(on=on),
+            l2_chosen={
+                name: {count: [found[count, draw] for draw in range(1, draws + 1)] for count in chosen.counts}
+                for name, found in strengths.items()
+            },
+        )
+        if folder is not None:
+            folder.write(result)
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
     return result
 
 

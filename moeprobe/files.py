@@ -5,14 +5,13 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 import stat
 import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from moeprobe.catalog import did_you_mean
 from moeprobe.errors import UserError
@@ -22,6 +21,31 @@ DAMAGE = (
     OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
 )  # fmt: skip
+
+
+class Guard(Protocol):
+    """Who has a folder, and wants to know what happens in it (see ``folders``)."""
+
+    def writing(self, path: Path) -> None:
+        """Note that a file, by its absolute path, is about to be written; raises ``UserError`` if it must not be."""
+
+    def removing(self, path: Path) -> None:
+        """Note that a file, by its absolute path, is removed on purpose."""
+
+
+# By the absolute path of the folder.
+GUARDS: dict[Path, Guard] = {}
+
+
+def absolute(path: Path) -> Path:
+    """Return a path from the root on, without following links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
+
+
+def guard_of(path: Path) -> Guard | None:
+    """Return who has the innermost guarded folder that an absolute path lies in; None where there is none."""
+    return next((GUARDS[folder] for folder in path.parents if folder in GUARDS), None)
+
 
 # A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
@@ -125,6 +149,8 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the folder cannot be written to, or the disk is full. Nothing half-written is left behind.
     """
+    if (guard := guard_of(absolute(path))) is not None:
+        guard.writing(absolute(path))
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,28 +169,18 @@ def whole(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``path`` that takes its place, and that of what is there, when the block succeeds.
+def remove(path: Path) -> None:
+    """Remove a file that was written, if it is there.
 
     Raises:
-        UserError: the folder cannot be written to. Nothing half-written is left behind.
+        UserError: it cannot be removed.
     """
-    temporary: Path | None = None
+    if (guard := guard_of(absolute(path))) is not None:
+        guard.removing(absolute(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
-        new, old = temporary / "new", temporary / "old"
-        new.mkdir()
-        yield new
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"Cannot remove {path}: {error.strerror or error}.") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from moeprobe.origins import choose_data
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.routing import Replayable
-from moeprobe.runs import OutputFolder, Result
+from moeprobe.runs import Result, output_folder
 from moeprobe.showing import Figures
 from moeprobe.tables import write_csv
 from moeprobe.watching import Watcher
@@ -94,29 +94,29 @@ def discontinuity(
         "steps": steps,
         "tolerance": paths.TOLERANCE,
     }
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    result = measure(
-        KIND,
-        question,
-        loaded,
-        data=data,
-        request=request,
-        options=options,
-        folder=folder,
-        watcher=watcher,
-        run=_run,
-    )
-    if folder is not None:
-        folder.write(result)
-    examples = _readable(question, count)
-    followed = [paths.follow(question, model, example) for model in loaded for example in examples]
-    result = dataclasses.replace(result, drawing=_drawing(followed, loaded))
-    if folder is not None:
-        write_csv(folder.path / "paths.csv", path_table(followed))
-        write_csv(folder.path / "switches.csv", switch_table(followed, loaded, question))
-        if options.figures:
-            save_figures(result, folder.path / "figures")
-        folder.finish(result.sidecar)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        result = measure(
+            KIND,
+            question,
+            loaded,
+            data=data,
+            request=request,
+            options=options,
+            folder=folder,
+            watcher=watcher,
+            run=_run,
+        )
+        if folder is not None:
+            folder.write(result)
+        examples = _readable(question, count)
+        followed = [paths.follow(question, model, example) for model in loaded for example in examples]
+        result = dataclasses.replace(result, drawing=_drawing(followed, loaded))
+        if folder is not None:
+            write_csv(folder.path / "paths.csv", path_table(followed))
+            write_csv(folder.path / "switches.csv", switch_table(followed, loaded, question))
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
     return DiscontinuityResult(result, followed)
 
 

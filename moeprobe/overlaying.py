@@ -20,7 +20,7 @@ from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import Checkpoint, Probe
 from moeprobe.probing import Plan, time_sample
-from moeprobe.runs import OutputFolder, provenance
+from moeprobe.runs import OutputFolder, output_folder, provenance
 from moeprobe.showing import Figures, one_line
 from moeprobe.tables import write_csv
 from moeprobe.views.base import SeverityView
@@ -105,25 +105,25 @@ def overlay(
     request = make_request("overlay", data, question, options, loaded)
     shown_ids = [question.dataset.image_ids[index] for index in question.indices]
     request |= {"images": shown_ids, "animate": animate}
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    watcher.start("overlay", len(loaded) * len(shown_ids))
-    shown = exhibits.overlays(question, loaded, progress=watcher.advance)
-    sidecar: dict[str, Any] = {
-        "request": request,
-        "command": options.command,
-        "checkpoints": origins.described(loaded, question.dataset, data),
-    }
-    result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
-    if folder is not None:
-        if animate:
-            sidecar["colours"] = colours([model.name for model in loaded])
-            drawn, sidecar["frames"] = _animations(
-                question, shown, folder.path, watcher, colours=sidecar["colours"]
-            )
-        else:
-            drawn = _save(result.plot(), folder.path)
-        result.files.extend(drawn)
-        _finish(folder, result)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        watcher.start("overlay", len(loaded) * len(shown_ids))
+        shown = exhibits.overlays(question, loaded, progress=watcher.advance)
+        sidecar: dict[str, Any] = {
+            "request": request,
+            "command": options.command,
+            "checkpoints": origins.described(loaded, question.dataset, data),
+        }
+        result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
+        if folder is not None:
+            if animate:
+                sidecar["colours"] = colours([model.name for model in loaded])
+                drawn, sidecar["frames"] = _animations(
+                    question, shown, folder.path, watcher, colours=sidecar["colours"]
+                )
+            else:
+                drawn = _save(result.plot(), folder.path)
+            result.files.extend(drawn)
+            _finish(folder, result)
     return result
 
 

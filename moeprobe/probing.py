@@ -21,7 +21,7 @@ from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN, Checkpoint, Probe
-from moeprobe.runs import OutputFolder, Result, provenance
+from moeprobe.runs import OutputFolder, Result, output_folder, provenance
 from moeprobe.tables import concatenate
 from moeprobe.views.base import SeverityView
 from moeprobe.watching import Watcher, watching
@@ -73,16 +73,23 @@ def probe(
         kind, loaded, data=data, view_name=view, severities=severities, attribute=attribute, options=options
     )
     request = make_request(kind, data, question, options, loaded)
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    result = measure(
-        kind, question, loaded, data=data, request=request, options=options, folder=folder, watcher=watcher
-    )
-    if folder is not None:
-        # The tables first: what a figure may stumble over is not lost.
-        folder.write(result)
-        if options.figures:
-            save_figures(result, folder.path / "figures")
-        folder.finish(result.sidecar)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        result = measure(
+            kind,
+            question,
+            loaded,
+            data=data,
+            request=request,
+            options=options,
+            folder=folder,
+            watcher=watcher,
+        )
+        if folder is not None:
+            # The tables first: what a figure may stumble over is not lost.
+            folder.write(result)
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
     return result
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from moeprobe import __version__, finite, geometry
 from moeprobe.batches import Batch, batches
+from moeprobe.errors import UserError
 from moeprobe.formats.trace import metadata, writing
 from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.probes import CLEAN, Checkpoint, Probe, Progress, recipe
@@ -104,7 +105,7 @@ def write(
     """Write a trace per view into ``folder``; returns the names of the images that could not be read.
 
     Raises:
-        UserError: a file cannot be written, or an image cannot be read and is not to be skipped.
+        UserError: a file cannot be written, or an image cannot be read and is not to be skipped, or none can.
     """
     model = checkpoint.model
     layers = probe.layers_of(model) or list(model.layer_names)
@@ -117,6 +118,8 @@ def write(
             skipped += batch.skipped
             if progress is not None:
                 progress(len(batch.image_ids) + len(batch.skipped))
+        if len(skipped) == len(probe.indices):
+            raise UserError(f"None of the {len(skipped)} images could be read.")
         for file, view in zip(files, views, strict=True):
             file.close(metadata(checkpoint=_about(checkpoint), layers=layers, skipped=skipped, **view.about))
     return skipped
@@ -134,7 +137,10 @@ def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Show
         path = folder / f"{view.name}.parquet"
         if not path.is_file():
             return None
-        trace = TraceFile(path)
+        try:
+            trace = TraceFile(path)
+        except UserError:  # damaged: recorded again
+            return None
         skipped = trace.about["skipped"]
         wanted = [probe.dataset.image_ids[index] for index in probe.indices]
         same = [name for name in wanted if name not in set(skipped)] == trace.ids

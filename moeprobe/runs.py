@@ -5,13 +5,13 @@ A folder holds ``run.json`` (what was asked) from the start, part files while it
 whose presence says that the run is finished.
 """
 
+import contextlib
+import dataclasses
 import json
 import platform
-import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,26 @@ import pyarrow as pa
 
 from moeprobe import __version__, showing
 from moeprobe.errors import UserError
-from moeprobe.files import write_json
+from moeprobe.files import read_json, remove, write_json
+from moeprobe.folders import RunFolder, check_replaceable
+from moeprobe.records import Contents, Family, look
 from moeprobe.tables import write_csv, write_images
 
 _REQUEST, _FINISHED, _PARTS = "run.json", "table.json", "parts"
 # Names in a run's folder that no checkpoint's may be.
 TAKEN = frozenset({_REQUEST, _FINISHED, _PARTS})
+# A run inside a run: that of a comparison, those of a trade-off's cells.
+_RUN = Family(
+    "probe",
+    marks=(_REQUEST,),
+    known=(
+        _REQUEST, _FINISHED, "table.csv", "comparison.csv", "images.parquet", "paths.csv", "switches.csv",
+        "patches.csv", "pairs.csv", "paper.csv", "parts/*.parquet", "parts/*/*.parquet", "figures/*.png",
+        "figures/*.svg", "figures/*.gif", "probe/", "cells/*/cell.json", "cells/*/metrics.csv", "cells/*/*/",
+    ),
+)  # fmt: skip
+# Traces are called by their checkpoints and views.
+_TRACES = dataclasses.replace(_RUN, known=(*_RUN.known, "*/*.parquet", "*/*/*.parquet"))
 _PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
 
 
@@ -73,17 +87,18 @@ class Result:
 
 
 class OutputFolder:
-    """The folder of one run.
+    """The folder of one run, which no other process writes to until it is closed.
 
     Args:
         path: the folder.
         request: what is asked, as JSON; a folder with another request is not touched.
         overwrite: replace what an earlier run left there.
-        again: go on with what a run of this kind left there, finished or not, whatever it was asked.
+        again: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
+            may do so too.
 
     Raises:
         UserError: the folder holds a finished or a different run and ``overwrite`` is off, or something that
-            moeprobe did not write, or it cannot be written to.
+            moeprobe did not write, it is in use, or it cannot be written to.
     """
 
     def __init__(
@@ -91,23 +106,20 @@ class OutputFolder:
     ) -> None:
         self.path = path
         request = json.loads(json.dumps(request))
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file; give a folder for --out.")
-        if path.is_dir() and _is_used(path):
-            earlier = _read_request(path)
-            if earlier is None:
-                raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
-            finished = (path / _FINISHED).exists()
-            # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
-            begun = any(item.name != _REQUEST for item in path.iterdir())
+        # Before anything is made, and once more when nobody else can change it.
+        _check(path, request, overwrite=overwrite, again=again)
+        self._own = RunFolder(path, _family(path), shared=again)
+        self._begun_here = overwrite or not (path / _REQUEST).exists()
+        try:
+            _check(path, request, overwrite=overwrite, again=again)
             if overwrite:
-                _remove(path)
-            elif again and earlier["kind"] == request["kind"]:
-                (path / _FINISHED).unlink(missing_ok=True)
-            elif finished or (begun and earlier != request):
-                state = "holds a finished run" if finished else "holds an unfinished run of something else"
-                raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
-        write_json(path / _REQUEST, request)
+                self._own.clear()
+            elif again:
+                remove(path / _FINISHED)
+            write_json(path / _REQUEST, request)
+        except BaseException:
+            self._own.close()
+            raise
 
     @property
     def parts(self) -> Path:
@@ -122,30 +134,80 @@ class OutputFolder:
         write_images(self.path / "images.parquet", result.images)
 
     def finish(self, sidecar: Mapping[str, Any]) -> None:
-        """Write the sidecar, which marks the run as finished, and remove the part files."""
+        """Write the sidecar, which marks the run as finished, and remove the part files.
+
+        Raises:
+            UserError: something that was written is not there any more.
+        """
+        self._own.check(besides=_PARTS)
         write_json(self.path / _FINISHED, sidecar)
-        shutil.rmtree(self.parts, ignore_errors=True)
+        self._own.remove(_PARTS)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Give the folder back; of a run that failed before it had anything, its question goes too."""
+        if failed and self._begun_here and look(self.path, _RUN).own == (_REQUEST,):
+            with contextlib.suppress(UserError):
+                remove(self.path / _REQUEST)
+        self._own.close()
+
+    def __enter__(self) -> "OutputFolder":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(failed=kind is not None)
 
 
-def _is_used(path: Path) -> bool:
-    """Whether a folder holds anything but a question that another process is writing this moment."""
-    return any(not fnmatch(item.name, f".{_REQUEST}.*.tmp") for item in path.iterdir())
+@contextlib.contextmanager
+def output_folder(
+    path: Path | None, request: dict[str, Any], *, overwrite: bool
+) -> Iterator[OutputFolder | None]:
+    """Yield a run's folder, closed when the block ends; None where no folder was named."""
+    if path is None:
+        yield None
+    else:
+        with OutputFolder(path, request, overwrite=overwrite) as folder:
+            yield folder
 
 
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except OSError as error:
-        raise UserError(f"Cannot replace {path}: {error.strerror or error}.") from error
+def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+    """Raise ``UserError`` unless a run may begin, or go on, in a folder."""
+    family = _family(path)
+    contents = look(path, family)
+    if contents.empty:
+        return
+    earlier = _read_request(path)
+    if earlier is None and not contents.own:
+        raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
+    if overwrite:
+        check_replaceable(path, contents, family)
+    elif not (again and earlier is not None and earlier["kind"] == request["kind"]):
+        _check_same(path, contents, earlier, request)
+
+
+def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
+    # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
+    begun = set(contents.own) - {_REQUEST}
+    finished = _FINISHED in begun
+    if finished or (begun and earlier != request):
+        state = "holds a finished run" if finished else "holds an unfinished run of something else"
+        raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
+
+
+def _family(path: Path) -> Family:
+    earlier = _read_request(path)
+    if earlier is None:
+        # Others too may call a file run.json.
+        return dataclasses.replace(_RUN, marks=())
+    return _TRACES if earlier["kind"] == "trace" else _RUN
 
 
 def _read_request(path: Path) -> Any:
-    """Return what an earlier run was asked; None where there was none (others too may call a file run.json)."""
+    """Return what an earlier run was asked; None where there was none."""
     try:
-        request = json.loads((path / _REQUEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        request = read_json(path / _REQUEST)
+    except UserError:
         return None
-    return request if isinstance(request, dict) and "kind" in request else None
+    return request if isinstance(request, dict) and isinstance(request.get("kind"), str) else None
 
 
 def provenance() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
 from moeprobe.probing import Plan, measure, save_figures, time_sample
 from moeprobe.routing import Routable
-from moeprobe.runs import OutputFolder, Result
+from moeprobe.runs import Result, output_folder
 from moeprobe.watching import Watcher
 
 KIND = "contagion"
@@ -57,24 +57,24 @@ def contagion(
         "group_images": exchange.group_images,
         "share": share,
     }
-    folder = None if options.out is None else OutputFolder(options.out, request, overwrite=options.overwrite)
-    result = measure(
-        KIND,
-        question,
-        loaded,
-        data=data,
-        request=request,
-        options=options,
-        folder=folder,
-        watcher=watcher,
-        run=_runner(exchange),
-    )
-    result.sidecar["notes"] = _notes(loaded, exchange)
-    if folder is not None:
-        folder.write(result)
-        if options.figures:
-            save_figures(result, folder.path / "figures")
-        folder.finish(result.sidecar)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        result = measure(
+            KIND,
+            question,
+            loaded,
+            data=data,
+            request=request,
+            options=options,
+            folder=folder,
+            watcher=watcher,
+            run=_runner(exchange),
+        )
+        result.sidecar["notes"] = _notes(loaded, exchange)
+        if folder is not None:
+            folder.write(result)
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
     return result
 
 

@@ -11,7 +11,6 @@ from moeprobe import origins, recording
 from moeprobe.applicability import check_images, glance
 from moeprobe.asking import make_probe, make_request
 from moeprobe.errors import UserError
-from moeprobe.files import whole_folder
 from moeprobe.formats.trace import FORMAT, VERSION
 from moeprobe.loading import Models, choose_device, load_models
 from moeprobe.options import Keywords, Options, checked, combine
@@ -79,36 +78,33 @@ def record(
     loaded, data, question = _ask(models, data, view, severities, options, all_gates=all_gates)
     request = make_request(_KIND, data, question, options, loaded)
     request |= {"all_gates": all_gates, "format": f"{FORMAT} {VERSION}"}
-    folder = OutputFolder(options.out, request, overwrite=options.overwrite)
-    files, skipped = [], []
-    for model in loaded:
-        views = recording.shown(question, _framing(model), data=data, split=options.split)
-        watcher.start(f"{_KIND}: {model.name}", len(question.indices))
-        place = folder.path / model.name
-        bad = recording.kept(question, model, place, views=views)
-        if bad is not None:
-            watcher.advance(len(question.indices))
-        else:
-            with whole_folder(place) as temporary:
+    with OutputFolder(options.out, request, overwrite=options.overwrite) as folder:
+        files, skipped = [], []
+        for model in loaded:
+            views = recording.shown(question, _framing(model), data=data, split=options.split)
+            watcher.start(f"{_KIND}: {model.name}", len(question.indices))
+            place = folder.path / model.name
+            bad = recording.kept(question, model, place, views=views)
+            if bad is not None:
+                watcher.advance(len(question.indices))
+            else:
                 bad = recording.write(
-                    question, model, temporary, views=views, all_gates=all_gates, progress=watcher.advance
+                    question, model, place, views=views, all_gates=all_gates, progress=watcher.advance
                 )
-                if len(bad) == len(question.indices):
-                    raise UserError(f"None of the {len(bad)} images of {data} could be read.")
-        skipped.append(bad)
-        files += [place / f"{one.name}.parquet" for one in views]
-    sidecar = {
-        "request": request,
-        "command": options.command,
-        "checkpoints": origins.described(loaded, question.dataset, data),
-        "files": [str(path.relative_to(folder.path)) for path in files],
-        "skipped_images": skipped[0],
-        "wall_seconds": time.perf_counter() - started,
-        "batch_size": options.batch_size,
-        "workers": options.workers,
-        "device": str(choose_device(options.device)),
-    } | provenance()
-    folder.finish(sidecar)
+            skipped.append(bad)
+            files += [place / f"{one.name}.parquet" for one in views]
+        sidecar = {
+            "request": request,
+            "command": options.command,
+            "checkpoints": origins.described(loaded, question.dataset, data),
+            "files": [str(path.relative_to(folder.path)) for path in files],
+            "skipped_images": skipped[0],
+            "wall_seconds": time.perf_counter() - started,
+            "batch_size": options.batch_size,
+            "workers": options.workers,
+            "device": str(choose_device(options.device)),
+        } | provenance()
+        folder.finish(sidecar)
     layers = {
         model.name: question.layers_of(model.model) or list(model.model.layer_names) for model in loaded
     }

@@ -1,6 +1,5 @@
 """Train a model as configured, in a folder of its own."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,15 +10,27 @@ import pandas as pd
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
-from moeprobe.files import read_json
+from moeprobe.files import read_json, remove
+from moeprobe.folders import RunFolder, check_family, check_replaceable
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.options import checked
+from moeprobe.records import Family, look
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 
 # What a finished run says of itself, at least.
 _SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
+_WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
+_FAMILY = Family(
+    "training",
+    marks=_WEIGHTS,
+    known=(
+        *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", "training.png",
+        "training.svg",
+    ),
+    always=("tensorboard/events.out.tfevents.*",),
+)  # fmt: skip
 
 
 @checked
@@ -54,12 +65,18 @@ def train(
     if state == "finished":
         return complete(folder, resolved) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)
-    if state == "unfinished":
-        trainer.resume()
-    elif folder.exists():
-        # Only now, when everything fits together, is an earlier run given up.
-        shutil.rmtree(folder)
-    summary = trainer.run(report, draw=partial(_draw, folder, resolved))
+    # Only now, when everything fits together, is the folder made, or an earlier run given up.
+    with RunFolder(folder, _FAMILY) as own:
+        # Once more, when no other process can change it.
+        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+        if state == "finished":
+            return _complete(folder, resolved) | {"folder": str(folder), "kept": True}
+        if state == "unfinished":
+            trainer.resume()
+        elif overwrite:
+            own.clear()
+        summary = trainer.run(report, draw=partial(_draw, folder, resolved))
+        own.check()
     return summary | {"folder": str(folder), "kept": False}
 
 
@@ -69,8 +86,15 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     Raises:
         UserError: its files cannot be read or written.
     """
+    if _pictured(folder) and not (folder / "state.safetensors").exists():
+        return read_summary(folder)
+    with RunFolder(folder, _FAMILY):
+        return _complete(folder, config)
+
+
+def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     summary = read_summary(folder)
-    if any(not (folder / f"training.{kind}").is_file() for kind in ("png", "svg")):
+    if not _pictured(folder):
         try:
             metrics = pd.read_csv(folder / "metrics.csv")
         except (OSError, ValueError) as error:
@@ -78,8 +102,12 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
                 f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
             ) from error
         _draw(folder, config, metrics)
-    (folder / "state.safetensors").unlink(missing_ok=True)
+    remove(folder / "state.safetensors")
     return summary
+
+
+def _pictured(folder: Path) -> bool:
+    return all((folder / f"training.{kind}").is_file() for kind in ("png", "svg"))
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -136,17 +164,17 @@ def check_run_folder(
     Raises:
         UserError: the folder holds something else, another run, or a finished one that is not to be taken as it is.
     """
-    earlier = folder / "config.yaml"
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; choose another name.")
-    # What a kill in the very first moment leaves behind is nobody's.
-    held = [path for path in folder.iterdir() if path.suffix != ".tmp"] if folder.is_dir() else []
-    if held and not earlier.exists():
+    contents = look(folder, _FAMILY)
+    if not contents.empty and not contents.own:
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
-    if not held or (overwrite and not resume):
+    check_family(folder, contents, _FAMILY)
+    if overwrite and not resume:
+        check_replaceable(folder, contents, _FAMILY)
+        return "new"
+    if not contents.own:
         return "new"
     finished = (folder / "finished.json").exists()
-    if not _is_of(earlier, config):
+    if not _is_of(folder / "config.yaml", config):
         state = "a finished run" if finished else "a run"
         raise UserError(
             f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from moeprobe.cli._app import app
+from moeprobe.records import RECORD
 
 Trained = dict[str, Path]
 
@@ -32,6 +33,11 @@ def without_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("moeprobe.figures.save", lambda *_, **__: [])
         yield
+
+
+def names_in(folder: Path) -> set[str]:
+    """What lies in a run's folder, without its record of that."""
+    return {path.name for path in folder.iterdir()} - {RECORD}
 
 
 def sentence(result: Result | subprocess.CompletedProcess[str]) -> str:

@@ -10,8 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "geometry", "grids",
-        "hub", "medium", "options", "palette", "seeds", "tokens", "validation", "watching", "wording",
+        "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "folders", "geometry",
+        "grids", "hub", "locks", "medium", "options", "palette", "records", "seeds", "tokens", "validation",
+        "watching", "wording",
     },
     1: {
         "accumulators", "data", "divergence", "families", "finite", "formats", "nn", "regions", "ridge", "routing",
@@ -77,6 +78,14 @@ NEIGHBOURS = {
     ("files", "errors"),
     ("finite", "routing"),
     ("hub", "options"),
+    ("folders", "errors"),
+    ("folders", "files"),
+    ("folders", "locks"),
+    ("folders", "records"),
+    ("locks", "errors"),
+    ("locks", "files"),
+    ("records", "errors"),
+    ("records", "files"),
     ("fewshot", "asking"),
     ("fewshot", "loading"),
     ("fewshot", "probing"),

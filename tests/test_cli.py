@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 
 from moeprobe.tables import COLUMNS, FLOORS
-from tests.commands import Trained, refused, run, sentence, shell
+from tests.commands import Trained, names_in, refused, run, sentence, shell
 
 
 def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "match"
     result = run("match-ratio", *trained.values(), "--limit", 40, "--out", out)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in out.iterdir()} == {
+    assert names_in(out) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
     }  # fmt: skip
     assert sorted(path.name for path in (out / "figures").iterdir()) == ["match-ratio.png", "match-ratio.svg"]

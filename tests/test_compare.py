@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from moeprobe import api, comparing, gathering
 from moeprobe.errors import UserError
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 
 QUICK = ("--limit", 30)
 
@@ -52,7 +52,7 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
     out = tmp_path / "compare"
     result = run("compare", *trained.values(), *QUICK, "--out", out)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in out.iterdir()} == {
+    assert names_in(out) == {
         "run.json",
         "table.json",
         "comparison.csv",

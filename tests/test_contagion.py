@@ -18,7 +18,7 @@ from moeprobe.probes import Checkpoint
 from moeprobe.routing import LayerRouting, RoutingTrace
 from moeprobe.tables import COLUMNS
 from moeprobe.views.base import Framing
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 from tests.drawn import words
 from tests.routings import checkpoint
 
@@ -65,7 +65,7 @@ def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_contagion_writes_what_it_says(finished: Path) -> None:
-    assert {path.name for path in finished.iterdir()} == {
+    assert names_in(finished) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
     }  # fmt: skip
     assert {path.name for path in (finished / "figures").iterdir()} == {"contagion.png", "contagion.svg"}

@@ -18,7 +18,7 @@ from moeprobe.report.reading import read_runs
 from moeprobe.report.summary import findings, headline_table
 from moeprobe.tables import COLUMNS
 from moeprobe.wording import interval
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 from tests.routings import checkpoint
 
 QUICK = ("--shots", "2,5", "--draws", 2, "--limit", 40)
@@ -37,7 +37,7 @@ def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_the_files_say_what_was_measured(finished: Path) -> None:
-    assert {path.name for path in finished.iterdir()} == {
+    assert names_in(finished) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
     }  # fmt: skip
     table = pd.read_csv(finished / "table.csv")

@@ -21,7 +21,7 @@ from moeprobe.probes import Checkpoint, Probe
 from moeprobe.routing import RoutingTrace
 from moeprobe.views.base import Framing, Sample, SeverityView
 from moeprobe.views.gaussian_noise import GaussianNoise
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 from tests.routings import checkpoint, probe, routing
 
 SLOPE = 1.0
@@ -234,7 +234,7 @@ def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> 
     # Six images have no interval, so the figure claims none.
     assert "6 images; no intervals: they need at least 20" in jumps and "95 %" not in jumps
     assert "severities: 0 to 0.2 in 200 steps (noise σ" in api.report([out]).markdown
-    assert {path.name for path in out.iterdir()} == {
+    assert names_in(out) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures", "paths.csv",
         "switches.csv",
     }  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 
 NOISE = ("--view", "gaussian_noise", "--severities", "0.1,0.3", "--limit", 20)
 
@@ -45,7 +45,7 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     assert "Recorded routing: blocks.3, patches" in result.output
     assert "20 images of digits test" in result.output
-    assert {path.name for path in out.iterdir()} == {
+    assert names_in(out) == {
         "run.json", "table.csv", "table.json", "images.parquet", "figures",
     }  # fmt: skip
     assert {path.name for path in (out / "figures").iterdir()} == {"routing.png", "routing.svg"}

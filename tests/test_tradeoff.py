@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from filelock import FileLock
 from torch import Tensor
 
 from moeprobe import api, probing
 from moeprobe.batches import Batch
 from moeprobe.figures.tradeoff import draw, draw_published, setting, shared_kappa
+from moeprobe.locks import Lock
 from moeprobe.tables import COLUMNS
 from moeprobe.tradeoff import TradeoffWatcher
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS, published
@@ -81,7 +81,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stamps(folder: Path) -> dict[str, int]:
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix != ".lock"}
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def table(folder: Path) -> pd.DataFrame:
@@ -266,8 +266,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(
     """It comes last, and by then may be done: here the other process finishes it while we wait."""
     done, held = copy / "out" / "cells" / CELLS[0], copy / "held"
     shutil.move(done, held)
-    lock = FileLock(copy / "checkpoints" / "small" / f".{CELLS[0]}.lock")
-    lock.acquire()
+    lock = Lock(copy / "checkpoints" / "small" / f".{CELLS[0]}.lock")
     seen: list[str] = []
 
     class Watch(TradeoffWatcher):
@@ -295,7 +294,7 @@ def test_finished_trainings_without_a_sweep(trained: Trained, tmp_path: Path) ->
     assert set(found["checkpoint"]) == {"baseline", "prc"} and set(found["top_k"]) == {2}
     noisy = found[(found["view"] == "gaussian_noise") & (found["metric"] == "accuracy")]
     assert list(noisy["severity"]) == [0.1, 0.1]
-    assert not any(trained["prc"].parent.glob(".*.lock"))
+    assert not any((tmp_path / "out").rglob("*.lock"))
     report = run("report", out, "--out", tmp_path / "report")
     assert report.exit_code == 0, report.output
     assert "limit is 24 there and 30 now" in refused(

@@ -9,9 +9,13 @@ from torch import nn
 
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.files import whole_folder
+from moeprobe.folders import RunFolder, check_replaceable
 from moeprobe.loading import open_data
+from moeprobe.records import Family, look
 from moeprobe.training import checkpoint
+
+# A folder of a checkpoint alone; that of a training holds more, and is none to import into.
+_FAMILY = Family("checkpoint", marks=("last.safetensors",), known=("last.safetensors", "last.json"))
 
 
 class Unseen(TypedDict, total=False):
@@ -29,9 +33,8 @@ class Unseen(TypedDict, total=False):
 
 def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
     """Raise ``UserError`` unless a checkpoint may be put there."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a folder for the checkpoint.")
-    if not folder.is_dir() or not any(folder.iterdir()):
+    contents = look(folder, _FAMILY)
+    if contents.empty:
         return
     if not (folder / "last.safetensors").is_file():
         raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
@@ -39,6 +42,7 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
         raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
     if folder.resolve() in source.resolve().parents:
         raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
+    check_replaceable(folder, contents, _FAMILY)
 
 
 def save(
@@ -50,19 +54,20 @@ def save(
     source: Path,
     class_names: tuple[str, ...],
 ) -> None:
-    """Write an imported model as a checkpoint folder, whole or not at all; ``imported`` is the kind of its source.
+    """Write an imported model as a checkpoint folder; ``imported`` is the kind of its source.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or another process writes to it.
     """
-    with whole_folder(folder) as temporary:
+    with RunFolder(folder, _FAMILY) as own:
         checkpoint.save(
-            temporary / "last.safetensors",
+            folder / "last.safetensors",
             model,
             config=config,
             training={"imported": imported, "source": str(source)},
             class_names=class_names,
         )
+        own.check()
 
 
 def model_config(keys: Mapping[str, Any]) -> ModelConfig:

@@ -4,7 +4,7 @@
 beside it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
 """
 
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,8 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.files import whole, write_text
+from moeprobe.files import read_bytes, remove, whole, write_text
+from moeprobe.folders import RunFolder, check_family
 from moeprobe.options import checked, several
+from moeprobe.records import Family, look
 from moeprobe.report import render, summary
 from moeprobe.report.colouring import in_one_colour
 from moeprobe.report.reading import Run, read_runs
@@ -22,6 +24,13 @@ from moeprobe.report.reading import Run, read_runs
 __all__ = ["Document", "report"]
 
 _HTML, _MARKDOWN = "report.html", "report.md"
+_FAMILY = Family(
+    "report",
+    marks=(_HTML,),
+    known=(_HTML, _MARKDOWN, f"{render.FILES}/*/*"),
+    shares=True,
+)
+_LARGEST_PAGE = 2**30
 
 
 @dataclass(frozen=True)
@@ -77,33 +86,51 @@ def report(
 
 
 def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a folder for --out.")
+    contents = look(folder, _FAMILY)
+    check_family(folder, contents, _FAMILY)
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
             raise UserError(
                 f"{folder} lies in the run {run}, which would no longer be what it was; choose another --out."
             )
-    held = [name for name in (_HTML, _MARKDOWN, render.FILES) if (folder / name).exists()]
-    if held and not overwrite:
+    held = [name for name in (_HTML, _MARKDOWN, render.FILES) if os.path.lexists(folder / name)]
+    # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
+    interrupted = contents.recorded and _HTML not in held
+    if not held or (interrupted and _MARKDOWN not in contents.foreign):
+        return
+    if not overwrite:
         raise UserError(
             f"{folder / held[0]} is there already; add --overwrite to replace it, or choose another --out."
         )
+    ours = contents.recorded or _is_page(folder / _HTML)
+    for name in held:
+        if name in contents.foreign or not ours:
+            raise UserError(
+                f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
+            )
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is the page of a report, from a time when none was on record."""
+    try:
+        return not path.is_symlink() and b"moeprobe" in read_bytes(path, limit=_LARGEST_PAGE)
+    except UserError:
+        return False
 
 
 def _write(folder: Path, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
     """Write what report.md refers to, then report.md, then the page."""
-    beside = folder / render.FILES
-    if beside.exists():
-        try:
-            shutil.rmtree(beside)
-        except OSError as error:
-            raise UserError(f"Cannot replace {beside}: {error.strerror or error}.") from error
-    for part in parts:
-        for name, content in part.files().items():
-            with whole(folder / name) as temporary:
+    beside = {folder / name: content for part in parts for name, content in part.files().items()}
+    with RunFolder(folder, _FAMILY) as own:
+        # The page first: a report without it is unfinished.
+        if _HTML in look(folder, _FAMILY).own:
+            remove(folder / _HTML)
+        own.clear()
+        for path, content in beside.items():
+            with whole(path) as temporary:
                 temporary.write_bytes(content)
-    write_text(folder / _MARKDOWN, markdown)
-    write_text(folder / _HTML, html)
+        write_text(folder / _MARKDOWN, markdown)
+        write_text(folder / _HTML, html)
+        own.check()
     # The page first: it is what is opened and sent.
-    return [folder / _HTML, folder / _MARKDOWN, *sorted(beside.rglob("*.*"))]
+    return [folder / _HTML, folder / _MARKDOWN, *sorted(beside)]

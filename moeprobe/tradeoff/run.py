@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
 from moeprobe.catalog import ROUTERS
 from moeprobe.errors import UserError
 from moeprobe.files import write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
 from moeprobe.loading import load_model
+from moeprobe.locks import InUseError, Lock
 from moeprobe.options import Options, checked
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
@@ -99,33 +99,33 @@ def tradeoff(
         if (overwrite or not cell.done()) and not cell.trained():
             check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)
     request = _request(cells)
-    folder = OutputFolder(out, request, overwrite=overwrite, again=True)
-    work = _Work(device, command, watcher)
-    states: dict[str, str] = {}
-    busy = list(enumerate(cells, 1))
-    for wait in (False, True):
-        left = []
-        for number, cell in busy:
-            watcher.cell(cell.name, number, len(cells))
-            state = work.finish(cell, number, wait=wait)
-            if state is None:
-                left.append((number, cell))
-            else:
-                states[cell.name] = state
-        busy = left
-    watcher.start("table", len(cells))
-    table = make_table(cells, run=out.name, progress=watcher.advance)
-    write_csv(out / "table.csv", table)
-    write_csv(out / "paper.csv", published())
-    _draw(table, out / "figures")
-    sidecar = {
-        "request": request,
-        "command": command,
-        "checkpoints": {cell.name: _provenance(cell) for cell in cells},
-        "states": states,
-        "wall_seconds": time.perf_counter() - started,
-    } | provenance()
-    folder.finish(sidecar)
+    with OutputFolder(out, request, overwrite=overwrite, again=True) as folder:
+        work = _Work(device, command, watcher)
+        states: dict[str, str] = {}
+        busy = list(enumerate(cells, 1))
+        for wait in (False, True):
+            left = []
+            for number, cell in busy:
+                watcher.cell(cell.name, number, len(cells))
+                state = work.finish(cell, number, wait=wait)
+                if state is None:
+                    left.append((number, cell))
+                else:
+                    states[cell.name] = state
+            busy = left
+        watcher.start("table", len(cells))
+        table = make_table(cells, run=out.name, progress=watcher.advance)
+        write_csv(out / "table.csv", table)
+        write_csv(out / "paper.csv", published())
+        _draw(table, out / "figures")
+        sidecar = {
+            "request": request,
+            "command": command,
+            "checkpoints": {cell.name: _provenance(cell) for cell in cells},
+            "states": states,
+            "wall_seconds": time.perf_counter() - started,
+        } | provenance()
+        folder.finish(sidecar)
     return TradeoffResult(table, states, sidecar, out)
 
 
@@ -176,12 +176,12 @@ class _Work:
         if wait:
             self.watcher.waiting(cell.name)
         cell.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        # The lock is the operating system's: it ends with the process, whichever way that ends.
         try:
-            with FileLock(cell.checkpoint.with_name(f".{cell.name}.lock"), timeout=-1 if wait else 0):
-                return "kept" if cell.done() else self._finish(cell, place)
-        except Timeout:
+            lock = Lock(cell.checkpoint.with_name(f".{cell.name}.lock"), wait=wait)
+        except InUseError:
             return None
+        with lock:
+            return "kept" if cell.done() else self._finish(cell, place)
 
     def _finish(self, cell: Cell, place: int) -> str:
         state = "measured"

@@ -21,7 +21,7 @@ from moeprobe.batches import Batch, batches
 from moeprobe.config import TrainConfig
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.files import write_json, write_text
+from moeprobe.files import remove, write_json, write_text
 from moeprobe.geometry import PatchGrid
 from moeprobe.nn.build import build_model
 from moeprobe.nn.capture import capture
@@ -371,7 +371,7 @@ class Trainer:
             summary["upcycled"] = self.upcycled
         draw(pd.DataFrame(self.history))
         write_json(self.folder / "finished.json", summary)
-        (self.folder / "state.safetensors").unlink(missing_ok=True)
+        remove(self.folder / "state.safetensors")
         return summary
 
 

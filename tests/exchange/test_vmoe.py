@@ -22,6 +22,7 @@ from moeprobe.formats.vmoe import read_vmoe
 from moeprobe.nn.build import build_model
 from moeprobe.nn.capture import capture
 from moeprobe.training import checkpoint
+from tests.commands import names_in
 from tests.formats import making
 from tests.golden import assert_golden, oracle, oracle_path
 from tests.nn.released import forward, random_parameters, to_state_dict
@@ -234,8 +235,12 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     inside = making.write(tmp_path / "c" / "vmoe", *making.content(making.nested(random_parameters())))
     with pytest.raises(UserError, match="which would be replaced"):
         import_vmoe(inside, tmp_path / "c", overwrite=True)
+    with pytest.raises(UserError, match=r"moeprobe did not write: vmoe\.data.*, vmoe\.index"):
+        import_vmoe(source, tmp_path / "c", overwrite=True)
+    for path in (tmp_path / "c").glob("vmoe*"):
+        path.unlink()
     import_vmoe(source, tmp_path / "c", overwrite=True)
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["last.json", "last.safetensors"]
+    assert names_in(tmp_path / "c") == {"last.json", "last.safetensors"}
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(UserError, match="not a checkpoint folder of moeprobe"):

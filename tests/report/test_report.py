@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from moeprobe import api
 from moeprobe.report import render
 from moeprobe.report.summary import difference
-from tests.commands import Trained, refused, run
+from tests.commands import Trained, names_in, refused, run
 from tests.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
 
 HOSTILE = "<script>alert(1)</script>"
@@ -500,7 +500,7 @@ def test_what_is_written(runs: list[Path], tmp_path: Path) -> None:
     result = run("report", *runs, "--out", out)
     assert result.exit_code == 0, result.output
     assert "0.549 [0.526, 0.571]" in result.output and f"Written to {out}/" in result.output
-    assert {path.name for path in out.iterdir()} == {"report.html", "report.md", "report-files"}
+    assert names_in(out) == {"report.html", "report.md", "report-files"}
     markdown = (out / "report.md").read_text()
     targets = re.findall(r"\]\((report-files/[^)]*)\)", markdown)
     assert {out / unquote(target) for target in targets} == {

@@ -1,0 +1,149 @@
+"""A folder belongs to one process at a time, and what a killed one leaves belongs to nobody."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from moeprobe.errors import UserError
+from moeprobe.files import write_text
+from moeprobe.folders import RunFolder
+from moeprobe.locks import Lock
+from moeprobe.records import LOCK, RECORD, Family, look
+
+FAMILY = Family("probe", marks=("run.json",), known=("run.json",))
+HOLD = """
+import sys, time
+from pathlib import Path
+from moeprobe.files import whole
+from moeprobe.folders import RunFolder
+from tests.test_folders import FAMILY
+with RunFolder(Path(sys.argv[1]), FAMILY) as folder, whole(folder.path / "table.csv") as temporary:
+    temporary.write_text("half")
+    if "fork" in sys.argv:
+        import os
+        if os.fork() == 0:
+            time.sleep(600)
+    print("holding", flush=True)
+    time.sleep(600)
+"""
+
+
+def hold(path: Path, *how: str) -> subprocess.Popen[str]:
+    """Hold a folder, in the middle of writing a table, in a process of its own."""
+    command = [sys.executable, "-c", HOLD, str(path), *how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "holding\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_a_second_process_is_told_who_has_the_folder(tmp_path: Path) -> None:
+    process = hold(tmp_path / "out")
+    try:
+        with pytest.raises(
+            UserError, match=rf"out is in use by process {process.pid} on .*, since \d.* UTC: "
+        ):
+            RunFolder(tmp_path / "out", FAMILY)
+    finally:
+        end(process)
+
+
+@pytest.mark.parametrize("how", [(), ("fork",)])
+def test_a_killed_process_blocks_nobody_and_its_temporary_files_go(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """Even where a process that it forked, a data loader's worker say, lives on."""
+    process = hold(tmp_path, *how)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {LOCK, RECORD} < left and len(left) == 3
+    try:
+        with RunFolder(tmp_path, FAMILY) as folder:
+            assert {path.name for path in tmp_path.iterdir()} == {LOCK, RECORD}
+            write_text(folder.path / "table.csv", "whole")
+    finally:
+        end(process)
+    assert {path.name for path in tmp_path.iterdir()} == {RECORD, "table.csv"}
+
+
+def test_a_lock_leaves_no_file_and_lets_one_in_at_a_time(tmp_path: Path) -> None:
+    """Its file is removed and made again under those who wait; never do two hold it."""
+    inside, most = [0], [0]
+
+    def enter() -> None:
+        for _ in range(40):
+            with Lock(tmp_path / "lock", wait=True):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_another_reads_is_not_theirs(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="lock"):
+        Lock(tmp_path / "lock")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "a" / "b", FAMILY):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line", ['"../precious"', '"/etc/passwd"', '"a/../../precious"', "[]", "{", "[" * 10_000, '""']
+)
+def test_a_record_names_nothing_outside_its_folder(tmp_path: Path, line: str) -> None:
+    (tmp_path / "precious").write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / RECORD).write_text(f'{{"moeprobe": "files", "of": "probe"}}\n{line}\n"run.json"\n"half')
+    (out / "run.json").write_text("{}")
+    assert look(out, FAMILY).own == ("run.json",)
+    with RunFolder(out, FAMILY) as folder:
+        folder.clear()
+        write_text(out / "table.csv", "")
+    assert {path.name for path in out.iterdir()} == {RECORD, "table.csv"}
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_a_record_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, FAMILY) as folder:
+        write_text(folder.path / "run.json", "{}")
+    with pytest.raises(UserError, match="is the folder of a probe, not of a training"):
+        RunFolder(tmp_path, Family("training", (), ()))
+
+
+def test_a_file_that_is_recorded_but_is_a_folder_now_is_not_removed(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, FAMILY) as folder:
+        write_text(folder.path / "table.csv", "")
+        write_text(folder.path / "run.json", "")
+    (tmp_path / "table.csv").unlink()
+    (tmp_path / "table.csv").mkdir()
+    (tmp_path / "table.csv" / "mine").write_text("mine")
+    with RunFolder(tmp_path, FAMILY) as folder, pytest.raises(UserError, match=r"did not write: table\.csv/"):
+        folder.clear()
+    assert (tmp_path / "table.csv" / "mine").exists()
