@@ -4,7 +4,6 @@ The classes below are the schema: every key of a configuration file is a field h
 """
 
 import inspect
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -14,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.validation import lower_first, sentence
+from moeprobe.validation import lower_first, sentence, shortened
+from moeprobe.yamls import NotYamlError, parse_yaml, read_yaml
 
 # A section may be written as its one essential value: ``objective: prc`` is ``objective: {name: prc}``.
 _SHORTHANDS = {
@@ -32,16 +32,18 @@ SWEEPS = "sweeps"
 
 
 class Section(BaseModel):
-    """A part of a configuration: an unknown key is an error, and nothing is changed later."""
+    """A part of a configuration: an unknown key or a value of another type is an error; nothing is changed later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 class Plugin(Section):
     """A plug-in by name, with parameters for it."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    name: str
+    model_config = ConfigDict(extra="allow")
+    name: str = Field(description="its name; further keys are parameters of its own")
 
     @model_validator(mode="before")
     @classmethod
@@ -58,18 +60,18 @@ class Plugin(Section):
 class UpcycleConfig(Section):
     """Dense weights to start from: those of one of timm's vision transformers."""
 
-    name: str
-    file: str | None = None  # safetensors or torch's; None = the pretrained ones of timm's hub
+    name: str = Field(description="one of timm's vision transformers")
+    file: str | None = Field(None, description="weights, safetensors or torch's; null: those of timm's hub")
 
 
 class SwinConfig(Section):
     """The stages of a Swin transformer, each of half the resolution and twice the width of the one before."""
 
-    depths: list[int] = Field(min_length=1)  # blocks of each stage
-    num_heads: list[int] = Field(min_length=1)
-    windows: list[int] = Field(min_length=1)  # tokens along a side of an attention window
-    patch_norm: bool = True
-    qkv_bias: bool = True
+    depths: list[int] = Field(min_length=1, description="blocks of each stage")
+    num_heads: list[int] = Field(min_length=1, description="attention heads of each stage")
+    windows: list[int] = Field(min_length=1, description="tokens along a side of a window, of each stage")
+    patch_norm: bool = Field(True, description="normalize patches after embedding them")
+    qkv_bias: bool = Field(True, description="queries, keys and values have biases")
 
     @model_validator(mode="after")
     def _same_stages(self) -> "SwinConfig":
@@ -81,38 +83,46 @@ class SwinConfig(Section):
 class ModelConfig(Section):
     """Which transformer, and how it is made sparse. None = the named model's own value."""
 
-    name: str = "vmoe_tiny_patch8_32"  # with upcycle: that of the dense model
-    upcycle: UpcycleConfig | None = None
-    swin: SwinConfig | None = (
-        None  # of imported Swin-MoEs: width and hidden_width are those of the first stage
+    name: str = Field("vmoe_tiny_patch8_32", description="the transformer; with upcycle, the dense model's")
+    upcycle: UpcycleConfig | None = Field(None, description="start from dense weights")
+    swin: SwinConfig | None = Field(None, description="of imported Swin-MoEs; widths are the first stage's")
+    image_size: int | None = Field(None, gt=0, description="side of an image, in pixels")
+    patch_size: int | None = Field(None, gt=0, description="side of a patch, in pixels")
+    width: int | None = Field(None, gt=0, description="channels of a token")
+    depth: int | None = Field(None, gt=0, description="blocks")
+    num_heads: int | None = Field(None, gt=0, description="attention heads")
+    hidden_width: int | None = Field(None, gt=0, description="of the perceptrons and of each expert")
+    num_classes: int | None = Field(None, gt=0, description="null: as many as the data have")
+    pre_logits: bool | Annotated[int, Field(gt=0)] | None = Field(
+        None, description="a layer with tanh before the head: its width; true: that of the blocks"
     )
-    image_size: int | None = Field(None, gt=0)
-    patch_size: int | None = Field(None, gt=0)
-    width: int | None = Field(None, gt=0)
-    depth: int | None = Field(None, gt=0)  # blocks
-    num_heads: int | None = Field(None, gt=0)
-    hidden_width: int | None = Field(None, gt=0)  # of the perceptrons and of each expert
-    num_classes: int | None = Field(None, gt=0)  # None = that of the data
-    pre_logits: bool | Annotated[int, Field(gt=0)] | None = None  # their width; true = that of the blocks
-    head: Literal["token", "gap"] | None = (
-        None  # reads the class token; gap = the mean of the patches, no such token
+    head: Literal["token", "gap"] | None = Field(
+        None, description="reads the class token, or the mean of the patches (there is no class token then)"
     )
-    num_experts: int | None = Field(None, gt=0)
-    layers: list[int] | str | None = None  # blocks from 0, or "last-2", "every-2"
-    router: Plugin | None = None
-    top_k: int | None = Field(None, gt=0)
-    noise_std: float | None = Field(None, ge=0)
-    capacity_factor: float | None | Literal["none"] = None
-    eval_capacity_factor: float | None | Literal["none"] = None
-    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
-    capacity_multiple_of: int | None = Field(None, gt=0)
-    batch_priority: bool | None = None
-    group_images: int | None = Field(None, gt=0)
-    expert_dropout: float | None = Field(None, ge=0, lt=1)
-    bfloat16_dispatch: bool | None = None
-    mean: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
-    std: list[float] = Field([0.5, 0.5, 0.5], min_length=3, max_length=3)
-    crop_fraction: float | None = Field(None, gt=0, le=1)  # of the shorter side; None = squash
+    num_experts: int | None = Field(None, gt=0, description="experts of a layer")
+    layers: list[int] | str | None = Field(None, description='MoE blocks, from 0; or "last-2", "every-2"')
+    router: Plugin | None = Field(None, description="null: softmax_token_choice; moeprobe list routers")
+    top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
+    noise_std: float | None = Field(
+        None, ge=0, description="of the logits in training, divided by num_experts"
+    )
+    capacity_factor: float | None | Literal["none"] = Field(
+        None, description="room of an expert in training, as a multiple of its even share; none: no limit"
+    )
+    eval_capacity_factor: float | None | Literal["none"] = Field(None, description="likewise in evaluation")
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = Field(None, description="of the capacity")
+    capacity_multiple_of: int | None = Field(None, gt=0, description="capacities are rounded up to it")
+    batch_priority: bool | None = Field(None, description="surest tokens take the room first")
+    group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
+    expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")
+    bfloat16_dispatch: bool | None = Field(None, description="send tokens to experts in bfloat16")
+    mean: list[float] = Field(
+        [0.5] * 3, min_length=3, max_length=3, description="subtracted from the channels"
+    )
+    std: list[float] = Field([0.5] * 3, min_length=3, max_length=3, description="divides the channels")
+    crop_fraction: float | None = Field(
+        None, gt=0, le=1, description="of the shorter side, kept of images in evaluation; null: squash them"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -134,60 +144,64 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Which data set: ``name`` or ``name:location``."""
 
-    name: str = "digits"
-    workers: int = Field(0, ge=0)
+    name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
+    workers: int = Field(0, ge=0, description="loader processes; changes nothing but speed")
 
 
 class OptimizerConfig(Section):
     """One of timm's optimisers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
 
-    name: str = "adamw"
-    learning_rate: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    momentum: float = Field(0.9, ge=0)
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2)
-    clip_norm: float | None = Field(None, gt=0)
+    name: str = Field("adamw", description="one of timm's optimizers; momentum is heavy-ball SGD")
+    learning_rate: float = Field(1e-3, gt=0, description="at its peak")
+    weight_decay: float = Field(0.0, ge=0, description="of kernels, not of biases, norms and positions")
+    momentum: float = Field(0.9, ge=0, description="of optimizers that have it")
+    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="of Adam and its kin")
+    clip_norm: float | None = Field(None, gt=0, description="largest global norm of the gradients; null: any")
 
 
 class ScheduleConfig(Section):
     """Linear warm-up from 0, then a cosine or a straight line to ``end_value``; counted in steps."""
 
-    name: Literal["cosine", "linear"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    end_value: float = Field(0.0, ge=0)
+    name: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls")
+    warmup_steps: int = Field(0, ge=0, description="steps of the linear warm-up from 0")
+    end_value: float = Field(0.0, ge=0, description="learning rate at the end")
 
 
 class InitialiseConfig(Section):
     """Start from a checkpoint: everything but the head and the pre-logits, positions resampled."""
 
-    checkpoint: str
-    keep_head: bool = False
+    checkpoint: str = Field(description="run folder or .safetensors file")
+    keep_head: bool = Field(False, description="take over the head and the pre-logits too")
 
 
 class TrainConfig(Section):
     """One training run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    group: str = ""
-    seed: int = Field(0, ge=0)
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run and its folder; else the file's"
+    )
+    group: str = Field("", description="shared by runs that differ in their seed alone")
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    view: Plugin = Plugin(name="random_crop")
-    views_per_image: Literal[1, 2] = 2
-    objective: Plugin = Plugin(name="balanced")
-    loss: Literal["softmax", "sigmoid"] = "softmax"
-    mixup: float = Field(0.0, ge=0)  # concentration of the Dirichlet distribution; 0 = none
+    view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")
+    views_per_image: int = Field(2, ge=1, le=2, description="how many of each image in a batch")
+    objective: Plugin = Field(
+        Plugin(name="balanced"), description="what is added to the loss; moeprobe list objectives"
+    )
+    loss: Literal["softmax", "sigmoid"] = Field("softmax", description="the supervised loss")
+    mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    batch_size: int = Field(64, gt=0)  # source images
-    epochs: float | None = Field(None, gt=0)
-    steps: int | None = Field(None, gt=0)
-    evaluate_every: int | None = Field(None, gt=0)  # steps; None = ten times in all
-    eval_batch_size: int = Field(128, gt=0)
-    amp: bool = False
-    compile: bool = False
-    tensorboard: bool = False
-    initialise: InitialiseConfig | None = None
+    batch_size: int = Field(64, gt=0, description="source images of a step")
+    epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
+    steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")
+    evaluate_every: int | None = Field(None, gt=0, description="in steps; null: ten times in all")
+    eval_batch_size: int = Field(128, gt=0, description="images; changes nothing but speed")
+    amp: bool = Field(False, description="bfloat16, but for the routers")
+    compile: bool = Field(False, description="torch.compile what does not route")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
+    initialise: InitialiseConfig | None = Field(None, description="start from a checkpoint of moeprobe")
 
     @model_validator(mode="after")
     def _one_length(self) -> "TrainConfig":
@@ -309,35 +323,13 @@ def find(source: str, known: Iterable[str], *, what: str, folder: str = "") -> P
     raise UserError(unknown(what, source, known))
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML with two mends: 1e-3 is a number, and a key that stands twice is an error."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Return a mapping; called by the base class."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"the key {twice!r} stands twice{node.start_mark}")
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
 def read(path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds; ``name`` is that of the file where it gives none.
 
     Raises:
         UserError: it cannot be read or holds something else.
     """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"Cannot read {path} as YAML: {' '.join(str(error).split())}.") from None
+    content = read_yaml(path)
     if not isinstance(content, dict):
         found = "nothing" if content is None else type(content).__name__
         raise UserError(f"{path} should hold a mapping of keys to values; it holds {found}.")
@@ -364,11 +356,11 @@ def pair(override: str) -> tuple[str, Any]:
     """
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {override!r}.")
+        raise UserError(f"An override is written key=value, e.g. model.top_k=1; got {shortened(override)}.")
     try:
-        return key, yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError):
-        raise UserError(f"Cannot read the value of {override!r}.") from None
+        return key, parse_yaml(text)
+    except NotYamlError:
+        raise UserError(f"Cannot read the value of {shortened(override)}.") from None
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:

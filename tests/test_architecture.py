@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
         "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "folders", "geometry",
-        "grids", "hub", "locks", "medium", "options", "palette", "records", "seeds", "tokens", "validation",
-        "watching", "wording",
+        "grids", "hub", "keys", "locks", "medium", "options", "palette", "records", "seeds", "tokens", "validation",
+        "watching", "wording", "yamls",
     },
     1: {
         "accumulators", "data", "divergence", "families", "finite", "formats", "nn", "regions", "ridge", "routing",
@@ -69,6 +69,11 @@ NEIGHBOURS = {
     ("config", "catalog"),
     ("config", "errors"),
     ("config", "validation"),
+    ("config", "yamls"),
+    ("keys", "config"),
+    ("keys", "validation"),
+    ("yamls", "errors"),
+    ("yamls", "files"),
     ("corresponding", "loading"),
     ("demo", "api"),
     ("exchange", "loading"),

@@ -5,14 +5,25 @@ from typing import Annotated
 
 import typer
 
-KINDS = ("routers", "views", "data", "analyses", "objectives", "adapters", "models", "configs", "sweeps")
+KINDS = (
+    "routers",
+    "views",
+    "data",
+    "analyses",
+    "objectives",
+    "adapters",
+    "models",
+    "configs",
+    "keys",
+    "sweeps",
+)
 
 
 def listing(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations, sweeps.
+    """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations, keys, sweeps.
 
     Example: `moeprobe list views`
     """
@@ -26,6 +37,9 @@ def listing(
 
     if kind not in KINDS:
         raise UserError(catalog.unknown("list", kind, KINDS))
+    if kind == "keys":
+        _print_keys(as_json=json)
+        return
     found = _find(kind)
     if json:
         print(json_module.dumps(found, ensure_ascii=False))
@@ -36,6 +50,34 @@ def listing(
     for name, description in found.items():
         table.add_row(name, description)
     console().print(table)
+
+
+def _print_keys(*, as_json: bool) -> None:
+    """Print the keys of configurations of trainings: type, default, meaning."""
+    import dataclasses
+    import json
+
+    from rich.table import Table
+
+    from moeprobe.cli._screen import console
+    from moeprobe.keys import list_keys
+
+    keys = list_keys()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(key) for key in keys], ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("key", "type", "default", "meaning"):
+        table.add_column(heading, style="bold" if heading == "key" else None, overflow="fold")
+    for key in keys:
+        table.add_row(key.name, key.type, key.default, key.meaning)
+    screen = console()
+    screen.print(table)
+    screen.print(
+        "In a model, null is the named model's own value. Written KEY=VALUE on the command line, as sections in YAML; "
+        "moeprobe train --config NAME --show prints what they come to.",
+        soft_wrap=True,
+    )
 
 
 def _find(kind: str) -> dict[str, str]:

@@ -29,6 +29,9 @@ def train(
     folder: Annotated[Path | None, typer.Option(help="Run folder; default checkpoints/NAME.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     download: Download = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the configuration with all its keys, and train nothing.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a V-MoE, with or without Pairwise Router Consistency.
@@ -40,10 +43,13 @@ def train(
     """
     if not config:
         raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
-    from moeprobe.config import load
+    from moeprobe.config import dump, load
 
     resolved = load(config, overrides or [])
     check_configuration(resolved)
+    if show:
+        print(dump(resolved), end="")
+        return
     from moeprobe import api
     from moeprobe.cli._live import Live
 
