@@ -24,6 +24,8 @@ _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 _OCDBT = "manifest.ocdbt"
 # Parameters hardly shrink when they are packed; a folder that claims to unpack to more is no honest one.
 _MOST_UNPACKED = 1000
+# What a chunk may have beyond its array's own size.
+_MOST_CHUNK = 2**26
 _PROBLEMS = (ValueError, RuntimeError, OSError, TypeError, LookupError, MemoryError, NotImplementedError)
 
 
@@ -101,6 +103,7 @@ def _read(folder: Path, tensorstore: Any) -> Stored:
         spec = {"driver": _DRIVERS[mark], "kvstore": (store / f"{place}/").spec().to_json()}
         opened = tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True).result()
         if opened.dtype.name in DTYPES:
+            _check_chunks(folder, name, opened)
             arrays[name] = ZarrArray(tuple(opened.shape), opened.dtype.name, name, opened)
         else:
             others.append(name)
@@ -109,6 +112,17 @@ def _read(folder: Path, tensorstore: Any) -> Stored:
     if unpacked > _MOST_UNPACKED * size:
         raise UserError(f"{folder} is damaged: its {size:,} bytes should unpack to {unpacked:,}.")
     return Stored(arrays, tuple(others))
+
+
+def _check_chunks(folder: Path, name: str, opened: Any) -> None:
+    """Raise ``UserError`` if a chunk is much larger than its array: TensorStore makes room for all of it."""
+    itemsize = DTYPES[opened.dtype.name].itemsize
+    layout = opened.chunk_layout
+    chunk = max(math.prod(one.shape or ()) for one in (layout.read_chunk, layout.write_chunk)) * itemsize
+    if chunk > max(math.prod(opened.shape) * itemsize, _MOST_CHUNK):
+        raise UserError(
+            f"{folder} is damaged: a chunk of {quoted(name)} should hold {chunk:,} bytes, and it is {opened.shape}."
+        )
 
 
 def _error(problem: str, error: BaseException) -> UserError:

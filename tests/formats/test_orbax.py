@@ -1,7 +1,9 @@
 """Orbax's folders, made with TensorStore in the layouts that orbax-checkpoint 0.12 leaves."""
 
+import json
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,21 @@ def test_without_tensorstore_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         read_vmoe(tmp_path)
     plain = making.write(tmp_path / "v", *making.content(making.nested(random_parameters())))
     assert find(plain).sizes.width == 6
+
+
+def test_a_chunk_of_forty_gigabytes_is_refused(tmp_path: Path) -> None:
+    """TensorStore makes room for a whole chunk, however small its array, and ends the process where there is none."""
+    pytest.importorskip("tensorstore", reason="TensorStore (extra orbax) is not installed")
+    about = {
+        "zarr_format": 2,
+        "shape": [4],
+        "chunks": [10**10],
+        "dtype": "<f4",
+        "compressor": {"id": "zlib", "level": 1},
+    }
+    about |= {"fill_value": None, "filters": None, "dimension_separator": "."}
+    (tmp_path / "cls").mkdir()
+    (tmp_path / "cls/.zarray").write_text(json.dumps(about))
+    (tmp_path / "cls/0").write_bytes(zlib.compress(bytes(4000)))
+    with pytest.raises(UserError, match=r"a chunk of 'cls' should hold 40,000,000,000 bytes"):
+        read_vmoe(tmp_path)
