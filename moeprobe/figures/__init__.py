@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+from moeprobe.errors import UserError
+from moeprobe.files import whole
+
+try:
+    import matplotlib as mpl
+except ValueError as error:  # it reads MPLBACKEND while it is imported
+    raise UserError(
+        f"matplotlib cannot be imported: {error}. Is the environment variable MPLBACKEND right? It may be unset."
+    ) from None
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-
-from moeprobe.files import whole
 
 STYLE: Any = {
     "font.size": 10,

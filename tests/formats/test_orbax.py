@@ -133,6 +133,7 @@ def test_a_chunk_of_forty_gigabytes_is_refused(tmp_path: Path) -> None:
         "shape": [4],
         "chunks": [10**10],
         "dtype": "<f4",
+        "order": "C",
         "compressor": {"id": "zlib", "level": 1},
     }
     about |= {"fill_value": None, "filters": None, "dimension_separator": "."}
