@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from moeprobe.statistics import CONFIDENCE, Array, Replicates
+from moeprobe.proportions import CONFIDENCE, critical
+from moeprobe.statistics import Array, Replicates, standard_error
 
 POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
@@ -75,12 +76,12 @@ class Judged:
 def difference(one: Replicates, other: Replicates, influence: Array) -> Difference:
     """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences.
 
-    The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials; 0 where no
-    image differs by more than rounding.
+    The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials, and of one
+    image more where an image is right or wrong; 0 where no image differs by more than rounding.
     """
     found = one.minus(other)
     n = found.images
-    error = float(np.sqrt(n / (n - 1) * np.square(influence).sum())) if n > 1 else np.nan
+    error = float(np.hypot(standard_error(influence, n), found.grain)) if n > 1 else np.nan
     # n times an image's influence is by how much the image itself differs.
     return Difference(found, 0.0 if n * np.abs(influence).max() < _ROUNDING else error)
 
@@ -90,10 +91,12 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
 
     The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
     |resampled − value| / spread in the family, spread the linearised error that resamples have; t / z widens normal
-    tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval. Where the error
-    vanishes to first order but the resamples vary, there is no interval.
+    tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, but for shares that
+    are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order but the resamples
+    vary, there is no interval.
     """
-    critical = _largest([member for member in family if member.standardised])
+    normal = float(stats.norm.isf((1 - CONFIDENCE) / 2))
+    largest = _largest([member for member in family if member.standardised], otherwise=normal)
     cells = sum(member.standardised for member in family)
     p_values = [_p(member) for member in family]
     of_cell = zip(family, p_values, _holm(p_values), strict=True)
@@ -101,22 +104,23 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
     for member, *tested in of_cell:
         reach, detectable = np.nan, np.nan
         value, values = member.replicates.point, member.replicates.values
+        factor = (
+            largest * critical(member.replicates.images) / normal if member.replicates.images > 1 else np.nan
+        )
         if member.standardised:
-            tails = stats.t.isf((1 - CONFIDENCE) / 2, member.replicates.images - 1)
-            factor = critical * tails / stats.norm.isf((1 - CONFIDENCE) / 2)
             reach = factor * member.standard_error
             detectable = (factor + stats.norm.ppf(POWER)) * member.standard_error
         elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
-            reach = 0.0
+            reach = member.replicates.missed(factor) if member.identical else 0.0
         p, p_holm = (1.0, 1.0) if member.identical else tested
         found.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
     return found
 
 
-def _largest(family: Sequence[Difference]) -> float:
-    """Return the 95 % quantile of the largest deviation in the family, in standard errors; NaN of none."""
+def _largest(family: Sequence[Difference], *, otherwise: float) -> float:
+    """Return the 95 % quantile of the largest deviation in the family, in standard errors; of none the other number."""
     if not family:
-        return np.nan
+        return otherwise
     largest = np.zeros(len(family[0].replicates.values))
     for member in family:
         deviation = np.abs(member.replicates.values - member.replicates.point) / member.spread

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from moeprobe.statistics import Array, Ratio, Statistic, divide
+from moeprobe.statistics import Array, Share, Statistic, divide
 from moeprobe.within_image import Tokens, others, per_image, per_trial
 
 Whole = NDArray[np.int64]
@@ -259,7 +259,7 @@ def jaccard_of_pairs(reference: Array, view: Array) -> Array:
 
 def set_chance_within_image(
     *, image: Whole, reference: Whole, view: Whole, sets: Array, tokens: Tokens, num_images: int
-) -> tuple[Ratio, NDArray[np.bool_]]:
+) -> tuple[Share, NDArray[np.bool_]]:
     """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
 
     The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
@@ -274,4 +274,4 @@ def set_chance_within_image(
         per_image(count, image, num_images) for count in (*counts, np.ones(len(image)))
     )
     match, draws = (per_trial(total, pairs, trials).numerator for total in (agree, pairs - left_out))
-    return Ratio(match, draws), pairs > 0
+    return Share(match, draws), pairs > 0

@@ -9,19 +9,19 @@ Axes: R resamples, n images, U (stratum, code) cells that occur on both sides.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from moeprobe import proportions
 from moeprobe.seeds import generator
 
 Array = NDArray[np.float64]
 
 NUM_RESAMPLES = 2000
-CONFIDENCE = 0.95
 # Below this many images a bootstrap over images says little: points only.
 MIN_IMAGES = 20
 # A larger share of resamples without a value than this: no interval.
@@ -64,6 +64,25 @@ class Ratio:
         """Return (numerator − value · denominator) / sum of the denominators."""
         total = self.denominator.sum()
         return divide(self.numerator - divide(self.numerator.sum(), total) * self.denominator, total)
+
+
+@dataclass(frozen=True)
+class Share(Ratio):
+    """A ratio whose numerator is between 0 and the denominator in every image."""
+
+    def bounds(self, images: int) -> tuple[float, float]:
+        """Return its score interval over ``images``."""
+        share = float(self.numerator.sum() / self.denominator.sum())
+        return proportions.score_interval(share, standard_error(self.influence(), images), images)
+
+    def swing(self) -> float:
+        """Return by how much a share of one moves it."""
+        return 1.0
+
+
+def standard_error(influence: Array, images: int) -> float:
+    """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
+    return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
 
 
 class Chance:
@@ -163,7 +182,7 @@ def room(chance: Array) -> Array:
 
 @dataclass(frozen=True)
 class Kappa:
-    """(m − c) / (1 − c): the match beyond chance. NaN where c = 1 (the routing has collapsed)."""
+    """(m − c) / (1 − c): the match m, a share, beyond chance. NaN where c = 1 (the routing has collapsed)."""
 
     match: Statistic
     chance: Statistic
@@ -180,51 +199,17 @@ class Kappa:
         kappa, level = self.evaluate(once)[0], self.chance.evaluate(once)[0]
         return (match - (1 - kappa) * chance) / (np.nan if np.isnan(kappa) else 1 - level)
 
+    def bounds(self, images: int) -> tuple[float, float]:
+        """Return the κ of the ends of a score interval of m, whose error is that of κ: chance varies too."""
+        once = np.ones((len(self.influence()), 1))
+        match, chance = (float(side.evaluate(once)[0]) for side in (self.match, self.chance))
+        error = standard_error(self.influence(), images) * (1 - chance)
+        low, high = proportions.score_interval(match, error, images)
+        return (low - chance) / (1 - chance), (high - chance) / (1 - chance)
 
-@dataclass(frozen=True)
-class Entropy:
-    """Entropy of the pooled histogram ``(n, E)``, divided by log E: 1 = all experts equally used, 0 = one expert.
-
-    The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
-    expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
-    weights, hence twice in a resample, whose shares vary about those of the sample as these do about the true ones.
-    """
-
-    histogram: Array
-
-    def evaluate(self, weights: Array) -> Array:
-        """Return the normalised entropy under each set of weights, 1 at most."""
-        counts = self.histogram.T @ weights
-        total = counts.sum(0)
-        share = divide(counts, total)
-        terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
-        squares, square = self._squares(weights**2)
-        lacking = (divide(squares, counts * total, empty=0.0).sum(0) - divide(square, total**2)) / 2
-        entropy = (lacking - terms.sum(0)) / self._log_experts
-        return np.where(total > 0, np.clip(entropy, 0.0, 1.0) + 0.0, np.nan)
-
-    def influence(self) -> Array:
-        """Return the derivative, before it is cut off at 1."""
-        counts = self.histogram.sum(0)
-        total = counts.sum()
-        share = divide(counts, total)
-        own = self.histogram.sum(1)
-        spread = (self.histogram - own[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
-        squares, square = (found[..., 0] for found in self._squares(np.ones((len(own), 1))))
-        # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
-        rate = divide(np.ones_like(counts), counts * total, empty=0.0)
-        lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))
-        lacking -= own * divide(squares @ rate, total)
-        lacking -= divide(2 * own**2, total**2) - divide(2 * own * square, total**3)
-        return (lacking / 2 - divide(spread, total)) / self._log_experts
-
-    @property
-    def _log_experts(self) -> float:
-        return float(np.log(max(self.histogram.shape[1], 2)))
-
-    def _squares(self, weights: Array) -> tuple[Array, Array]:
-        """Return Σ_i w_i h_ie² ``(E, R)`` and Σ_i w_i (Σ_e h_ie)² ``(R,)``."""
-        return (self.histogram**2).T @ weights, self.histogram.sum(1) ** 2 @ weights
+    def swing(self) -> float:
+        """Return by how much a match of one moves it."""
+        return 1 / (1 - float(self.chance.evaluate(np.ones((len(self.influence()), 1)))[0]))
 
 
 @dataclass(frozen=True)
@@ -248,12 +233,18 @@ class Replicates:
     Attributes:
         images: number of images with at least one trial.
         trials: the statistic's denominator over all images.
+        bounds: interval of a share, or of what follows from one; None = that of the resamples.
+        swing: by how much a share of one would move it; 0 where it follows from no share.
+        grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
     """
 
     point: float
     values: Array
     images: int
     trials: int
+    bounds: tuple[float, float] | None = None
+    swing: float = 0.0
+    grain: float = 0.0
 
     def minus(self, other: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
@@ -263,10 +254,18 @@ class Replicates:
             values=self.values[:both] - other.values[:both],
             images=min(self.images, other.images),
             trials=min(self.trials, other.trials),
+            swing=max(self.swing, other.swing),
+            grain=max(self.grain, other.grain),
         )
 
-    def interval(self, confidence: float = CONFIDENCE) -> Estimate:
-        """Return the percentile interval; none where over 1 % of the resamples are undefined."""
+    def interval(self) -> Estimate:
+        """Return the 95 % interval; none where over 1 % of the resamples are undefined.
+
+        Of a share it is Wilson's; of anything else, and of differences, the percentiles of the resamples, further out
+        for few images. A difference of shares that are the same in every image may still not be 0: as many images could
+        have missed the ``proportions.unseen`` share in which they differ. Where an image is right or wrong, so that a
+        few images may be all that differ, it is at least t standard errors of one image more to either side.
+        """
         if np.isnan(self.point):
             return Estimate(np.nan, np.nan, np.nan, "collapsed" if self.trials else "no_trials")
         if len(self.values) == 0:
@@ -274,8 +273,23 @@ class Replicates:
         defined = self.values[~np.isnan(self.values)]
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
             return Estimate(self.point, np.nan, np.nan, "unstable")
-        low, high = np.quantile(defined, [(1 - confidence) / 2, (1 + confidence) / 2])
-        return Estimate(self.point, float(low), float(high))
+        if self.bounds is not None:
+            return Estimate(self.point, *self.bounds)
+        if self.point == 0 and not defined.any():
+            reach = self.missed(proportions.critical(self.images))
+            return Estimate(self.point, -reach, reach)
+        beyond = proportions.tail(self.images)
+        low, high = np.quantile(defined, [beyond, 1 - beyond])
+        if self.grain:
+            error = np.hypot(defined.std() / np.sqrt(1 - 1 / self.images), self.grain)
+            reach = proportions.critical(self.images) * error
+            low, high = min(low, self.point - reach), max(high, self.point + reach)
+        # A value never lies outside its interval, however skewed the resamples are.
+        return Estimate(self.point, min(float(low), self.point), max(float(high), self.point))
+
+    def missed(self, critical_value: float) -> float:
+        """Return how large a difference could be that showed in no image."""
+        return self.swing * proportions.unseen(self.images, critical_value)
 
 
 class Bootstrap:
@@ -294,15 +308,24 @@ class Bootstrap:
         A statistic with trials in fewer than 20 images gets its point only.
         """
         everything = np.ones((self._num_images, 1))
-        found = [
-            Replicates(
-                point=float(statistic.evaluate(everything)[0]),
-                values=np.empty(self._num_resamples if np.count_nonzero(trials) >= MIN_IMAGES else 0),
-                images=int(np.count_nonzero(trials)),
+        found = []
+        for statistic, trials in statistics:
+            images, point = int(np.count_nonzero(trials)), float(statistic.evaluate(everything)[0])
+            replicates = Replicates(
+                point=point,
+                values=np.empty(self._num_resamples if images >= MIN_IMAGES else 0),
+                images=images,
                 trials=int(trials.sum()),
             )
-            for statistic, trials in statistics
-        ]
+            if isinstance(statistic, Share | Kappa) and len(replicates.values) and not np.isnan(point):
+                swing = statistic.swing()
+                replicates = replace(
+                    replicates,
+                    bounds=statistic.bounds(images),
+                    swing=swing,
+                    grain=swing / images if trials.max() == 1 else 0.0,
+                )
+            found.append(replicates)
         for start, weights in self._chunks():
             for (statistic, _), replicates in zip(statistics, found, strict=True):
                 if len(replicates.values):

@@ -9,7 +9,7 @@ Axes: M trials (pairs of tokens), n images.
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 Whole = NDArray[np.int64]
 # Of each trial the token of the reference and that of the view, as numbers (M,).
@@ -38,7 +38,7 @@ def others(*, image: Whole, reference: Whole, view: Whole, tokens: Tokens) -> tu
 
 def chance_within_image(
     *, image: Whole, reference: Whole, view: Whole, tokens: Tokens, num_images: int
-) -> Ratio:
+) -> Share:
     """Return the match of a trial with another one of its image: what routing by image alone would reach.
 
     For image i with T_i trials, c_i is the share that agrees of its pairs of trials without a token in common; the
@@ -54,10 +54,10 @@ def per_image(values: NDArray[np.generic], image: Whole, num_images: int) -> NDA
     return np.bincount(image, weights=values, minlength=num_images).astype(np.float64)
 
 
-def per_trial(total: NDArray[np.float64], pairs: NDArray[np.float64], trials: NDArray[np.float64]) -> Ratio:
+def per_trial(total: NDArray[np.float64], pairs: NDArray[np.float64], trials: NDArray[np.float64]) -> Share:
     """Return the mean of images' totals over their pairs of trials, each image weighted by its trials; all ``(n,)``."""
     there = pairs > 0
-    return Ratio(
+    return Share(
         np.where(there, total * trials / np.where(there, pairs, 1), 0.0), np.where(there, trials, 0.0)
     )
 

@@ -11,12 +11,12 @@ PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
         "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "folders", "geometry",
-        "grids", "hub", "keys", "locks", "medium", "options", "palette", "records", "seeds", "tokens", "validation",
-        "watching", "wording", "yamls",
+        "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions", "records", "seeds", "tokens",
+        "validation", "watching", "wording", "yamls",
     },
     1: {
-        "accumulators", "data", "divergence", "families", "finite", "formats", "nn", "regions", "ridge", "routing",
-        "showing", "similarity", "statistics", "tables", "verdicts", "views", "within_image",
+        "accumulators", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions", "ridge",
+        "routing", "showing", "similarity", "statistics", "tables", "verdicts", "views", "within_image",
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {
@@ -122,6 +122,7 @@ NEIGHBOURS = {
     ("spreading", "asking"),
     ("spreading", "loading"),
     ("spreading", "probing"),
+    ("entropy", "statistics"),
     ("showing", "tables"),
     ("similarity", "statistics"),
     ("similarity", "within_image"),

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moeprobe import statistics
+from moeprobe.entropy import Entropy
 from moeprobe.families import Difference, difference, judge
 from moeprobe.similarity import MeanProduct
 from moeprobe.statistics import (
     Bootstrap,
     Chance,
-    Entropy,
     Kappa,
     Ratio,
     Replicates,

@@ -7,10 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from moeprobe import statistics
+from moeprobe.entropy import Entropy
 from moeprobe.similarity import MeanProduct
-from moeprobe.statistics import Bootstrap, Chance, Entropy, Estimate, Kappa, Ratio, Replicates, Statistic
+from moeprobe.statistics import Bootstrap, Chance, Estimate, Kappa, Ratio, Replicates, Statistic
 
 
 def trials(
@@ -211,8 +213,11 @@ def test_resamples_are_whole_images_and_the_interval_their_percentiles() -> None
     assert np.allclose(found.values, slow, rtol=1e-12)
     assert found.point == pytest.approx(hits.sum() / 250)
     assert (found.images, found.trials) == (25, 250)
-    estimate = found.interval(0.9)
-    assert (estimate.low, estimate.high) == pytest.approx(tuple(np.quantile(slow, [0.05, 0.95])))
+    estimate = found.interval()
+    # 2.5 % of a normal's tails, taken as far out as those of t with 24 degrees of freedom, and as 25 / 24 of variance.
+    beyond = stats.norm.cdf(-stats.t.ppf(0.975, 24) * np.sqrt(25 / 24))
+    assert 0.01 < beyond < 0.025
+    assert (estimate.low, estimate.high) == pytest.approx(tuple(np.quantile(slow, [beyond, 1 - beyond])))
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +261,8 @@ def test_flags_say_why_there_is_no_value_or_interval() -> None:
     # One in a hundred undefined is borne, two are not.
     assert interval(1.0, [1.0] * 99 + [np.nan]).flag == ""
     assert interval(1.0, [1.0] * 99 + [np.nan]).high == 1.0
+    # A value outside what its resamples reach is still in its interval.
+    assert interval(2.0, [1.0] * 100) == Estimate(2.0, 1.0, 2.0)
     unstable = interval(1.0, [1.0] * 98 + [np.nan] * 2)
     assert unstable.flag == "unstable" and unstable.value == 1.0 and np.isnan(unstable.low)
 

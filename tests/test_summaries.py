@@ -4,11 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
+from moeprobe import proportions
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.load import Load
 from moeprobe.analyses.match import Match
-from moeprobe.statistics import Bootstrap, Ratio
+from moeprobe.statistics import Bootstrap, Ratio, Share
 from moeprobe.summaries import About, summarise
 from moeprobe.tables import concatenate, image_table
 
@@ -93,7 +95,7 @@ def test_the_interval_is_that_of_the_seed() -> None:
     reference, view = choices(2)
     found = line(table({"a": {PATCH: sums(reference, view)}})[0], metric="top1_match")
     hits, count = (reference == view).sum(1).astype(float), np.full(30, 6.0)
-    expected = Bootstrap(30, seed=5).replicate([(Ratio(hits, count), count)])[0].interval()
+    expected = Bootstrap(30, seed=5).replicate([(Share(hits, count), count)])[0].interval()
     assert (found["ci_low"], found["ci_high"]) == (expected.low, expected.high)
 
 
@@ -159,14 +161,22 @@ def test_differences_are_paired_and_from_the_first() -> None:
         .values
         for side in (better, weak)
     ]
-    assert (row["ci_low"], row["ci_high"]) == tuple(np.quantile(values[0] - values[1], [0.025, 0.975]))
+    beyond = proportions.tail(60)
+    assert (row["ci_low"], row["ci_high"]) == tuple(np.quantile(values[0] - values[1], [beyond, 1 - beyond]))
 
 
-def test_the_first_against_itself_is_zero() -> None:
+def test_the_same_in_every_image_is_zero_and_of_shares_not_known_to_be_zero_everywhere() -> None:
+    """30 images of which none differs do not exclude a share of t² / (30 + t²) that does."""
     columns = sums(*choices(6))
-    _, comparison = table({"a": {PATCH: columns}, "b": {PATCH: columns}})
+    found, comparison = table({"a": {PATCH: columns}, "b": {PATCH: columns}})
     assert comparison is not None
-    assert (comparison[["value", "ci_low", "ci_high"]] == 0).all(axis=None)
+    assert (comparison["value"] == 0).all() and (comparison["ci_low"] == -comparison["ci_high"]).all()
+    reach = stats.t.ppf(0.975, 29) ** 2 / (30 + stats.t.ppf(0.975, 29) ** 2)
+    assert line(comparison, metric="top1_match")["ci_high"] == pytest.approx(reach)
+    chance = line(found, checkpoint="a", metric="top1_match_chance", null="position")["value"]
+    kappa = line(comparison, metric="top1_match_kappa", null="position")
+    assert kappa["ci_high"] == pytest.approx(reach / (1 - chance))
+    assert line(comparison, metric="top1_match_chance", null="pooled")["ci_high"] == 0
 
 
 def test_another_router_can_be_compared_where_metrics_are_the_same() -> None:

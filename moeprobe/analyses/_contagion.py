@@ -12,7 +12,7 @@ from torch import Tensor
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.divergence import jensen_shannon_distance
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 
 class Contagion(LayerAnalysis):
@@ -63,7 +63,7 @@ class Contagion(LayerAnalysis):
             Metric(
                 f"{self.metric}{name}",
                 "",
-                Ratio(columns[f"{self.metric}{column}"].astype(np.float64), trials.astype(np.float64)),
+                Share(columns[f"{self.metric}{column}"].astype(np.float64), trials.astype(np.float64)),
                 trials,
             )
             for name, column in (("", "_changed"), ("_dropped", "_dropped"), ("_distance", "_distance"))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.analyses.base import Columns, Metric
-from moeprobe.statistics import Chance, Kappa, Ratio, Statistic
+from moeprobe.statistics import Chance, Kappa, Share, Statistic
 from moeprobe.within_image import Tokens, chance_within_image
 
 Whole = NDArray[np.int64]
@@ -87,7 +87,7 @@ def _same(
 ) -> list[Metric]:
     count = np.bincount(image, minlength=num_images)
     hits = np.bincount(image[codes[0] == codes[1]], minlength=num_images)
-    return beyond(name, null, chance, Ratio(hits.astype(np.float64), count.astype(np.float64)), count)
+    return beyond(name, null, chance, Share(hits.astype(np.float64), count.astype(np.float64)), count)
 
 
 def with_others(trials: NDArray[np.generic]) -> NDArray[np.generic]:

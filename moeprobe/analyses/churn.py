@@ -18,7 +18,7 @@ from moeprobe.analyses._pairs import of_tokens, others, patches
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Array, Kappa, Ratio, Statistic
+from moeprobe.statistics import Array, Kappa, Share, Statistic
 from moeprobe.within_image import per_trial
 
 
@@ -65,7 +65,7 @@ class Churn(LayerAnalysis):
         # Share of assignments that stay: as they do, and as they would by chance, of the same images.
         nulls: dict[str, tuple[Statistic, Statistic, NDArray[np.generic]]] = {
             "pooled": (
-                Ratio(stayed, had),
+                Share(stayed, had),
                 MeanProduct(reference, view, had, pairs),
                 with_others(trials),
             ),
@@ -73,8 +73,8 @@ class Churn(LayerAnalysis):
         found = _by_others(columns, aligned=aligned)
         if found is not None:
             by_others, there = per_trial(*found, had), found[1] > 0
-            nulls["image"] = Ratio(stayed * there, had * there), by_others, trials * there
-        metrics = [Metric("churn", "", Ratio(had - stayed, had), trials)]
+            nulls["image"] = Share(stayed * there, had * there), by_others, trials * there
+        metrics = [Metric("churn", "", Share(had - stayed, had), trials)]
         for null, (stay, chance, counted) in nulls.items():
             metrics.append(Metric("churn_chance", null, Complement(chance), counted))
             metrics.append(Metric("churn_kappa", null, Kappa(stay, chance), counted))
@@ -82,7 +82,7 @@ class Churn(LayerAnalysis):
             Metric(
                 "churn",
                 "",
-                Ratio(reference[:, expert] - kept[:, expert], reference[:, expert]),
+                Share(reference[:, expert] - kept[:, expert], reference[:, expert]),
                 columns["churn_reference"][:, expert],
                 expert=expert,
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 METRICS = ("gate_highest", "gate_second", "gate_rest", "gate_margin")
 
@@ -35,7 +35,7 @@ class Confidence(LayerAnalysis):
         """Return the four means over tokens."""
         count = columns["tokens_counted"].astype(np.float64)
         return [
-            Metric(name, "", Ratio(columns[name].astype(np.float64), count), columns["tokens_counted"])
+            Metric(name, "", Share(columns[name].astype(np.float64), count), columns["tokens_counted"])
             for name in METRICS
         ]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeprobe.analyses._nulls import beyond, with_others
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
-from moeprobe.statistics import Chance, Ratio
+from moeprobe.statistics import Chance, Share
 
 
 class Fewshot(OutputAnalysis):
@@ -41,7 +41,7 @@ class Fewshot(OutputAnalysis):
             return []
         classes, predicted = (columns[f"fewshot_{name}"].astype(np.int64) for name in ("class", "predicted"))
         image, draw = np.nonzero(classes >= 0)
-        accuracy = Ratio(columns["fewshot_accuracy"].astype(np.float64), trials.astype(np.float64))
+        accuracy = Share(columns["fewshot_accuracy"].astype(np.float64), trials.astype(np.float64))
         chance = Chance(
             image=image,
             reference=classes[image, draw],

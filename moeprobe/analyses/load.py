@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.entropy import Entropy
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Entropy
 
 
 class Load(LayerAnalysis):

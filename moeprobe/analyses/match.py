@@ -21,7 +21,7 @@ from moeprobe.analyses._nulls import same_code, strata, tokens_of
 from moeprobe.analyses._pairs import Paired, by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 
 class Match(LayerAnalysis):
@@ -55,7 +55,7 @@ class Match(LayerAnalysis):
         for name, depth, ordered in kinds(reference.shape[-1]):
             if name not in columns:
                 continue
-            match = Ratio(columns[name].astype(np.float64), trials)
+            match = Share(columns[name].astype(np.float64), trials)
             metrics.append(Metric(name, "", match, columns["trials"]))
             codes = encode(
                 np.stack([reference[image, place], view[image, place]]), depth=depth, ordered=ordered

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
 from moeprobe.finite import scores_are_not
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Ratio, Share
 
 _TOP = 5
 
@@ -55,7 +55,8 @@ class Output(OutputAnalysis):
         for name, denominator in denominators.items():
             count = columns[denominator]
             if name in columns and (unanswered or count.sum() > 0):
-                statistic = Ratio(columns[name].astype(np.float64), count.astype(np.float64))
+                kind = Ratio if name == "loss" else Share
+                statistic = kind(columns[name].astype(np.float64), count.astype(np.float64))
                 found.append(Metric(name, "", statistic, count))
         return found
 

@@ -24,7 +24,7 @@ from moeprobe.analyses._pairs import by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import SetChance, jaccard_of_pairs, set_chance_within_image
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 # Bits of an int32 without its sign: -1 is "no pair".
 _BITS = 31
@@ -82,10 +82,10 @@ class SetMatch(LayerAnalysis):
         index = jaccard_of_pairs(sets[reference], sets[view])
         trial = (sets[reference] + sets[view]).any(1)
 
-        def match(which: NDArray[np.bool_]) -> tuple[Ratio, NDArray[np.int64]]:
+        def match(which: NDArray[np.bool_]) -> tuple[Share, NDArray[np.int64]]:
             count = np.bincount(image[which & trial], minlength=num_images)
             total = np.bincount(image[which], weights=index[which], minlength=num_images)
-            return Ratio(total.astype(np.float64), count.astype(np.float64)), count
+            return Share(total.astype(np.float64), count.astype(np.float64)), count
 
         whole, trials = match(np.ones_like(trial))
         metrics = [Metric("set_jaccard", "", whole, trials)]
@@ -115,7 +115,7 @@ class SetMatch(LayerAnalysis):
             metrics += beyond("set_jaccard", "image", inside, *match(several[image]))
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
-            share = Ratio(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
+            share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
             metrics.append(Metric("unserved_both", "", share, pairs))
         return metrics
 

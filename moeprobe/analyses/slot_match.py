@@ -15,7 +15,7 @@ from moeprobe.analyses._nulls import same_code, strata, tokens_of
 from moeprobe.analyses._pairs import by_tokens, numbers, of_tokens
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 
 class SlotMatch(LayerAnalysis):
@@ -56,7 +56,7 @@ class SlotMatch(LayerAnalysis):
         image, place = np.nonzero(reference >= 0)
         label = columns["label"] if self._class_null else None
         trials = columns["slot_trials"]
-        match = Ratio(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
+        match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
         return [
             Metric("slot_match", "", match, trials),
             *same_code(

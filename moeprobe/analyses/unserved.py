@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.routing import LayerRouting
-from moeprobe.statistics import Ratio
+from moeprobe.statistics import Share
 
 
 class Unserved(LayerAnalysis):
@@ -42,5 +42,5 @@ class Unserved(LayerAnalysis):
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the share."""
         tokens = columns["unserved_tokens"]
-        share = Ratio(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
+        share = Share(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
         return [Metric("unserved", "", share, tokens)]

@@ -25,7 +25,7 @@ from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
 from moeprobe.medium import ORDINARY
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Array, Kappa, Ratio
+from moeprobe.statistics import Array, Kappa, Share
 from moeprobe.within_image import per_trial
 
 # Smaller divergences are the rounding of float32.
@@ -55,7 +55,7 @@ class Weights(LayerAnalysis):
         number = trials.astype(np.float64)
         distance, cosine = (columns[name].astype(np.float64) for name in ("weight_distance", "weight_cosine"))
         one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
-        alike = Ratio(cosine, number)
+        alike = Share(cosine, number)
         metrics = [
             Metric("weight_cosine", "", alike, trials),
             *beyond(
@@ -67,9 +67,9 @@ class Weights(LayerAnalysis):
             pairs, *totals = found
             there = pairs > 0
             by_chance, apart = (per_trial(total, pairs, number) for total in totals)
-            same, moved = (Ratio(own * there, number * there) for own in (cosine, distance))
+            same, moved = (Share(own * there, number * there) for own in (cosine, distance))
             metrics += beyond("weight_cosine", "image", by_chance, same, trials * there)
-        metrics.append(Metric("weight_distance", "", Ratio(distance, number), trials))
+        metrics.append(Metric("weight_distance", "", Share(distance, number), trials))
         if found is not None:
             kappa = Kappa(Complement(moved), Complement(apart))
             metrics += [
@@ -78,7 +78,7 @@ class Weights(LayerAnalysis):
             ]
         if "unweighted" in columns:
             every = columns["weight_pairs"]
-            share = Ratio(columns["unweighted"].astype(np.float64), every.astype(np.float64))
+            share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
             metrics.append(Metric("unweighted", "", share, every))
         return metrics
 

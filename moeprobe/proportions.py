@@ -1,0 +1,56 @@
+"""Intervals of shares: means over images of what lies between 0 and 1.
+
+Near 0 and 1 a bootstrap cannot look beyond what it was given: where all images are right, so is every resample.
+Wilson's score interval asks which true shares would give what was seen, and keeps a width there.
+
+Sources: Wilson 1927; an effective number of observations in its place where they cluster, and t for normal tails, Korn
+and Graubard 1998, Dean and Pagano 2015; t widened percentiles, Hesterberg 2015.
+"""
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+# Shares this close to 0 or 1 are 0 or 1: the rest is the rounding of their sums.
+_ROUNDING = 1e-9
+
+
+def score_interval(
+    share: float, error: float, images: int, *, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Return Wilson's interval of a share with a standard error over ``images``.
+
+    As many independent observations as would have this error, share (1 − share) / error², take the place of n; all
+    images, and no more, where the share is 0 or 1, which says nothing of how they vary.
+    """
+    share = min(max(share, 0.0), 1.0)
+    number = float(images)
+    if _ROUNDING < share < 1 - _ROUNDING:
+        if error == 0:
+            return share, share
+        number = share * (1 - share) / error**2
+    else:
+        share = float(round(share))
+    reach = critical(images, confidence=confidence) ** 2 / number
+    middle, half = share + reach / 2, np.sqrt(reach * (share * (1 - share) + reach / 4))
+    low, high = (middle - half) / (1 + reach), (middle + half) / (1 + reach)
+    # Exactly the share at its own end, whatever the root was rounded to.
+    return max(float(min(low, share)), 0.0), min(float(max(high, share)), 1.0)
+
+
+def critical(images: int, *, confidence: float = CONFIDENCE) -> float:
+    """Return the quantile of t with images − 1 degrees of freedom that leaves out half of the rest on either side."""
+    return float(stats.t.isf((1 - confidence) / 2, images - 1))
+
+
+def tail(images: int, *, confidence: float = CONFIDENCE) -> float:
+    """Return the share of resamples beyond either end of a percentile interval.
+
+    Less than half of the rest: resamples of few images vary by the root of 1 − 1 / n too little, and have normal tails.
+    """
+    return float(stats.norm.sf(critical(images, confidence=confidence) / np.sqrt(1 - 1 / images)))
+
+
+def unseen(images: int, critical_value: float) -> float:
+    """Return the largest share of images that so many images without a single one do not exclude."""
+    return critical_value**2 / (images + critical_value**2)
