@@ -70,6 +70,7 @@ def compare(
     severities: Sequence[float] | None = None,
     margin: float = verdicts.MARGIN,
     fail_if_worse: str | None = None,
+    fail_unless_no_worse_than: float | None = None,
     options: Options | None = None,
     watcher: Watcher | None = None,
     **changes: Unpack[Keywords],
@@ -85,7 +86,10 @@ def compare(
         severities: of a sweep; None = the view's own steps.
         margin: differences inside ± margin, in the metric's own unit, count as none.
         fail_if_worse: a metric, e.g. "accuracy", whose worsening is to be reported in ``failures``: cells judged
-            worse, and cells where the checkpoint has collapsed and the reference has not.
+            worse, and cells where the checkpoint has collapsed and the reference has not. All its cells are judged as
+            one family.
+        fail_unless_no_worse_than: how much worse that metric may be, in its own unit: ``failures`` are then the cells
+            whose simultaneous interval does not exclude more, so that "cannot tell" fails.
         options: common options; of finished runs only ``layers``, ``out`` and ``overwrite``.
         watcher: told how the work advances.
         changes: options by name.
@@ -98,17 +102,29 @@ def compare(
     watcher, started = watching(watcher), time.perf_counter()
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"--margin takes a number from 0 up; got {margin}.")
+    allowed = fail_unless_no_worse_than
+    if allowed is not None:
+        if fail_if_worse is None:
+            raise UserError(
+                "--fail-unless-no-worse-than says how much; name the metric: --fail-if-worse METRIC."
+            )
+        if not (math.isfinite(allowed) and allowed > 0):
+            raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {allowed}.")
     gathered = gather(several(given), asked, options)
     if fail_if_worse is not None:
         _check_metric(fail_if_worse, gathered.sample())
     if len(gathered.asked().checkpoints) < 2:
         raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
     request = _request(gathered.asked(), margin)
+    if fail_if_worse is not None:
+        request["judged_together"] = fail_if_worse
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         measured = gathered.measure(watcher)
-        table = _differences(measured, margin=margin, options=options, watcher=watcher)
+        table = _differences(
+            measured, margin=margin, together=fail_if_worse, options=options, watcher=watcher
+        )
         said = comparisons.sentences(table)
-        failures = _failures(table, fail_if_worse)
+        failures = _failures(table, fail_if_worse, allowed)
         sidecar = {
             "request": request,
             "command": options.command,
@@ -117,6 +133,7 @@ def compare(
             "runs": dict(measured.runs),
             "verdicts": said.to_dict("records"),
             "fail_if_worse": fail_if_worse,
+            "fail_unless_no_worse_than": allowed,
             "failures": len(failures),
             "wall_seconds": time.perf_counter() - started,
         } | provenance()
@@ -180,7 +197,9 @@ def is_aligned(measured: Measured) -> bool:
     return name != CLEAN and VIEWS.get(name).aligned
 
 
-def _differences(measured: Measured, *, margin: float, options: Options, watcher: Watcher) -> pd.DataFrame:
+def _differences(
+    measured: Measured, *, margin: float, together: str | None, options: Options, watcher: Watcher
+) -> pd.DataFrame:
     request = measured.request
     groups, seeds = measured.training("group"), measured.training("seed")
     about = About(
@@ -201,6 +220,7 @@ def _differences(measured: Measured, *, margin: float, options: Options, watcher
         about=about,
         wanted=comparisons.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
         margin=margin,
+        together=together,
         progress=watcher.advance,
     )
     if table.empty:
@@ -238,8 +258,10 @@ def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
     )
 
 
-def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
+def _failures(table: pd.DataFrame, metric: str | None, allowed: float | None) -> pd.DataFrame:
     """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
+
+    With ``allowed``, what is not shown to be worse by less than that counts, in the place of what is shown to be worse.
 
     What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may, but for
     what is not finite.
@@ -253,5 +275,11 @@ def _failures(table: pd.DataFrame, metric: str | None) -> pd.DataFrame:
     unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
     unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
     failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
+    if metric is not None and allowed is not None:
+        lowest = rows["sim_low"] if verdicts.direction(metric) > 0 else -rows["sim_high"]
+        shown = (lowest > -allowed) | (rows["verdict"] == "identical")
+        # Where nothing can be judged, prefix tokens are judged as without.
+        without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
+        failed = ~shown & (~without | (rows["collapsed"] == "checkpoint"))
     failed |= rows["verdict"] == verdicts.NOT_FINITE
     return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

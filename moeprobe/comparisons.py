@@ -1,7 +1,8 @@
 """From the sums per image of several checkpoints to paired differences with their verdicts.
 
 A family is one metric (with its null) of one kind of tokens for one pair of checkpoints: its cells are the layers and
-severities. Training seeds are never pooled: a pair of checkpoints is a pair of seeds.
+severities. A metric that decides whether a comparison passes is one family in all, since any of its cells may fail it.
+Training seeds are never pooled: a pair of checkpoints is a pair of seeds.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from moeprobe import verdicts
 from moeprobe.accumulators import Cell
+from moeprobe.analyses.base import Columns
 from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged, difference, judge
 from moeprobe.medium import medium_of
@@ -26,6 +28,8 @@ Pair = tuple[str, str]
 
 FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
 _EVEN = 1e-12
+# Sums with an entry per expert, one of which every layer has.
+_PER_EXPERT = ("weight_reference", "churn_reference", "load")
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class _Measured:
     replicates: dict[Name, Replicates]
     influences: dict[Name, Array]
     not_finite: bool
+    num_experts: int | None
 
     def collapsed(self, name: Name) -> bool:
         """Whether what the metric is about has collapsed: everything goes to one choice."""
@@ -45,13 +50,21 @@ class _Measured:
             return False
         if metric == "load_entropy":
             return here.point < _EVEN
-        kappa = self.replicates.get((f"{_base(metric)}_kappa", "pooled", None, None), here)
+        kappa = self._kappa(name) or here
         return any(np.isnan(found.point) and found.trials > 0 for found in (here, kappa))
 
     def sound(self, name: Name) -> bool:
         """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
-        kappa = self.replicates.get((f"{_base(name[0])}_kappa", "pooled", None, None))
+        kappa = self._kappa(name)
         return kappa is None or not kappa.interval().flag
+
+    def comparable(self, other: "_Measured", name: Name) -> bool:
+        """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
+        raw = self._kappa(name) is not None and not name[0].endswith("_kappa")
+        return self.num_experts == other.num_experts or not raw
+
+    def _kappa(self, name: Name) -> Replicates | None:
+        return self.replicates.get((f"{_base(name[0])}_kappa", "pooled", None, None))
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,7 @@ def compare(
     about: About,
     wanted: Sequence[Pair],
     margin: float,
+    together: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
     """Return the differences of the ``wanted`` pairs, a row each, with ``tables.COMPARISON_COLUMNS``.
@@ -114,6 +128,7 @@ def compare(
         about: what all rows share.
         wanted: (checkpoint, reference).
         margin: differences inside ± margin count as none, of shares (``verdicts.has_margin``).
+        together: a metric whose cells are one family, whatever their pair, tokens and null.
         progress: called with the number of rows of sums done since the last call.
 
     Raises:
@@ -142,23 +157,30 @@ def compare(
                 dict(zip(names, resampled, strict=True)),
                 dict(zip(names, influences, strict=True)),
                 not_finite(columns),
+                _num_experts(columns),
             )
             progress(len(image_ids))
         for pair in wanted:
             if pair[0] in here and pair[1] in here:
                 found += _compare(pair, here[pair[0]], here[pair[1]])
-    judged = _judged(found)
+    judged = _judged(found, together)
     layers = list(dict.fromkeys(item.cell.layer for item in found))
     found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))
     return frame([_row(about, item, judged.get(id(item)), margin) for item in found], judged=True)
 
 
-def _judged(found: Sequence[_Compared]) -> dict[int, Judged]:
+def _num_experts(columns: Columns) -> int | None:
+    """Return E of a layer, by the sums that have an entry per expert; None of what is about none."""
+    return next((columns[name].shape[1] for name in _PER_EXPERT if name in columns), None)
+
+
+def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judged]:
     """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
     families: dict[tuple[object, ...], list[_Compared]] = {}
     for item in found:
         if not item.collapsed and not item.not_finite:
-            families.setdefault(item.family, []).append(item)
+            family = (together,) if item.name[0] == together else item.family
+            families.setdefault(family, []).append(item)
     return {
         id(item): result
         for family in families.values()
@@ -188,7 +210,7 @@ def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
                 collapsed="both"
                 if all(collapsed.values())
                 else "".join(s for s, is_so in collapsed.items() if is_so),
-                sound=one.sound(name) and other.sound(name),
+                sound=one.sound(name) and other.sound(name) and one.comparable(other, name),
                 not_finite=one.not_finite or other.not_finite,
             )
         )

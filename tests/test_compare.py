@@ -334,3 +334,19 @@ def test_under_twenty_images_nothing_is_claimed(trained: Trained) -> None:
     assert result.exit_code == 0, result.output
     assert "few images" in result.output and "no intervals: they need at least 20 images" in result.output
     assert "better" not in result.output
+
+
+def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: Path) -> None:
+    """Clean against itself is the same in any two models, whatever float32 makes of its sums."""
+    arguments = ("compare", *trained.values(), "--probe", "noise-sweep", "--severities", "0", "--limit", 60)
+    gate = ("--fail-if-worse", "weight_cosine")
+    for more in ((), ("--fail-unless-no-worse-than", 0.001)):
+        result = run(*arguments, *gate, *more)
+        assert result.exit_code == 0 and "weight_cosine" in result.output, result.output
+        assert "passed" in result.output
+    # Of twelve steps' accuracy sixty images cannot tell, so that it is not shown to be no worse.
+    narrow = ("--fail-if-worse", "accuracy", "--fail-unless-no-worse-than", 0.001)
+    result = run("compare", *trained.values(), "--probe", "eval", "--limit", 60, *narrow)
+    assert result.exit_code == 3 and "may be worse by 0.001 [" in result.output
+    assert "name the metric: --fail-if-worse METRIC" in refused(*arguments, *narrow[2:])
+    assert "takes a number above 0" in refused(*arguments, *gate, "--fail-unless-no-worse-than", 0)

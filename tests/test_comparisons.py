@@ -1,5 +1,6 @@
 """Verdicts on made-up sums whose truth is known."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.load import Load
 from moeprobe.analyses.match import Match
 from moeprobe.analyses.output import Output
-from moeprobe.cli._comparison import footing
-from moeprobe.comparing import Comparison
+from moeprobe.cli._comparison import footing, tables
+from moeprobe.comparing import Comparison, _failures
 from moeprobe.comparisons import pairs
 from moeprobe.errors import UserError
 from moeprobe.families import Difference, Judged
@@ -58,7 +59,11 @@ def answered(seed: int, share: float, num_images: int = 100) -> Columns:
 
 
 def compare(
-    found: dict[str, dict[Cell, Columns]], *, names: list[str] | None = None, margin: float = 0.02
+    found: dict[str, dict[Cell, Columns]],
+    *,
+    names: list[str] | None = None,
+    margin: float = 0.02,
+    together: str | None = None,
 ) -> pd.DataFrame:
     parts = []
     for checkpoint, placed in found.items():
@@ -75,6 +80,7 @@ def compare(
         about=ABOUT,
         wanted=[(other, first) for other in others],
         margin=margin,
+        together=together,
     )
 
 
@@ -189,6 +195,65 @@ def test_a_router_that_all_but_collapsed_is_not_praised() -> None:
     assert match["verdict"] == "higher" and match["judgement"] == ""
 
 
+def test_what_decides_is_judged_as_one_family_over_tokens_and_pairs() -> None:
+    """Any cell may fail the gate, so its error is that of them all: 5 kinds of tokens, 2 pairs, 1 layer."""
+    kinds = [dataclasses.replace(cell(), tokens=name) for name in ("patch", "prefix", "fore", "edge", "back")]
+    found = {
+        name: {place: routed(10 * seed + number) for number, place in enumerate(kinds)}
+        for seed, name in enumerate("abc")
+    }
+    alone, whole = compare(found), compare(found, together="top1_match")
+    of_metric = alone["metric"] == "top1_match"
+    assert set(alone[of_metric]["family_cells"]) == {1} and set(whole[of_metric]["family_cells"]) == {10}
+    widths = [(table["sim_high"] - table["sim_low"])[of_metric] for table in (alone, whole)]
+    assert (widths[1] > 1.2 * widths[0]).all() and (whole["p_holm"] >= alone["p_holm"])[of_metric].all()
+    pd.testing.assert_frame_equal(alone[~of_metric], whole[~of_metric])
+
+
+def test_inputs_left_out_are_no_collapse_and_no_steadiness() -> None:
+    marked = {"not_finite": (np.arange(100) == 3).astype(np.int64)}
+    for found in (
+        {"a": {cell(): routed(1)}, "b": {cell(): routed(1) | marked}},
+        {"a": {cell(): routed(1) | marked}, "b": {cell(): routed(1)}},
+    ):
+        table = compare(found)
+        assert set(table["verdict"]) == {"not finite"} and set(table["flag"]) == {"not_finite"}
+        assert set(table["collapsed"]) == {""} and set(table["judgement"]) == {""}
+        assert sentence(table, metric="top1_match") == "b against a: not finite."
+
+
+def test_raw_matches_of_other_numbers_of_experts_are_not_judged_and_kappa_is() -> None:
+    few, many = routed(1, keep=0.9), routed(2, keep=0.3)
+    many["load"] = np.pad(many["load"], ((0, 0), (0, 4)))
+    for found, words in (
+        ({"a": {cell(): few}, "b": {cell(): many}}, {"": "", "κ": "worse"}),
+        ({"a": {cell(): few}, "b": {cell(): many | {"load": few["load"]}}}, {"": "worse", "κ": "worse"}),
+    ):
+        table = compare(found)
+        raw, kappa = only(table, metric="top1_match"), only(table, metric="top1_match_kappa", null="pooled")
+        assert (raw["verdict"], raw["judgement"]) == ("lower", words[""])
+        assert (kappa["verdict"], kappa["judgement"]) == ("lower", words["κ"])
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "allowed", "fails"),
+    [
+        ("accuracy", -0.019, 0.3, 0.02, False), ("accuracy", -0.021, 0.3, 0.02, True),
+        ("loss", -0.3, 0.019, 0.02, False), ("loss", -0.3, 0.021, 0.02, True),
+        ("accuracy", np.nan, np.nan, 0.02, True), ("accuracy", -0.015, -0.001, 0.02, False),
+    ],
+)  # fmt: skip
+def test_what_is_not_shown_to_be_no_worse_fails(
+    metric: str, low: float, high: float, allowed: float, fails: bool
+) -> None:
+    row = {"metric": metric, "tokens": "", "sim_low": low, "sim_high": high, "verdict": "cannot tell"}
+    table = pd.DataFrame([row | {"judgement": "", "collapsed": ""}])
+    assert len(_failures(table, metric, allowed)) == fails
+    assert len(_failures(table, metric, None)) == 0
+    same = table.assign(verdict="identical", sim_low=0.0, sim_high=0.0)
+    assert len(_failures(same, metric, allowed)) == 0
+
+
 def test_few_images_and_no_trials() -> None:
     table = compare({"a": {cell(): routed(1, num_images=19)}, "b": {cell(): routed(2, num_images=19)}})
     assert set(table["verdict"]) == {"few images"} and table["sim_low"].isna().all()
@@ -267,6 +332,20 @@ SEEDS = {"a0": 0, "a1": 1, "b0": 0, "b1": 1, "b2": 2, "best": 0}
 def test_seeds_are_paired_with_their_like(checkpoints: str, expected: str) -> None:
     found = pairs(checkpoints.split(), groups=GROUPS, seeds=SEEDS)
     assert " ".join(f"{one}-{other}" for one, other in found) == expected
+
+
+def test_the_reference_stands_first_and_what_the_numbers_rest_on_is_a_line_each() -> None:
+    table = compare({"a": {cell(): routed(1)}, "b": {cell(): routed(2)}})
+    (shown, *_) = tables(table)
+    titles = [str(column.header) for column in shown.columns]
+    assert titles.index("a") < titles.index("b")
+    cells = {title: next(iter(column.cells)) for title, column in zip(titles, shown.columns, strict=True)}
+    row = only(table, metric="top1_match_kappa", null="pooled")
+    assert (cells["a"], cells["b"]) == (f"{row['reference_value']:.3f}", f"{row['checkpoint_value']:.3f}")
+    probe = {"data": "digits", "split": "test", "view": {"name": "noise"}, "seed": 0}
+    about = {"request": {"probe": probe, "margin": 0.02}, "checkpoints": {"a": {}, "b": {}}}
+    said = footing(Comparison(table, table[:0], table[:0], about)).splitlines()
+    assert len(said) > 4 and max(map(len, said)) < 200
 
 
 def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> None:

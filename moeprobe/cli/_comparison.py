@@ -57,10 +57,10 @@ def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
         table.add_column(name, justify="right" if name == "severity" else "left")
     pairs = list(dict.fromkeys(zip(rows["checkpoint"], rows["reference"], strict=True)))
     if len(pairs) > 1:
-        table.add_column("checkpoint")
         table.add_column("reference")
-    # A pair that is the only one stands over its values.
-    sides = ("value", "reference's") if len(pairs) > 1 else pairs[0]
+        table.add_column("checkpoint")
+    # A pair that is the only one stands over its values: the reference first, as in all tables.
+    sides = ("reference's", "value") if len(pairs) > 1 else pairs[0][::-1]
     for name in (*sides, "difference [simultaneous 95 %]", "p (Holm)"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
@@ -71,10 +71,10 @@ def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
             table.add_section()
         pair = here
         place = [f"{row[name]:g}" if name == "severity" else row[name] for name in cells]
-        values = [number(row["checkpoint_value"]), number(row["reference_value"])]
+        values = [number(row["reference_value"]), number(row["checkpoint_value"])]
         table.add_row(
             *place,
-            *(here if len(pairs) > 1 else ()),
+            *(here[::-1] if len(pairs) > 1 else ()),
             *values,
             _difference(row),
             _p(row["p_holm"]),
@@ -113,7 +113,7 @@ def sentences(found: "Comparison", *, extra: str | None = None) -> list[str]:
 
 
 def footing(found: "Comparison") -> str:
-    """Return what the numbers rest on."""
+    """Return what the numbers rest on, a line for each."""
     request, table = found.sidecar["request"], found.table
     probed = request["probe"]
     low, high = min(table["images"]), max(table["images"])
@@ -123,7 +123,10 @@ def footing(found: "Comparison") -> str:
     parts = [
         f"{images} {units if high != 1 else medium.name} of {probed['data']} {probed['split']}",
         f"view {probed['view']['name']}",
+        f"seed {probed['seed']}",
+        f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",
     ]
+    parts = ["; ".join(parts)]
     if table["sim_low"].notna().any():
         parts += [
             f"[low, high]: differences of the same {units}, 95 % for all layers and severities of one metric at once "
@@ -134,8 +137,6 @@ def footing(found: "Comparison") -> str:
         ]
     else:
         parts.append(f"no intervals: they need at least 20 {units}")
-    parts.append(f"seed {probed['seed']}")
-    parts.append(f"{len(table):,} differences of {table['metric'].nunique()} metrics in all")
     alone = [
         name
         for name in found.sidecar["checkpoints"]
@@ -145,11 +146,13 @@ def footing(found: "Comparison") -> str:
         parts.append(
             f"compared with none, for want of a partner with its training seed or layers: {', '.join(alone)}"
         )
-    return "; ".join(parts) + "."
+    return "\n".join(f"{part}." for part in parts)
 
 
 def _why(row: pd.Series) -> str:
-    return "chance is all but 1" if row["verdict"] in ("higher", "lower") else row["verdict"]
+    if row["verdict"] in ("higher", "lower"):
+        return "chance is all but 1, or another one for the reference has another number of experts"
+    return str(row["verdict"])
 
 
 _TOKENS = {"": "", "patch": "patches", "token": "tokens", "prefix": "CLS"}
@@ -166,16 +169,23 @@ def _place(row: pd.Series) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def failures(found: "Comparison", metric: str) -> str:
-    """Return what --fail-if-worse comes to."""
+def failures(found: "Comparison", metric: str, allowed: float | None = None) -> str:
+    """Return what --fail-if-worse comes to, or --fail-unless-no-worse-than of what is ``allowed``."""
     rows = found.failures
+    asked = f"--fail-if-worse {metric}"
+    if allowed is not None:
+        asked += f" --fail-unless-no-worse-than {allowed:g}"
     if rows.empty:
-        return f"--fail-if-worse {metric}: passed; nothing of it is worse."
+        what = "nothing of it is worse" if allowed is None else f"nothing of it is worse by {allowed:g}"
+        return f"{asked}: passed; {what}."
     said = []
     for _, row in rows.iterrows():
         place = _place(row)
         what = f"worse by {abs(row['value']):.3f}"
-        if row["judgement"] != "worse":
+        if allowed is not None and not math.isnan(row["sim_low"]):
+            low, high = (number(row[end], signed=True) for end in ("sim_low", "sim_high"))
+            what = f"may be worse by {allowed:g} [{low}, {high}]"
+        elif row["judgement"] != "worse":
             what = "collapsed" if row["collapsed"] == "checkpoint" else f"cannot be judged ({_why(row)})"
         said.append(f"{row['checkpoint']} {what}" + (f" ({place})" if place else ""))
-    return f"--fail-if-worse {metric}: failed; {'; '.join(said)}."
+    return f"{asked}: failed; {'; '.join(said)}."

@@ -50,6 +50,13 @@ def compare(
             help="Exit with 3 if this metric is worse anywhere, or has collapsed against the reference.",
         ),
     ] = None,
+    fail_unless_no_worse_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MARGIN",
+            help="With --fail-if-worse: exit with 3 unless the metric is shown to be worse by less than this anywhere.",
+        ),
+    ] = None,
     *,
     common: Common,
 ) -> None:
@@ -76,7 +83,13 @@ def compare(
         return
     with Bar() as bar:
         found = api.compare(
-            given, **asked, margin=margin, fail_if_worse=fail_if_worse, options=options, watcher=bar
+            given,
+            **asked,
+            margin=margin,
+            fail_if_worse=fail_if_worse,
+            fail_unless_no_worse_than=fail_unless_no_worse_than,
+            options=options,
+            watcher=bar,
         )
     _show(found, common, options.out, fail_if_worse)
     if len(found.failures):
@@ -105,10 +118,14 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
         screen.print(table)
     for text in sentences(found, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
-    screen.print(footing(found), style="dim", soft_wrap=True)
+    screen.print(footing(found), style="dim")
     print_warnings(screen, found.sidecar)
     if fail_if_worse is not None:
-        screen.print(failures(found, fail_if_worse), style="bold", soft_wrap=True)
+        screen.print(
+            failures(found, fail_if_worse, found.sidecar["fail_unless_no_worse_than"]),
+            style="bold",
+            soft_wrap=True,
+        )
     if out is None:
         screen.print("Nothing was written; add --out FOLDER to keep all differences and the forest plot.")
     else:
