@@ -1,6 +1,7 @@
 """Finished runs, read from their folders and put together as if they had been one run."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.files import sha256
+from moeprobe.files import check_regular, sha256
+from moeprobe.sidecars import read_sidecar
 from moeprobe.tables import concatenate, read_images
 
 _REQUEST, _FINISHED, _IMAGES = "run.json", "table.json", "images.parquet"
@@ -54,23 +56,24 @@ def read(path: Path) -> Measured:
     Raises:
         UserError: it is unfinished, is no probe's, or its sums per image are gone.
     """
-    try:
-        sidecar = json.loads((path / _FINISHED).read_text(encoding="utf-8"))
-        request = dict(sidecar["request"])
-        checkpoints = dict(sidecar["checkpoints"])
-    except FileNotFoundError:
-        raise UserError(f"{path} holds an unfinished run; give its command again to finish it.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / _FINISHED} cannot be read; run the probe again.") from error
+    if not os.path.lexists(path / _FINISHED):
+        raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
+    sidecar = read_sidecar(path)
+    request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
     if not (path / _IMAGES).is_file():
         raise UserError(
             f"{path} holds no {_IMAGES}, which differences are computed from; it is a run of "
             f"{request.get('kind')}: give the folder of a probe that measures (match-ratio, confidence, sweep, eval)."
         )
+    check_regular(path / _IMAGES)
     try:
         images = read_images(path / _IMAGES)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path / _IMAGES} cannot be read; run the probe again.") from error
+    if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
+        raise UserError(
+            f"{path / _FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
+        )
     request.pop("checkpoints", None)
     return Measured(images, request, checkpoints, {str(path): sha256(path / _IMAGES)})
 

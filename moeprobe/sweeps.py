@@ -6,6 +6,7 @@ where it stopped.
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,13 @@ def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[s
     """
     if path is None or identity["checkpoint"] is None or not path.exists():
         return None
-    note = read_note(path)
-    skipped = note.pop("skipped", None)
-    return (read_images(path), skipped) if note == identity else None
+    try:
+        note = read_note(path)
+        skipped = note.pop("skipped", None)
+        return (read_images(path), skipped) if note == identity else None
+    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
+        warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
+        return None
 
 
 def _run_block(

@@ -15,8 +15,9 @@ LEVELS = {
         "validation", "watching", "wording", "yamls",
     },
     1: {
-        "accumulators", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions", "ridge",
-        "routing", "showing", "similarity", "statistics", "tables", "verdicts", "views", "within_image",
+        "accumulators", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
+        "ridge", "routing", "showing", "sidecars", "similarity", "statistics", "tables", "verdicts", "views",
+        "within_image",
     },
     2: {"adapters", "analyses", "batches", "text_batches"},
     3: {

@@ -235,6 +235,19 @@ def test_a_resumed_run_is_an_uninterrupted_one(
         assert files(again, asked, tmp_path / f"again-{number}") == expected
 
 
+@pytest.mark.parametrize("damage", [b"", b"PAR1", None])
+def test_a_damaged_part_file_is_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes | None
+) -> None:
+    monkeypatch.setattr(sweeps, "_BLOCK", 8)
+    asked, model = noise(indices=range(16)), dataclasses.replace(checkpoint(), provenance={"sha256": "a"})
+    before = run(asked, model, parts=tmp_path)[0]
+    part = sorted(tmp_path.glob("*.parquet"))[0]
+    part.write_bytes(part.read_bytes()[:-40] if damage is None else damage)
+    with pytest.warns(UserWarning, match="is damaged; its images are probed again"):
+        assert run(asked, model, parts=tmp_path)[0].equals(before)
+
+
 def test_part_files_of_something_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeps, "_BLOCK", 8)
     asked = noise(indices=range(16))

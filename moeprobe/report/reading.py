@@ -5,8 +5,8 @@ sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and 
 """
 
 import io
-import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from moeprobe.characters import restored
 from moeprobe.errors import UserError
 from moeprobe.files import read_bytes
 from moeprobe.medium import Medium, medium_of
+from moeprobe.sidecars import read_sidecar
 
 _NUMBERS = (
     "severity",
@@ -39,6 +40,9 @@ _VALUE_COLUMNS = {
     "checkpoint", "layer", "tokens", "metric", "null", "severity", "value", "ci_low", "ci_high", "images", "trials",
     "flag",
 }  # fmt: skip
+
+# A CSV with these is one of values.
+_MARKS = {"metric", "value"}
 
 
 @dataclass(frozen=True)
@@ -182,22 +186,13 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     sidecar = path / "table.json"
     if not path.is_dir():
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
-    if not sidecar.is_file():
+    if not os.path.lexists(sidecar):
         if (path / "run.json").is_file():
             raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
         if any(path.glob("*/table.json")):
             raise UserError(f"{path} is not a run but holds some; name them: {path}/*.")
         raise UserError(f"{path} is not an output folder of moeprobe: it has no table.json.")
-    try:
-        content = json.loads(sidecar.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {sidecar}: {error}.") from error
-    request = content.get("request") if isinstance(content, dict) else None
-    if not isinstance(request, dict) or not isinstance(request.get("kind"), str):
-        raise UserError(f"{sidecar} does not say what was asked; moeprobe did not write it.")
-    described = content.get("checkpoints", {})
-    if not isinstance(described, dict) or not all(isinstance(about, dict) for about in described.values()):
-        raise UserError(f"{sidecar} does not say which checkpoints were probed; moeprobe did not write it.")
+    content = read_sidecar(path)
     colours = content.get("colours", {})
     if not isinstance(colours, dict) or not all(_COLOUR.fullmatch(str(one)) for one in colours.values()):
         raise UserError(f"{sidecar} names colours that are none; moeprobe did not write it.")
@@ -216,6 +211,8 @@ def _bytes(folder: Path, path: Path) -> bytes:
 
 
 def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
+    if b"\0" in content:
+        raise UserError(f"{path} holds bytes that are no text; it is damaged.")
     try:
         # As text: a checkpoint may be called "nan" or "007".
         return pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
@@ -225,8 +222,10 @@ def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
 
 def _values(csvs: dict[str, pd.DataFrame], name: str, path: Path) -> pd.DataFrame | None:
     """Return a table of values with numbers as numbers; None where there is none or it is another kind of table."""
-    if name not in csvs or csvs[name].empty or not set(csvs[name].columns) >= _VALUE_COLUMNS:
+    if name not in csvs or csvs[name].empty or not set(csvs[name].columns) >= _MARKS:
         return None
+    if missing := sorted(_VALUE_COLUMNS - set(csvs[name].columns)):
+        raise UserError(f"{path / name} lacks a column that it was written with: {', '.join(missing)}.")
     table = csvs[name].copy()
     for column in _NUMBERS:
         if column in table:

@@ -1,6 +1,6 @@
 """Which trainings are put beside one another, and what lies of each in the output folder."""
 
-import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from moeprobe import config as configuration
 from moeprobe import grids
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
+from moeprobe.files import read_json
 from moeprobe.grids import MeasureConfig
 from moeprobe.tradeoff.questions import Question, questions
 from moeprobe.trainings import same_training
@@ -97,12 +98,14 @@ def read_about(folder: Path) -> dict[str, Any] | None:
         UserError: it cannot be read.
     """
     path = folder / _ABOUT
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        return about | {key: about[key] for key in ("config", "measure", "model", "training")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        about = read_json(path)
+        if not all(isinstance(about[key], dict) for key in ("config", "measure", "model", "training")):
+            raise TypeError("its parts are no tables")
+        return about | {"place": int(about["place"]), "checkpoint": str(about["checkpoint"])}
+    except (UserError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}); remove {folder} to measure the cell anew."
         ) from None
@@ -121,6 +124,8 @@ def find_cells(
     Raises:
         UserError: something is neither, two cells have one name, or an override fits nothing.
     """
+    if os.path.lexists(out) and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder for --out.")
     kept = {path.parent.name: path.parent for path in sorted((out / _CELLS).glob(f"*/{_ABOUT}"), key=_place)}
     sources = [str(source) for source in given]
     cells: list[Cell] = []

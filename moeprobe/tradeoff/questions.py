@@ -10,9 +10,8 @@ from moeprobe.errors import UserError
 from moeprobe.grids import MeasureConfig
 from moeprobe.options import Options
 from moeprobe.probes import CLEAN, Checkpoint
+from moeprobe.sidecars import read_sidecar
 from moeprobe.watching import Watcher
-
-_SIDECAR = "table.json"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Question:
         run = cell / self.folder
         if not sources.is_finished(run):
             return False
-        request = json.loads((run / _SIDECAR).read_text(encoding="utf-8"))["request"]
+        request = read_sidecar(run)["request"]
         wanted = {
             "kind": self.kind,
             "data": data,

@@ -1,7 +1,6 @@
 """Train what is missing, measure what is missing, and put all cells into one table and its figures."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.catalog import ROUTERS
+from moeprobe.catalog import ROUTERS, VIEWS
 from moeprobe.errors import UserError
-from moeprobe.files import write_json, write_text
+from moeprobe.files import read_json, write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
 from moeprobe.loading import load_model
 from moeprobe.locks import InUseError, Lock
@@ -95,6 +94,8 @@ def tradeoff(
                 f"The weights of {cell.name} are gone from {cell.checkpoint}; leave --overwrite out."
             )
         ROUTERS.get(cell.config.model.router_name)
+        for view in cell.measure.views:
+            VIEWS.get(view)
         # What does not fit is found before hours of training.
         if (overwrite or not cell.done()) and not cell.trained():
             check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)
@@ -247,7 +248,7 @@ class _Work:
                     key: found[key]
                     for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
                 },
-                "training": json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {},
+                "training": read_json(summary) if summary.is_file() else {},
                 "place": place,
                 "measure": cell.measure.model_dump(),
                 "config": cell.config.model_dump(),

@@ -2,10 +2,14 @@
 
 import csv
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from moeprobe import sources
+from moeprobe.errors import UserError
 from moeprobe.report.reading import read_runs
 from tests.commands import refused
 from tests.report.making import draw, sidecar, write_frames, write_run, write_sidecar
@@ -33,6 +37,57 @@ def test_what_is_no_finished_run(tmp_path: Path) -> None:
         (run / "table.json").write_text(content)
         refused("report", run, *out)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"skipped_images": 3}, "skipped_images: input should be a valid list"),
+        ({"skipped_images": [3]}, r"skipped_images\.0: input should be a valid string"),
+        ({"request": {"kind": "eval", "analyses": 3}}, r"request\.analyses: input should be a valid list"),
+        ({"request": {"kind": "eval", "view": "blur"}}, r"request\.view"),
+        ({"request": {"kind": "eval", "severities": ["a"]}}, r"request\.severities"),
+        ({"checkpoints": {"a": {"training": 3}}}, r"checkpoints\.a\.training"),
+        ({"notes": 3}, "notes"),
+        ({"versions": []}, "versions"),
+    ],
+)
+def test_a_sidecar_with_fields_of_other_types_is_one_sentence(
+    tmp_path: Path, changed: dict[str, object], says: str
+) -> None:
+    path = write_run(tmp_path / "run")
+    content = json.loads((path / "table.json").read_text())
+    write_sidecar(path, content | changed)
+    said = refused("report", path, "--out", tmp_path / "out")
+    assert re.search(f"not as moeprobe wrote it: {says}", said)
+    with pytest.raises(UserError, match=says):
+        sources.read(path)
+
+
+@pytest.mark.parametrize("what", ["deep", "device", "fifo"])
+def test_a_sidecar_that_is_none_is_neither_read_nor_waited_for(tmp_path: Path, what: str) -> None:
+    path = write_run(tmp_path / "run")
+    (path / "table.json").unlink()
+    if what == "deep":
+        (path / "table.json").write_text("[" * 100_000)
+    elif what == "device":
+        (path / "table.json").symlink_to("/dev/zero")
+    else:
+        os.mkfifo(path / "table.json")
+    assert "Cannot read" in refused("report", path, "--out", tmp_path / "out")
+    with pytest.raises(UserError, match="Cannot read"):
+        sources.read(path)
+
+
+def test_a_table_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run")
+    text = (path / "table.csv").read_text()
+    (path / "table.csv").write_text(text.replace("ci_low", "ci_below", 1))
+    assert "lacks a column that it was written with: ci_low" in refused(
+        "report", path, "--out", tmp_path / "out"
+    )
+    (path / "table.csv").write_text(text.replace(",", ",\0", 1))
+    assert "no text" in refused("report", path, "--out", tmp_path / "out")
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:

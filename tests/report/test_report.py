@@ -520,6 +520,43 @@ def test_what_is_written(runs: list[Path], tmp_path: Path) -> None:
     assert (out / "mine.txt").read_text() == "mine"
 
 
+def test_an_interrupted_report_goes_on(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another is asked for; what is somebody else's in the folder stays."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    with monkeypatch.context() as patch:
+
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("moeprobe.report.write_text", stop)
+        assert run("report", *runs, "--out", out).exit_code == 130
+    assert names_in(out) == {"report-files", "mine.txt"}
+    (out / "report-files" / "mine.txt").write_text("mine")
+    assert run("report", runs[1], "--out", out).exit_code == 0
+    assert names_in(out) == {"report.html", "report.md", "report-files", "mine.txt"}
+    assert {path.name for path in (out / "report-files").iterdir()} == {"1-eval", "mine.txt"}
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md", "report-files"])
+@pytest.mark.parametrize("link", [True, False])
+def test_a_report_is_not_written_over_what_is_none(
+    runs: list[Path], tmp_path: Path, name: str, link: bool
+) -> None:
+    out, mine = tmp_path / "out", tmp_path / "mine"
+    out.mkdir()
+    if link:
+        (out / name).symlink_to(mine)
+    else:
+        (out / name).write_text("mine")
+    for more in ((), ("--overwrite",)):
+        assert name in refused("report", runs[1], "--out", out, *more)
+    assert not mine.exists() and names_in(out) == {name}
+
+
 def test_a_report_is_not_put_into_a_run_or_onto_a_file(runs: list[Path], tmp_path: Path) -> None:
     for out in (runs[0], runs[0] / "deeper" / "still"):
         assert "lies in the run" in refused("report", *runs, "--out", out, "--overwrite")
