@@ -35,9 +35,10 @@ fix: setup ## Mend what the linter can mend
 bench: setup ## Time a training step of one MoE layer with every router, side by side
 	$(BIN)/python benchmarks/routers.py
 
-reports: setup ## Regenerate the committed reports from the committed checkpoints (ten minutes on two cores)
+reports: setup ## Regenerate the committed reports, and the README's tables, from the committed checkpoints
 	$(BIN)/python reports/regenerate.py
 	$(BIN)/python reports/regenerate_routers.py
+	$(BIN)/python reports/readme.py
 
 clean: ## Remove the environment, caches and the demo's outputs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo

@@ -2,8 +2,9 @@
 
     .venv/bin/python checkpoints/train.py digits shapes
 
-For each training seed: V-MoE and V-MoE with PRC with k = 2, and from each of them k = 1, fine-tuned for a third of the
-epochs, as in the PRC paper. A finished checkpoint is not trained again. Kept are the parameters, in float16 (a report
+For each training seed: V-MoE and V-MoE with PRC with k = 2, and from each of them k = 1, trained on for a third of the
+epochs with its head kept. (The PRC paper fine-tunes both k from one model pretrained with k = 2: there the two have one
+budget, here they have not.) A finished checkpoint is not trained again. Kept are the parameters, in float16 (a report
 is about what the file holds), their description and the configuration.
 """
 

@@ -39,6 +39,7 @@ from moeprobe.loading import (
 )
 from moeprobe.options import Keywords, Options, checked
 from moeprobe.overlaying import OverlayResult, overlay, plan_overlay
+from moeprobe.paper import PaperPlan, PaperResult, paper, plan_paper
 from moeprobe.pixels import to_pixels
 from moeprobe.probes import Checkpoint
 from moeprobe.probing import Plan, plan, probe
@@ -68,6 +69,8 @@ __all__ = [
     "Models",
     "Options",
     "OverlayResult",
+    "PaperPlan",
+    "PaperResult",
     "Plan",
     "Recorded",
     "Report",
@@ -95,12 +98,14 @@ __all__ = [
     "open_data",
     "open_view",
     "overlay",
+    "paper",
     "plan",
     "plan_comparison",
     "plan_contagion",
     "plan_discontinuity",
     "plan_fewshot",
     "plan_overlay",
+    "plan_paper",
     "plan_record",
     "plan_tradeoff",
     "probe",

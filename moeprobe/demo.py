@@ -1,4 +1,4 @@
-"""The demonstration: train with and without PRC on real digits, then measure how steady the routing is."""
+"""The demonstration: train with and without PRC, on real digits by default, then measure how steady the routing is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from moeprobe.training.loop import Report
 from moeprobe.watching import Watcher
 
 BASELINE, PRC = "demo-baseline", "demo-prc"
-NOISE = 0.2
+NOISE, SPLIT = 0.2, "test"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run(
     overrides: tuple[str, ...] = (),
     device: str = "auto",
     command: str = "",
-    report: Callable[[str], Callable[[Report], None]] = lambda _: lambda _: None,
+    report: Callable[[str, str], Callable[[Report], None]] = lambda *_: lambda _: None,
     watcher: Watcher | None = None,
 ) -> DemoResult:
     """Train both models (same views, steps and budget; only the objective differs), run the four analyses, report.
@@ -47,31 +47,41 @@ def run(
         seed: of the training.
         checkpoints: where the two run folders go.
         reports: where the reports go.
-        overrides: applied to both configurations, e.g. ``("epochs=1",)``.
+        overrides: applied to both configurations, e.g. ``("epochs=1",)`` or ``("data=folder:photos",)``; what is
+            trained on is probed too.
         device: where to compute.
         command: what was typed, for the sidecars.
-        report: for the name of a run, what shows its progress.
+        report: for the name of a run and of its data, what shows its progress.
         watcher: told how the probes advance.
     """
-    training = {}
-    for name, config in ((BASELINE, "digits-baseline"), (PRC, "digits-prc")):
-        resolved = load(config, (f"name={name}", f"seed={seed}", *overrides))
-        training[name] = api.train(
-            resolved, folder=checkpoints / name, device=device, overwrite=True, report=report(name)
+    configs = {
+        name: load(config, (f"name={name}", f"seed={seed}", *overrides))
+        for name, config in ((BASELINE, "digits-baseline"), (PRC, "digits-prc"))
+    }
+    data = configs[BASELINE].data.name
+    # Before minutes of training: there must be something to probe on.
+    api.open_data(data, split=SPLIT)
+    training = {
+        name: api.train(
+            config, folder=checkpoints / name, device=device, overwrite=True, report=report(name, data)
         )
+        for name, config in configs.items()
+    }
     models = [api.load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
 
     def options(folder: str) -> api.Options:
-        return api.Options(out=reports / folder, device=device, command=command, overwrite=True)
+        return api.Options(out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True)
 
-    match = api.match_ratio(models, view="random_crop", options=options("match-ratio"), watcher=watcher)
-    crops = api.match_ratio(
-        models, view="prc_crops", options=options("match-ratio-prc-crops"), watcher=watcher
+    match = api.match_ratio(
+        models, data=data, view="random_crop", options=options("match-ratio"), watcher=watcher
     )
-    confidence = api.confidence(models, options=options("confidence"), watcher=watcher)
-    noise = api.noise_sweep(models, options=options("noise-sweep"), watcher=watcher)
-    api.overlay(models, severity=NOISE, options=options("overlay"))
-    evaluation = api.evaluate(models, options=options("eval"), watcher=watcher)
+    crops = api.match_ratio(
+        models, data=data, view="prc_crops", options=options("match-ratio-prc-crops"), watcher=watcher
+    )
+    confidence = api.confidence(models, data=data, options=options("confidence"), watcher=watcher)
+    noise = api.noise_sweep(models, data=data, options=options("noise-sweep"), watcher=watcher)
+    api.overlay(models, data=data, severity=NOISE, options=options("overlay"))
+    evaluation = api.evaluate(models, data=data, options=options("eval"), watcher=watcher)
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
     api.report([reports / run for run in runs], out=reports / "report", overwrite=True)
     return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

@@ -35,7 +35,8 @@ _RUN = Family(
     marks=(_REQUEST,),
     known=(
         _REQUEST, _FINISHED, "table.csv", "comparison.csv", "images.parquet", "paths.csv", "switches.csv",
-        "patches.csv", "pairs.csv", "paper.csv", "parts/*.parquet", "parts/*/*.parquet", "figures/*.png",
+        "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
+        "parts/*/*.parquet", "figures/*.png",
         "figures/*.svg", "figures/*.gif", "probe/", "cells/*/cell.json", "cells/*/metrics.csv", "cells/*/*/",
     ),
 )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Draw anew what is committed under ``reports/routers`` from the sums per image and training curves committed there.
+"""Make again what is committed under ``reports/routers``, from the sums per image and training curves committed there.
 
     make reports
 
 No model is needed. ``tables.md`` says the same as ``table.csv``, a line for each router and budget: of three training
-seeds the middle one with its interval over images, and the lowest and the highest. Seeds are never pooled. To train and
-measure anew: ``moeprobe tradeoff routers-digits --out reports/routers/digits``.
+seeds the middle one with its interval over images, and the lowest and the highest; every MoE layer, the first one
+first. Seeds are never pooled. To train and measure again:
+``moeprobe tradeoff routers-digits --out reports/routers/digits``.
 """
 
 import sys
@@ -20,30 +21,45 @@ from moeprobe.tables import concatenate, in_order, write_csv
 
 REPORTS = Path("reports/routers")
 
-# Title of a table, and its columns: heading, and the rows' metric, view, severity.
-_CLEAN = ("clean", None)
+# Title of a table, and its columns: heading, and the rows' metric, null, view, severity.
+_CLEAN = ("", "clean", None)
+_COST = ("", None, None)
 _PERTURBED = (
     ("random_crop", "random_crop", None),
     ("prc_crops", "prc_crops", None),
     ("noise, σ 0.1", "gaussian_noise", 0.1),
     ("noise, σ 0.2", "gaussian_noise", 0.2),
 )
-TABLES: dict[str, tuple[tuple[str, str, str | None, float | None], ...]] = {
+Column = tuple[str, str, str, str | None, float | None]
+
+
+def _kappas(metric: str) -> tuple[Column, ...]:
+    """Return κ against chance and against other patches of the same image."""
+    return tuple(
+        (f"{heading}{within}", metric, null, view, severity)
+        for null, within in (("pooled", ""), ("image", "; within the image"))
+        for heading, view, severity in _PERTURBED
+    )
+
+
+OUTPUT: dict[str, tuple[Column, ...]] = {
     "What is reached, and what it costs": (
         ("accuracy", "accuracy", *_CLEAN),
-        ("10-shot accuracy", "fewshot_accuracy", "clean", 10.0),
-        ("accuracy, σ 0.2", "accuracy", "gaussian_noise", 0.2),
-        ("ms per step", "step_seconds", None, None),
-        ("MFLOPs per image", "flops_per_image", None, None),
-        ("active parameters, M", "active_parameters", None, None),
+        ("10-shot accuracy", "fewshot_accuracy", "", "clean", 10.0),
+        ("accuracy, σ 0.2", "accuracy", "", "gaussian_noise", 0.2),
+        ("ms per step", "step_seconds", *_COST),
+        ("MFLOPs per image", "flops_per_image", *_COST),
+        ("active parameters, M", "active_parameters", *_COST),
     ),
-    "Steadiness of the combine weights: κ of their cosine, which exists for every router": tuple(
-        (heading, "weight_cosine_kappa", view, severity) for heading, view, severity in _PERTURBED
+}
+OF_LAYERS: dict[str, tuple[Column, ...]] = {
+    "Steadiness of the combine weights: κ of their cosine, which exists for every router": _kappas(
+        "weight_cosine_kappa"
     ),
-    "Steadiness of the experts that work on a token: κ of the Jaccard index of the two sets": tuple(
-        (heading, "set_jaccard_kappa", view, severity) for heading, view, severity in _PERTURBED
+    "Steadiness of the experts that work on a token: κ of the Jaccard index of the two sets": _kappas(
+        "set_jaccard_kappa"
     ),
-    "Load and contagion": (
+    "Load and contagion (groups of four images; trained with groups of one where experts choose)": (
         ("load entropy", "load_entropy", *_CLEAN),
         ("patches without an expert", "unserved", *_CLEAN),
         ("batch contagion", "batch_contagion", *_CLEAN),
@@ -52,16 +68,23 @@ TABLES: dict[str, tuple[tuple[str, str, str | None, float | None], ...]] = {
         ("attention contagion: distance", "attention_contagion_distance", *_CLEAN),
     ),
 }
-# What is told of the difference to V-MoE's router of the same budget and seed: heading, folder of the probe, the
-# analysis, and the rows' metric and severity.
+# The differences to V-MoE's router of the same budget and seed: heading, folder of the probe, the analysis, and the
+# rows' metric, null and severity.
 REFERENCE = "softmax_token_choice"
-DIFFERENCES: tuple[tuple[str, str, str, str, float | None], ...] = (
-    ("accuracy", "eval", "output", "accuracy", None),
-    ("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", 10.0),
-    ("accuracy, σ 0.2", "noise", "output", "accuracy", 0.2),
-    ("κ, random_crop", "match-random_crop", "weights", "weight_cosine_kappa", None),
-    ("κ, prc_crops", "match-prc_crops", "weights", "weight_cosine_kappa", None),
-    ("κ, noise σ 0.2", "noise", "weights", "weight_cosine_kappa", 0.2),
+_OF_WEIGHTS = (
+    ("random_crop", "match-random_crop", None),
+    ("prc_crops", "match-prc_crops", None),
+    ("noise σ 0.2", "noise", 0.2),
+)
+DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
+    ("accuracy", "eval", "output", "accuracy", "", None),
+    ("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", "", 10.0),
+    ("accuracy, σ 0.2", "noise", "output", "accuracy", "", 0.2),
+    *(
+        (f"κ{within}, {heading}", folder, "weights", "weight_cosine_kappa", null, severity)
+        for null, within in (("pooled", ""), ("image", " within the image"))
+        for heading, folder, severity in _OF_WEIGHTS
+    ),
 )
 _TOKENS = pa.array(["patch", ""])
 # Numbers that are not shares: digits after the point, and what they are multiplied with.
@@ -78,11 +101,17 @@ def main(names: list[str]) -> None:
         (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
         for path in out.rglob("*.svg"):
             path.unlink()
-        print("\n".join([f"{name}:", "", *readme_lines(result.table, differing), ""]))
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the committed table and differences of a data set, as ``tables`` takes them."""
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    table = pd.read_csv(folder / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
+    return table, pd.read_csv(folder / "differences.csv", dtype={"layer": str}).fillna({"layer": ""})
 
 
 def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Return differences of the last MoE layer, image by image, from V-MoE's router of the same budget and seed."""
+    """Return differences in every MoE layer, image by image, from V-MoE's router of the same budget and seed."""
     cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
     budget = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
     rows = []
@@ -93,87 +122,151 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
             & (budget == budget[name])
         )
         (reference,) = cells.index[same]
-        for heading, folder, analysis, metric, severity in DIFFERENCES:
-            runs = [sources.read(out / "cells" / one / folder) for one in (reference, str(name))]
-            images = concatenate([run.images for run in runs])
-            last = [part for part in pc.unique(images["layer"]).to_pylist() if part][-1:]
-            wanted = last if analysis == "weights" else [""]
-            kept = pc.and_(pc.is_in(images["layer"], pa.array(wanted)), pc.is_in(images["tokens"], _TOKENS))
+        probed = {
+            (folder, analysis): _compared(out, (reference, str(name)), folder, analysis)
+            for _, folder, analysis, *_ in DIFFERENCES
+        }
+        about = {"group": cell["group"], "train_seed": cell["train_seed"], "router": cell["router"]}
+        for heading, folder, analysis, metric, null, severity in DIFFERENCES:
+            found = probed[folder, analysis]
+            keep = (found["metric"] == metric) & (found["null"] == null) & found["draw"].isna()
             if severity is not None:
-                kept = pc.and_(kept, pc.equal(images["severity"], severity))
-            request = runs[0].request
-            about = summaries.About(
-                run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
-                aligned=folder == "noise", train_seeds={}, groups={},
-            )  # fmt: skip
-            _, found = summaries.summarise(
-                in_order(images.filter(kept)), analyses=make_analyses([analysis]), about=about
-            )
-            assert found is not None
-            found = found[
-                (found["metric"] == metric) & found["null"].isin(["", "pooled"]) & found["draw"].isna()
-            ]
-            rows.append(
-                found.iloc[[0]].assign(
-                    group=cell["group"], train_seed=cell["train_seed"], router=cell["router"], number=heading
-                )
-            )
+                keep &= found["severity"] == severity
+            rows.append(found[keep].drop_duplicates("layer").assign(**about, number=heading))
     return pd.concat([row.dropna(axis=1, how="all") for row in rows], ignore_index=True)
 
 
+def _compared(out: Path, pair: tuple[str, str], folder: str, analysis: str) -> pd.DataFrame:
+    """Return all differences that an analysis of one probe gives of two cells."""
+    runs = [sources.read(out / "cells" / one / folder) for one in pair]
+    images = concatenate([run.images for run in runs])
+    layers = [
+        layer for layer in pc.unique(images["layer"]).to_pylist() if bool(layer) == (analysis == "weights")
+    ]
+    kept = pc.and_(pc.is_in(images["layer"], pa.array(layers)), pc.is_in(images["tokens"], _TOKENS))
+    if folder == "noise":
+        severities = {severity for _, name, *_, severity in DIFFERENCES if name == folder}
+        kept = pc.and_(kept, pc.is_in(images["severity"], pa.array(sorted(severities), pa.float64())))
+    request = runs[0].request
+    about = summaries.About(
+        run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
+        aligned=folder == "noise", train_seeds={}, groups={},
+    )  # fmt: skip
+    _, found = summaries.summarise(
+        in_order(images.filter(kept)), analyses=make_analyses([analysis]), about=about
+    )
+    assert found is not None
+    return found
+
+
 def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
-    """Return the numbers of the last MoE layer in Markdown, a line per router and budget."""
+    """Return the numbers of every MoE layer in Markdown, the first one first, a line per router and budget."""
     first = table[table["metric"] == "accuracy"].iloc[0]
     parts = [
         f"# Routers on {first['dataset']}",
         f"Of three training seeds: the middle value [95 % bootstrap interval over {first['images']:,} {first['split']} "
-        "images], lowest to highest. Patches, last MoE layer. –: does not exist for this router. Steps were "
-        "timed while the machine did other work as well, more of it at times: `make bench` compares what routers cost.",
+        "images], lowest to highest. Patches. –: does not exist for this router. The ten shots of 10-shot accuracy are "
+        "of the training task, unlike the paper's, which are of another data set. Steps were timed while the machine "
+        "did other work as well, more of it at times: `make bench` compares what routers cost. Where experts choose, "
+        "an image is a group of its own in training, as in the released program; the paper's text speaks of batches of "
+        "several images.",
     ]
-    for title, columns in TABLES.items():
-        lines = [f"## {title}", "", f"| router | k or c | {' | '.join(name for name, *_ in columns)} |"]
-        lines.append(f"|{'---|' * (len(columns) + 2)}")
-        for _, rows in table.groupby("group", sort=False):
-            about = rows.iloc[0]
-            cells = [_cell(rows, *which) for _, *which in columns]
-            lines.append(f"| `{about['router']}` | {_budget(about)} | {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
-    parts.append("\n".join(_difference_lines(table, differing)))
+    parts += [_table(table, title, columns, layer="") for title, columns in OUTPUT.items()]
+    layers = _layers(table)
+    parts += [
+        _table(table, f"{title}: {layer}", columns, layer=layer)
+        for title, columns in OF_LAYERS.items()
+        for layer in layers
+    ]
+    parts.append(
+        f"## Minus `{REFERENCE}` of the same budget and seed\n\n"
+        "Paired, image by image. Lowest to highest of three seeds, and for how many of them the 95 % interval (each "
+        "about its own number, in `differences.csv`) lies above (+) or below (−) zero. κ is that of the cosine of the "
+        "combine weights; within the image, another patch of the same image is what chance would give."
+    )
+    parts += [_differences(table, differing, layer) for layer in ["", *_layers(differing)]]
     return "\n\n".join(parts) + "\n"
 
 
-def _difference_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
-    headings = list(dict.fromkeys(differing["number"]))
+def _layers(table: pd.DataFrame) -> list[str]:
+    """Return the MoE layers, the first one first."""
+    return sorted({layer for layer in table["layer"] if layer}, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def _table(table: pd.DataFrame, title: str, columns: tuple[Column, ...], *, layer: str) -> str:
+    lines = [f"## {title}", "", f"| router | k or c | {' | '.join(name for name, *_ in columns)} |"]
+    lines.append(f"|{'---|' * (len(columns) + 2)}")
+    for _, rows in table.groupby("group", sort=False):
+        about = rows.iloc[0]
+        cells = [_cell(rows, layer, *which) for _, *which in columns]
+        lines.append(f"| `{about['router']}` | {_budget(about)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> str:
+    here = differing[differing["layer"] == layer]
+    headings = list(dict.fromkeys(here["number"]))
     lines = [
-        f"## Minus `{REFERENCE}` of the same budget and seed",
-        "",
-        "Paired, image by image. Lowest to highest of three seeds, and for how many of them the 95 % interval (each "
-        "about its own number, in `differences.csv`) lies above (+) or below (−) zero. κ is that of the cosine.",
+        f"### {layer or 'Output'}",
         "",
         f"| router | k or c | {' | '.join(headings)} |",
         f"|{'---|' * (len(headings) + 2)}",
     ]
     about = table.drop_duplicates("group").set_index("group")
-    for group, rows in differing.groupby("group", sort=False):
+    for group, rows in here.groupby("group", sort=False):
         cells = [_difference(rows[rows["number"] == heading]) for heading in headings]
         lines.append(
             f"| `{about.loc[group, 'router']}` | {_budget(about.loc[group])} | {' | '.join(cells)} |"
         )
-    return lines
+    return "\n".join(lines)
 
 
-def readme_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
-    """Return the README's table, in Markdown: at two experts per token, all differences but those of few shots."""
-    kept = table[table["top_k"].fillna(table["capacity_factor"]) == 2]
-    shown = [number for number in dict.fromkeys(differing["number"]) if number != "10-shot accuracy"]
-    lines = [f"| router | accuracy | 10-shot | {' | '.join(f'Δ {name}' for name in shown)} |"]
-    lines.append(f"|{'---|' * (3 + len(shown))}")
-    for group, rows in kept.groupby("group", sort=False):
-        cells = [_cell(rows, "accuracy", *_CLEAN), _cell(rows, "fewshot_accuracy", "clean", 10.0)]
+def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+    """Return the README's table of accuracies, in Markdown: at two experts per token."""
+    shown = ("accuracy", "accuracy, σ 0.2")
+    lines = [
+        f"| router | accuracy | 10-shot | {' | '.join(f'Δ {name}' for name in shown)} |",
+        "|---|---|---|---|---|",
+    ]
+    for group, rows in _of_two(table).groupby("group", sort=False):
+        cells = [
+            _cell(rows, "", "accuracy", *_CLEAN),
+            _cell(rows, "", "fewshot_accuracy", "", "clean", 10.0),
+        ]
         own = differing[differing["group"] == group]
         cells += [_difference(own[own["number"] == number]) if len(own) else "" for number in shown]
         lines.append(f"| `{rows.iloc[0]['router']}` | {' | '.join(cells)} |")
     return lines
+
+
+def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+    """Return the README's table of differences in κ, in Markdown: at two experts per token, the first layer first."""
+    shown = [number for number in dict.fromkeys(differing["number"]) if number.startswith("κ")]
+    lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
+    lines.append(f"|{'---|' * (2 + len(shown))}")
+    routers = _of_two(table).drop_duplicates("group").set_index("group")["router"]
+    for layer in _layers(differing):
+        here = differing[(differing["layer"] == layer) & differing["group"].isin(routers.index)]
+        for group, own in here.groupby("group", sort=False):
+            cells = [_difference(own[own["number"] == number]) for number in shown]
+            lines.append(f"| `{layer}` | `{routers[group]}` | {' | '.join(cells)} |")
+    return lines
+
+
+def contagion_lines(table: pd.DataFrame) -> list[str]:
+    """Return the README's table of batch contagion, in Markdown: lowest to highest of the seeds, layer by layer."""
+    here = _of_two(table[(table["metric"] == "batch_contagion") & table["draw"].isna()])
+    layers = _layers(here)
+    lines = [f"| router | {' | '.join(f'`{layer}`' for layer in layers)} |", f"|{'---|' * (1 + len(layers))}"]
+    for router, rows in here.groupby("router", sort=False):
+        ends = [rows.loc[rows["layer"] == layer, "value"].agg(["min", "max"]) for layer in layers]
+        cells = [f"{low:.2f} to {high:.2f}" if high else "0" for low, high in ends]
+        lines.append(f"| `{router}` | {' | '.join(cells)} |")
+    return lines
+
+
+def _of_two(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["top_k"].fillna(table["capacity_factor"]) == 2]
 
 
 def _budget(about: pd.Series) -> str:
@@ -182,19 +275,24 @@ def _budget(about: pd.Series) -> str:
 
 def _difference(rows: pd.DataFrame) -> str:
     """Return the lowest and highest of the seeds, and how many intervals lie on one side of zero."""
+    if rows.empty:
+        return "–"
     counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
-    told = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
-    return f"{rows['value'].min():+.3f} to {rows['value'].max():+.3f} ({told})"
+    said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
+    return f"{rows['value'].min():+.3f} to {rows['value'].max():+.3f} ({said})"
 
 
-def _cell(rows: pd.DataFrame, metric: str, view: str | None, severity: float | None) -> str:
+def _cell(
+    rows: pd.DataFrame, layer: str, metric: str, null: str, view: str | None, severity: float | None
+) -> str:
     """Return a number of one router: the middle seed with its interval, then the lowest and the highest."""
-    here = rows[(rows["metric"] == metric) & rows["null"].isin(["", "pooled"]) & rows["draw"].isna()]
+    here = rows[(rows["metric"] == metric) & (rows["null"] == null) & rows["draw"].isna()]
+    here = here[here["layer"] == layer]
     if view is not None:
         here = here[here["view"] == view]
     if severity is not None:
         here = here[here["severity"] == severity]
-    here = here.groupby("checkpoint", sort=False).tail(1).sort_values("value", kind="stable")
+    here = here.drop_duplicates("checkpoint").sort_values("value", kind="stable")
     here = here[here["value"].notna()]
     if here.empty:
         return "–"

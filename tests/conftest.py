@@ -49,3 +49,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         api.train(config, overrides=overrides, folder=root / name, device="cpu")
         folders[name] = root / name
     return folders
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``photos`` in it and a checkpoint of two steps that was trained on them from there."""
+    import numpy as np
+    from PIL import Image
+
+    from moeprobe import api
+
+    root = tmp_path_factory.mktemp("project")
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 8), ("val", 4), ("test", 24)):
+        for label, name in enumerate(("dark", "light")):
+            folder = root / "photos" / split / name
+            folder.mkdir(parents=True)
+            for index in range(number):
+                pixels = rng.integers(0, 100, (32, 32, 3)) + 150 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index}.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        for name in ("digits-baseline", "digits-prc"):
+            overrides = ["data=folder:photos", "steps=2", "epochs=null", f"name={name.split('-')[1]}"]
+            overrides += ["schedule.warmup_steps=1", "evaluate_every=2", "batch_size=8"]
+            api.train(name, overrides=overrides, device="cpu")
+    return root

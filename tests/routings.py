@@ -139,7 +139,8 @@ def checkpoint(name: str = "a", *, seed: int = 0, adapter: type[Vmoe] = Vmoe, **
     """A checkpoint of a tiny model; arguments are the adapter's and the model's."""
     own = {key: arguments.pop(key) for key in ("trained_capacity", "group_images") if key in arguments}
     model = adapter(tiny(seed, **arguments), mean=(0.5,) * 3, std=(0.5,) * 3, **own)
-    return Checkpoint(name=name, model=model, framing=Framing(32), provenance={"sha256": f"hash of {name}"})
+    about = {"sha256": f"hash of {name}", "training": {"data": "digits"}}
+    return Checkpoint(name=name, model=model, framing=Framing(32), provenance=about)
 
 
 @cache

@@ -126,3 +126,34 @@ def test_demo_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     baseline, prc = (yaml.safe_load("\n".join(text)) for text in texts)
     assert {key for key in baseline if baseline[key] != prc[key]} == {"name", "group", "objective"}
+
+
+def test_the_demo_probes_what_it_trains_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """Every probe gets the data of the training; nothing is trained or probed here."""
+    seen: dict[str, object] = {}
+
+    def recorder(name: str) -> Any:
+        def call(*_: object, **named: Any) -> str:
+            seen[name] = named.get("data")
+            return name
+
+        return call
+
+    probes = ("match_ratio", "confidence", "noise_sweep", "overlay", "evaluate")
+    for name in (*probes, "train", "load_model", "report"):
+        monkeypatch.setattr(api, name, recorder(name))
+    announced: list[tuple[str, str]] = []
+    monkeypatch.chdir(project)
+    overrides = ("data=folder:photos",)
+    demo.run(
+        reports=tmp_path / "reports",
+        overrides=overrides,
+        report=lambda name, data: announced.append((name, data)) or (lambda _: None),  # type: ignore[func-returns-value]
+    )
+    assert {seen[name] for name in probes} == {"folder:photos"}
+    assert announced == [("demo-baseline", "folder:photos"), ("demo-prc", "folder:photos")]
+    # Data that cannot be probed are refused before minutes of training.
+    with pytest.raises(UserError, match="There is no folder"):
+        demo.run(reports=tmp_path / "reports", overrides=("data=folder:nowhere",))

@@ -97,7 +97,7 @@ def test_a_report_and_a_comparison_tell_of_it(finished: Path, tmp_path: Path) ->
         "other patches",
     ):
         assert said_there in said, said_there
-    table = pd.read_csv(finished / "table.csv").query("layer == 'blocks.3' and tokens == 'patch'")
+    table = pd.read_csv(finished / "table.csv").query("layer == 'blocks.1' and tokens == 'patch'")
     rows = document.headlines.query("metric == 'attention_contagion' and reference == ''")
     assert set(rows["value"]) == set(table.loc[table["metric"] == "attention_contagion", "value"])
     assert "contagion.png" in document.markdown
@@ -180,7 +180,8 @@ def test_routers_that_couple_tokens_beside_one_that_does_not() -> None:
 
 
 def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None:
-    models = [checkpoint("local"), Checkpoint("soft", Soft(), Framing(4), provenance={"sha256": "s"})]
+    about = {"sha256": "s", "training": {"data": "digits"}}
+    models = [checkpoint("local"), Checkpoint("soft", Soft(), Framing(4), provenance=about)]
     result = api.contagion(models, limit=20)
     soft = result.table.query("checkpoint == 'soft'").set_index("metric")["value"]
     assert set(soft.index) == {"batch_contagion_distance", "attention_contagion_distance"}

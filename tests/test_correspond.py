@@ -90,29 +90,39 @@ def test_grid_and_named_image() -> None:
         8,
         "--split",
         "train",
+        "--data",
+        "digits",
         "--json",
     )
-    name = json.loads(run("correspond", "--count", 1, "--split", "train", "--json").stdout)["pairs"][0]
+    digits = ("--data", "digits")
+    name = json.loads(run("correspond", *digits, "--count", 1, "--split", "train", "--json").stdout)["pairs"][
+        0
+    ]
     arguments = ("--images", name["image_id"], *arguments[2:])
     pairs = json.loads(run("correspond", *arguments).stdout)["pairs"]
     assert len(pairs) == 36 and {pair["image_id"] for pair in pairs} == {name["image_id"]}
 
 
 def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
-    assert "leave --severity away" in refused("correspond", "--severity", 0.2, "--json")
-    assert "--severity 0.4" in refused("correspond", "--view", "gaussian_noise", "--json")
-    assert "must fill the image" in refused("correspond", "--image-size", 50, "--json")
-    assert "must fill the image" in refused("correspond", "--patch-size", 0, "--json")
+    # Without a checkpoint nothing says which data are meant.
+    assert "Name the data" in refused("correspond", "--json")
+    digits = ("--data", "digits")
+    assert "leave --severity away" in refused("correspond", *digits, "--severity", 0.2, "--json")
+    assert "--severity 0.4" in refused("correspond", *digits, "--view", "gaussian_noise", "--json")
+    assert "must fill the image" in refused("correspond", *digits, "--image-size", 50, "--json")
+    assert "must fill the image" in refused("correspond", *digits, "--patch-size", 0, "--json")
     assert "The checkpoint says" in refused("correspond", trained["prc"], "--patch-size", 8, "--json")
     assert "--file" in refused("correspond", photo, "--json")
-    assert "There is no image 'x' in digits" in refused("correspond", "--images", "x", "--json")
-    assert "must be positive" in refused("correspond", "--count", 0, "--json")
-    assert "Did you mean 'random_crop'" in refused("correspond", "--view", "random_crops", "--json")
+    assert "There is no image 'x' in digits" in refused("correspond", *digits, "--images", "x", "--json")
+    assert "must be positive" in refused("correspond", *digits, "--count", 0, "--json")
+    assert "Did you mean 'random_crop'" in refused("correspond", *digits, "--view", "random_crops", "--json")
     assert run("correspond").exit_code == 2
 
 
 def test_the_picture_shows_every_pair() -> None:
-    shown = api.correspond(view="random_crop", count=3, image_size=96, patch_size=16, seed=1).pairs
+    shown = api.correspond(
+        data="digits", view="random_crop", count=3, image_size=96, patch_size=16, seed=1
+    ).pairs
     figure = figure_of.draw(shown, title="t")
     assert any((item.partner < 0).any() for item in shown)
     for axes, item in zip(figure.axes, shown, strict=True):

@@ -1,9 +1,10 @@
 """What the README says is there, and what is there is in the README."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typer.main import get_command
 from moeprobe import catalog, config, grids
 from moeprobe.adapters._settings import FileSettings
 from moeprobe.cli._app import app
+from moeprobe.paper.tables import markdown
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS
 from tests.commands import run
@@ -138,35 +140,50 @@ def test_a_model_of_ones_own_is_probed_as_the_readme_says(
     assert set(FileSettings.model_fields) <= keys
 
 
-def regenerating(name: str) -> Any:
-    """Return a script of ``reports`` as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "reports" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def regenerating(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Return what imports a script of ``reports`` as a module; they import one another."""
+    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+    return importlib.import_module
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_report() -> None:
-    regenerate = regenerating("regenerate")
-    tables = {data: pd.read_csv(ROOT / "reports" / data / "seeds.csv") for data in ("digits", "shapes")}
-    lines = regenerate.demo_lines(tables["digits"])
-    for table in tables.values():
-        lines += regenerate.seed_lines(table)
-    for line in lines:
-        assert line in README, line
+def test_the_tables_of_the_readme_are_those_of_the_reports(regenerating: Callable[[str], Any]) -> None:
+    readme = regenerating("readme")
+    blocks = re.findall(r"<!-- from ([^:\n]+): ([^\n]+) -->\n(.*?)<!-- end -->", README, flags=re.DOTALL)
+    assert {folder for folder, *_ in blocks} == {
+        "reports/digits", "reports/shapes", "reports/routers/digits", "reports/routers/shapes",
+    }  # fmt: skip
+    assert {name for _, name, _ in blocks} == set(readme.MAKERS)
+    assert all(body.count("\n|") >= 2 for *_, body in blocks)
+    assert readme.filled(README) == README, "run: python reports/readme.py"
+
+
+def test_a_number_that_is_changed_by_hand_is_put_right(regenerating: Callable[[str], Any]) -> None:
+    readme = regenerating("readme")
+    block = re.search(r"<!-- from reports/digits: the first seed -->.*?<!-- end -->", README, flags=re.DOTALL)
+    assert block is not None
+    wrong = README.replace(block[0], re.sub(r"0\.\d+", "0.123", block[0]))
+    assert wrong != README and readme.filled(wrong) == README
+
+
+@pytest.mark.parametrize("data", ["digits", "shapes"])
+def test_the_papers_tables_are_those_of_the_numbers(data: str, regenerating: Callable[[str], Any]) -> None:
+    folder = ROOT / "reports" / data
+    table = pd.read_csv(folder / "seeds.csv").fillna({"layer": ""})
+    text = markdown(
+        table, pd.read_csv(folder / "load.csv"), data=data, remarks=regenerating("regenerate").REMARKS
+    )
+    assert (folder / "tables.md").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(
     "folder", sorted((ROOT / "reports" / "routers").iterdir()), ids=lambda path: path.name
 )
-def test_the_numbers_of_the_routers_are_those_of_their_reports(folder: Path) -> None:
+def test_the_numbers_of_the_routers_are_those_of_their_reports(
+    folder: Path, regenerating: Callable[[str], Any]
+) -> None:
     routers = regenerating("regenerate_routers")
-    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
-    table = pd.read_csv(folder / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
-    differing = pd.read_csv(folder / "differences.csv")
-    for line in routers.readme_lines(table, differing):
-        assert line in README, line
+    table, differing = routers.read(folder)
     assert (folder / "tables.md").read_text(encoding="utf-8") == routers.tables(table, differing)
     # What the tables follow from is kept: sums per image, training curves, and no weights.
     cells = {path.name for path in (folder / "cells").iterdir()}
@@ -178,4 +195,5 @@ def test_the_numbers_of_the_routers_are_those_of_their_reports(folder: Path) -> 
 
 
 def test_nothing_is_left_to_fill_in() -> None:
-    assert "<!--" not in README
+    markers = re.compile(r"<!-- (from [^:\n]+: [^\n]+|end) -->")
+    assert "<!--" not in markers.sub("", README)

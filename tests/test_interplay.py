@@ -24,7 +24,7 @@ def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path
     run("match-ratio", *trained.values(), "--data", "shapes:32", "--limit", 30, "--out", out)
     headlines = report([out]).headlines
     # Raw, chance and kappa of two checkpoints and their difference: of the patches, and of nothing else.
-    table = pd.read_csv(out / "table.csv").query("layer == 'blocks.3' and tokens == 'patch'")
+    table = pd.read_csv(out / "table.csv").query("layer == 'blocks.1' and tokens == 'patch'")
     assert len(headlines) == 9 and set(headlines.loc[headlines["reference"] == "", "value"]) <= set(
         table["value"]
     )
@@ -95,7 +95,8 @@ def test_checkpoints_of_other_groups_are_swept_side_by_side() -> None:
     def one(name: str, factor: float | None) -> Checkpoint:
         model = tiny(eval_capacity_factor=factor)
         adapter = Vmoe(model, mean=(0.5,) * 3, std=(0.5,) * 3, trained_capacity=True, group_images=2)
-        return Checkpoint(name, adapter, Framing(32), provenance={"sha256": name})
+        about = {"sha256": name, "training": {"data": "digits"}}
+        return Checkpoint(name, adapter, Framing(32), provenance=about)
 
     for batch_size in (4, 64):
         result = api.noise_sweep(

@@ -3,37 +3,12 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.origins import Origin, data_of, find, is_trained_on
 from tests.commands import Trained, refused, run
-
-CLASSES = ("dark", "light")
-
-
-@pytest.fixture(scope="session")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``photos`` in it and a checkpoint of two steps that was trained on them from there."""
-    root = tmp_path_factory.mktemp("project")
-    rng = np.random.default_rng(0)
-    for split, number in (("train", 8), ("val", 4), ("test", 24)):
-        for label, name in enumerate(CLASSES):
-            folder = root / "photos" / split / name
-            folder.mkdir(parents=True)
-            for index in range(number):
-                pixels = rng.integers(0, 100, (32, 32, 3)) + 150 * label
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index}.png")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        for name in ("digits-baseline", "digits-prc"):
-            overrides = ["data=folder:photos", "steps=2", "epochs=null", f"name={name.split('-')[1]}"]
-            overrides += ["schedule.warmup_steps=1", "evaluate_every=2", "batch_size=8"]
-            api.train(name, overrides=overrides, device="cpu")
-    return root
 
 
 @pytest.mark.parametrize("command", ["confidence", "eval", "match-ratio"])
@@ -41,7 +16,9 @@ def test_what_was_trained_on_is_probed(project: Path, command: str, monkeypatch:
     monkeypatch.chdir(project)
     result = run(command, "checkpoints/baseline", "checkpoints/prc")
     assert result.exit_code == 0, result.output
-    assert "48 images of folder:photos test; what was trained on;" in result.output
+    assert (
+        "48 images of folder:photos test;" in result.output and "trained on folder:photos." in result.output
+    )
     assert "digits" not in result.output
 
 
@@ -50,7 +27,7 @@ def test_the_data_are_found_from_another_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run("confidence", project / "checkpoints" / "baseline", "--limit", 3)
-    assert f"3 images of folder:{project.resolve() / 'photos'} test; what was trained on" in result.output
+    assert f"3 images of folder:{project.resolve() / 'photos'} test;" in result.output
 
 
 def test_overlay_correspond_and_trace_say_whose_images_they_are(
@@ -86,7 +63,7 @@ def test_other_data_are_doubted_aloud(project: Path, monkeypatch: pytest.MonkeyP
     assert result.exit_code == 0
     warning = "Warning: prc was trained on folder:photos and is probed on digits, whose classes are others."
     assert warning in result.output
-    assert "what was trained on" not in result.output
+    assert "checkpoints trained on" not in result.output
     found = api.confidence(["checkpoints/prc"], data="digits", limit=3)
     assert found.sidecar["checkpoints"]["prc"]["warning"] in warning
     asked = refused("eval", "checkpoints/prc", "--data", "digits")

@@ -92,7 +92,12 @@ def noise(images: Tensor) -> Tensor:
 
 
 def reader(read: Callable[[Tensor], Tensor], name: str = "a") -> Checkpoint:
-    return Checkpoint(name, Reader(read), Framing(SIZE), provenance={"sha256": f"hash of {name}"})
+    return Checkpoint(
+        name,
+        Reader(read),
+        Framing(SIZE),
+        provenance={"sha256": f"hash of {name}", "training": {"data": "digits"}},
+    )
 
 
 def asked(dataset: ImageDataset, **changes: Any) -> Probe:

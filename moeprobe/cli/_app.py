@@ -24,6 +24,7 @@ from moeprobe.cli import (
     match_ratio,
     noise_sweep,
     overlay,
+    paper,
     report,
     s_matrix,
     sweep,
@@ -114,6 +115,7 @@ app.command("contagion")(contagion.contagion)
 app.command("correspond")(correspond.correspond)
 app.command("eval")(evaluate.evaluate)
 app.command("fewshot")(fewshot.fewshot)
+app.command("paper")(paper.paper)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 importing = typer.Typer(

@@ -133,7 +133,7 @@ def footing(result: "Result") -> str:
         f"seed {request['seed']}",
     ]
     if same_as_training(result.sidecar):
-        parts.insert(1, "what was trained on")
+        parts.append(f"checkpoints trained on {request['data']}")
     parts += _skipped(result.sidecar["skipped_images"])
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)

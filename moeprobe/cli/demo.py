@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def demo(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for both trainings, e.g. epochs=5."),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Overrides for both trainings, e.g. epochs=5; data=folder:PATH trains on, and probes, other images.",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
     checkpoints: Annotated[Path, typer.Option(help="Where the two checkpoints go.")] = Path("checkpoints"),
@@ -27,7 +30,8 @@ def demo(
 ) -> None:
     """Train V-MoE with and without PRC on handwritten digits, then compare how steady their routing is.
 
-    Takes a few minutes on two CPU cores; earlier results of the demonstration are replaced.
+    Takes a few minutes on two CPU cores; earlier results of the demonstration are replaced. With data=folder:PATH it is
+    of other images.
 
     Example: `moeprobe demo`
     """
@@ -39,8 +43,8 @@ def demo(
     screen = console()
     with Live("demo") as live, Bar() as bar:
 
-        def announce(name: str) -> "Callable[[Report], None]":
-            screen.print(f"Training {name} on scikit-learn's digits …")
+        def announce(name: str, data: str) -> "Callable[[Report], None]":
+            screen.print(f"Training {name} on {data} …", soft_wrap=True)
             return live.named(name)
 
         found = demonstration.run(
@@ -59,8 +63,11 @@ def demo(
             f"{summary['name']}: {summary['steps']:,} steps, {summary['images_per_second']:,.0f} images/s in training",
             style="dim",
         )
+    request = found.evaluation.sidecar["request"]
+    images = int(found.evaluation.table["images"].max())
     screen.print(
-        "360 test images, unseen in training; [low, high]: 95 % bootstrap over images, differences paired.\n"
+        f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % bootstrap "
+        "over images, differences paired.\n"
         f"Reports: {found.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
         f"All on one page: {found.reports}/report/report.html\n"
         f"Checkpoints: {checkpoints}/demo-baseline/, {checkpoints}/demo-prc/",
@@ -70,13 +77,16 @@ def demo(
 
 
 def closing_table(found: "DemoResult") -> "Table":
-    """Return the one table that says what came out: last MoE layer, patches."""
+    """Return the one table that says what came out: patches of the first MoE layer, whose routing reaches the answer.
+
+    The head reads the class token alone, so what patches choose in the last block does not reach it.
+    """
     from rich.table import Table
 
     from moeprobe.demo import BASELINE, NOISE, PRC
     from moeprobe.wording import interval
 
-    table = Table(title="How steady is the routing? Last MoE layer, test images", title_justify="left")
+    table = Table(title="How steady is the routing? First MoE layer, test images", title_justify="left")
     table.add_column("")
     for name in (BASELINE, PRC, "difference"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -88,7 +98,7 @@ def closing_table(found: "DemoResult") -> "Table":
         for rows in (result.table, result.comparison):
             assert rows is not None
             here = rows[(rows["metric"] == metric) & (rows["null"] == null) & (rows["tokens"] != "prefix")]
-            here = here[here["layer"] == here["layer"].iloc[-1]]
+            here = here[here["layer"] == here["layer"].iloc[0]]
             if severity is not None:
                 here = here[here["severity"] == severity]
             cells += [interval(row, signed=rows is result.comparison) for _, row in here.iterrows()]

@@ -16,7 +16,10 @@ Which = tuple[str, str]  # metric, null
 
 @dataclass(frozen=True)
 class Headline:
-    """A number of the last MoE layer, or of the output.
+    """A number of the first MoE layer, or of the output.
+
+    The first, since the routing of patches there reaches the answer: where the head reads the class token alone, that
+    of the last block does not.
 
     Attributes:
         noun: what it is called in the middle of a sentence.
@@ -40,7 +43,7 @@ class Found:
     Attributes:
         layer: empty for the output.
         severity: None where the run has none.
-        rows: for each metric and null a row per checkpoint whose last layer this is.
+        rows: for each metric and null a row per checkpoint whose first layer this is.
         differences: for each metric and null a row per pair of them.
     """
 
@@ -113,16 +116,16 @@ def _headlines(run: Run, table: pd.DataFrame) -> list[Headline]:
 
 
 def find(run: Run) -> list[Found]:
-    """Return the headlines of a run, in their order; one per layer where the last layers of checkpoints differ."""
+    """Return the headlines of a run, in their order; one per layer where the first layers of checkpoints differ."""
     if run.table is None:
         return []
     found = []
     for headline in _headlines(run, run.table):
         here = _select(run.table, headline.which)
         severity = _severity(here, headline.at)
-        last = here.groupby("checkpoint", sort=False)["layer"].last()
-        for layer in dict.fromkeys(last):
-            names = set(last.index[last == layer])
+        first = here.groupby("checkpoint", sort=False)["layer"].first()
+        for layer in dict.fromkeys(first):
+            names = set(first.index[first == layer])
             every = [headline.which, *(which for _, which in headline.beside)]
             rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
             differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}

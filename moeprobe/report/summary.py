@@ -131,7 +131,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", units, "trials"]
     keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
     note = (
-        f"Of each checkpoint its last MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
+        f"Of each checkpoint its first MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
         f"differences are paired, {unit} by {unit}, and not corrected for their number."
     )
     rows = [[row[i] for i in keep] for row in rows]
@@ -193,8 +193,8 @@ def _place(run: Run, found: Found) -> str:
         rests_on += f", {trials} trials"
     parts = []
     if found.layer:
-        last = "last MoE layer" if run.settings.get("layers") is None else "last MoE layer asked for"
-        parts.append(f"in {found.layer}, the {last}")
+        first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer asked for"
+        parts.append(f"in {found.layer}, the {first}")
     if found.severity is not None:
         parts.append(found.headline.told.format(severity=found.severity, at=found.headline.at))
     return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"

@@ -14,15 +14,15 @@ NAN = float("nan")
 
 # (layer, tokens, metric, null) -> value and interval of each checkpoint.
 MATCH: dict[tuple[str, str, str, str], Sequence[Value]] = {
-    ("blocks.1", "patch", "top1_match", ""): [(0.41, 0.39, 0.43), (0.52, 0.5, 0.54)],
-    ("blocks.1", "patch", "top1_match_chance", "pooled"): [(0.12, 0.11, 0.13), (0.13, 0.12, 0.14)],
-    ("blocks.1", "patch", "top1_match_kappa", "pooled"): [(0.33, 0.31, 0.35), (0.45, 0.43, 0.47)],
     ("blocks.3", "patch", "top1_match", ""): [(0.437, 0.418, 0.455), (0.607, 0.587, 0.626)],
     ("blocks.3", "patch", "top1_match_chance", "pooled"): [(0.128, 0.126, 0.129), (0.129, 0.127, 0.131)],
     ("blocks.3", "patch", "top1_match_chance", "image"): [(0.2, 0.19, 0.21), (0.21, 0.2, 0.22)],
     ("blocks.3", "patch", "top1_match_kappa", "pooled"): [(0.354, 0.333, 0.375), (0.549, 0.526, 0.571)],
     ("blocks.3", "prefix", "top1_match", ""): [(0.7, 0.65, 0.75), (0.8, 0.75, 0.85)],
     ("blocks.3", "prefix", "top1_match_kappa", "pooled"): [(0.6, 0.55, 0.65), (0.7, 0.65, 0.75)],
+    ("blocks.5", "patch", "top1_match", ""): [(0.41, 0.39, 0.43), (0.52, 0.5, 0.54)],
+    ("blocks.5", "patch", "top1_match_chance", "pooled"): [(0.12, 0.11, 0.13), (0.13, 0.12, 0.14)],
+    ("blocks.5", "patch", "top1_match_kappa", "pooled"): [(0.33, 0.31, 0.35), (0.45, 0.43, 0.47)],
 }
 EVAL: dict[tuple[str, str, str, str], Sequence[Value]] = {
     ("", "", "accuracy", ""): [(0.972, 0.953, 0.986), (0.975, 0.956, 0.989)]

@@ -86,7 +86,7 @@ def test_every_headline_stands_in_page_and_markdown_with_interval_and_denominato
     ]  # fmt: skip
     # In words: what differs, and what does not.
     for words in (
-        "In blocks.3, the last MoE layer (360 images, 5,530 trials), the κ of b (0.549 [0.526, 0.571]) is higher than "
+        "In blocks.3, the first MoE layer (360 images, 5,530 trials), the κ of b (0.549 [0.526, 0.571]) is higher than "
         "that of a (0.354 [0.333, 0.375]) by 0.195 [0.175, 0.215].",
         "Overall (360 images), b (0.975 [0.956, 0.989]) and a (0.972 [0.953, 0.986]) cannot be told apart by their "
         "accuracy (difference +0.003 [-0.017, +0.023]).",
@@ -325,26 +325,26 @@ def test_a_collapsed_router_is_called_collapsed(tmp_path: Path) -> None:
     assert "higher" not in markdown.split("## Match of corresponding patches")[0].split("**Headline")[0]
 
 
-def test_checkpoints_whose_last_layers_differ_are_told_one_by_one(tmp_path: Path) -> None:
+def test_checkpoints_whose_first_layers_differ_are_told_one_by_one(tmp_path: Path) -> None:
     def lines(name: str, layer: str, kappa: float) -> list[dict[str, Any]]:
         return [row(name, (layer, "patch", "top1_match_kappa", "pooled"), (kappa, kappa - 0.1, kappa + 0.1))]
 
     rows = [
-        *lines("a", "blocks.1", 0.2),
         *lines("a", "blocks.3", 0.3),
-        *lines("b", "blocks.1", 0.4),
+        *lines("a", "blocks.7", 0.2),
         *lines("b", "blocks.5", 0.5),
+        *lines("b", "blocks.7", 0.4),
     ]
     folder = write_rows(
-        tmp_path / "run", "match-ratio", rows, checkpoints=["a", "b"], request={"layers": ["blocks.1"]}
+        tmp_path / "run", "match-ratio", rows, checkpoints=["a", "b"], request={"layers": ["blocks.7"]}
     )
     markdown = api.report([folder]).markdown
     assert (
-        "In blocks.3, the last MoE layer asked for (360 images, 5,530 trials), the κ is: a 0.300 [0.200, 0.400]."
+        "In blocks.3, the first MoE layer asked for (360 images, 5,530 trials), the κ is: a 0.300 [0.200, 0.400]."
         in markdown
     )
     assert (
-        "In blocks.5, the last MoE layer asked for (360 images, 5,530 trials), the κ is: b 0.500 [0.400, 0.600]."
+        "In blocks.5, the first MoE layer asked for (360 images, 5,530 trials), the κ is: b 0.500 [0.400, 0.600]."
         in markdown
     )
 
@@ -431,7 +431,7 @@ def test_a_sweep_is_told_at_its_ends(tmp_path: Path) -> None:
     )
     markdown = api.report([folder]).markdown
     assert (
-        "In blocks.3, the last MoE layer, at severity 0.4, the strongest of the run (360 images, 5,530 trials), the κ "
+        "In blocks.3, the first MoE layer, at severity 0.4, the strongest of the run (360 images, 5,530 trials), the κ "
         "is: a 0.300" in markdown
     )
     assert (
@@ -614,7 +614,7 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
         ]
         both = told.merge(table[table["tokens"] != "prefix"], on=keys)
         assert len(both) == len(told) >= 2
-        assert set(told["layer"]) <= {"blocks.3", ""}
+        assert set(told["layer"]) <= {"blocks.1", ""}
         for value in told["value"]:
             assert f"{value:.3f}" in document.markdown
 

@@ -1,0 +1,146 @@
+"""Put the numbers of the committed reports into the README, between markers that say where they are from.
+
+    python reports/readme.py
+
+A block begins with ``<!-- from FOLDER: NAME -->`` and ends with ``<!-- end -->``. A test holds that the README says
+what the reports say. Sentences with numbers are no blocks: read them again after this.
+"""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
+
+from moeprobe.paper.numbers import dead
+from moeprobe.paper.tables import cell, layers_of
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "reports"
+_BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
+# What is shown of the first seed, and of all.
+OF_FIRST = (
+    "random_crop: top-1 match",
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "prc_crops: top-1 match",
+    "prc_crops: κ",
+    "prc_crops: κ within image",
+    "highest gate",
+    "load entropy",
+)
+OF_SEEDS = (
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "prc_crops: κ",
+    "prc_crops: κ within image",
+    "highest gate",
+    "load entropy",
+)
+
+
+def main() -> None:
+    """Write the README with all its blocks as the reports have them."""
+    path = ROOT / "README.md"
+    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """Return a text whose blocks say what the reports say; all else is left as it is."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = "\n".join(MAKERS[match["name"]](ROOT / match["folder"]))
+        return f"<!-- from {match['folder']}: {match['name']} -->\n{lines}\n<!-- end -->"
+
+    return _BLOCK.sub(block, text)
+
+
+def first_seed(folder: Path) -> list[str]:
+    """Return the numbers of the first pair: a line per MoE layer and number, the first layer first."""
+    table = _seeds(folder)
+    first = table[(table["seed"] == table["seed"].iloc[0]) & (table["top_k"] == table["top_k"].iloc[0])]
+    names = dict.fromkeys(first.loc[first["kind"] == "value", "model"])
+    lines = [f"| MoE layer | | {' | '.join(names)} | difference |", "|---|---|---|---|---|"]
+    for layer, numbers in [*((layer, OF_FIRST) for layer in layers_of(first)), ("", ("accuracy",))]:
+        for number in numbers:
+            rows = first[(first["number"] == number) & (first["layer"] == layer)]
+            cells = " | ".join(cell(row) for _, row in rows.iterrows())
+            lines.append(f"| {f'`{layer}`' if layer else 'output'} | {number} | {cells} |")
+    return lines
+
+
+def all_seeds(folder: Path) -> list[str]:
+    """Return the differences of all pairs, layer by layer."""
+    table = _seeds(folder)
+    lines = [f"| MoE layer | k | seed | {' | '.join(OF_SEEDS)} |", f"|{'---|' * (len(OF_SEEDS) + 3)}"]
+    differences = table[table["kind"] == "difference"]
+    for layer in layers_of(table):
+        here = differences[differences["layer"] == layer]
+        for (top_k, seed), rows in here.groupby(["top_k", "seed"], sort=False):
+            by_number = rows.set_index("number")
+            cells = " | ".join(cell(by_number.loc[name]) for name in OF_SEEDS)
+            lines.append(f"| `{layer}` | {top_k} | {seed} | {cells} |")
+    return lines
+
+
+def accuracies(folder: Path) -> list[str]:
+    """Return the accuracies of all pairs, and their differences."""
+    table = _seeds(folder)
+    here = table[table["number"] == "accuracy"]
+    names = dict.fromkeys(here.loc[here["kind"] == "value", "model"])
+    lines = [
+        f"| k | seed | {' | '.join(f'accuracy, {name}' for name in names)} | difference |",
+        "|---|---|---|---|---|",
+    ]
+    for (top_k, seed), rows in here.groupby(["top_k", "seed"], sort=False):
+        lines.append(f"| {top_k} | {seed} | {' | '.join(cell(row) for _, row in rows.iterrows())} |")
+    return lines
+
+
+def hardly_chosen(folder: Path) -> list[str]:
+    """Return the experts that are hardly chosen, a line per MoE layer and k, a cell per model."""
+    load = pd.read_csv(folder / "load.csv")
+    models = dict.fromkeys(load["model"])
+    lines = [f"| MoE layer | k | {' | '.join(models)} |", f"|{'---|' * (2 + len(models))}"]
+    for (layer, top_k), rows in load.groupby(["layer", "top_k"], sort=False):
+        cells = []
+        for model in models:
+            own = rows[rows["model"] == model]
+            by_seed = [dead(part) for _, part in own.groupby("seed", sort=False)]
+            cells.append("; ".join(", ".join(map(str, experts)) or "none" for experts in by_seed))
+        lines.append(f"| `{layer}` | {top_k} | {' | '.join(cells)} |")
+    return lines
+
+
+def router_accuracies(folder: Path) -> list[str]:
+    """Return how accurate the routers are."""
+    return accuracy_lines(*read(folder))
+
+
+def router_steadiness(folder: Path) -> list[str]:
+    """Return how steady the routers are, minus V-MoE's."""
+    return steadiness_lines(*read(folder))
+
+
+def router_contagion(folder: Path) -> list[str]:
+    """Return how far routers depend on the other images of a group."""
+    return contagion_lines(read(folder)[0])
+
+
+MAKERS = {
+    "the first seed": first_seed,
+    "all seeds": all_seeds,
+    "accuracies": accuracies,
+    "experts hardly chosen": hardly_chosen,
+    "accuracy of routers": router_accuracies,
+    "steadiness of routers": router_steadiness,
+    "contagion of routers": router_contagion,
+}
+
+
+def _seeds(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "seeds.csv").fillna({"layer": ""})
+
+
+if __name__ == "__main__":
+    main()
