@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from moeprobe.accumulators import Cell
 from moeprobe.analyses.base import Analysis, Columns, Metric, trial_lists
+from moeprobe.errors import UserError
 from moeprobe.finite import COLUMN
 from moeprobe.statistics import Bootstrap, Replicates
 from moeprobe.tables import FLOORS, cells, frame, over_draws
@@ -94,7 +95,11 @@ def _comparison(measured: Sequence[_Measured], about: About) -> pd.DataFrame | N
         reference = references.get(item.cell.place())
         if item.checkpoint == checkpoints[0] or reference is None:
             continue
-        assert item.image_ids == reference.image_ids, "checkpoints were probed on different images"
+        if item.image_ids != reference.image_ids:
+            raise UserError(
+                f"{item.checkpoint} and {reference.checkpoint} were probed on different images, so that no difference "
+                "is paired; probe both on the same (leave out what one of them cannot read)."
+            )
         for name, replicates in item.replicates.items():
             # Expert e of one model is no relative of expert e of another.
             of_experts = name[2] is not None

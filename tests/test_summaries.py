@@ -10,6 +10,7 @@ from moeprobe import proportions
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.load import Load
 from moeprobe.analyses.match import Match
+from moeprobe.errors import UserError
 from moeprobe.statistics import Bootstrap, Ratio, Share
 from moeprobe.summaries import About, summarise
 from moeprobe.tables import concatenate, image_table
@@ -199,5 +200,20 @@ def test_severities_and_missing_severities_are_compared_with_their_own() -> None
 
 
 def test_different_images_are_not_compared() -> None:
-    with pytest.raises(AssertionError, match="different images"):
+    with pytest.raises(UserError, match="b and a were probed on different images"):
         table({"a": {PATCH: sums(*choices(0))}, "b": {PATCH: sums(*choices(0, num_images=29))}})
+
+
+def test_data_with_one_name_twice_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums are kept by name: an assertion ended such a run after its first batch."""
+    from moeprobe.data._naming import open_data
+    from moeprobe.data.digits import Digits
+
+    assert len(set(open_data("digits").image_ids)) == len(open_data("digits"))
+
+    def renamed(self: Digits, **_: object) -> None:
+        self.image_ids = ["test/1", "test/2", "test/1"]
+
+    monkeypatch.setattr(Digits, "__init__", renamed)
+    with pytest.raises(UserError, match="digits holds 2 examples called 'test/1'"):
+        open_data("digits")

@@ -1,5 +1,6 @@
 """Data sets by what a user calls them: ``name`` or ``name:location``."""
 
+from collections import Counter
 from typing import Any
 
 from moeprobe.catalog import DATA, unknown
@@ -39,10 +40,15 @@ def open_data(name: str, *, split: str = "test") -> Dataset:
     """Open a data set by ``name`` or ``name:location``, e.g. ``digits``, ``folder:photos`` or ``text:lines.txt``.
 
     Raises:
-        UserError: there is no such data set, split or location.
+        UserError: there is no such data set, split or location, or two of its examples have the same name.
     """
     kind, location = named(name)
     dataset: Dataset = kind(split=split, location=location)
+    if len(set(dataset.image_ids)) < len(dataset.image_ids):
+        twice, number = Counter(dataset.image_ids).most_common(1)[0]
+        raise UserError(
+            f"{name} holds {number} examples called {twice!r}, and sums are kept by name; give each a name of its own."
+        )
     return dataset
 
 
