@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from moeprobe.catalog import did_you_mean
 from moeprobe.errors import UserError
@@ -217,6 +217,10 @@ def checked(function: F) -> F:
                 known = list(signature.parameters)
                 hint = did_you_mean(keyword, known)
                 raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
+        for keyword, value in named.items():
+            # A lone name where names are due is a list of one, and not of its letters.
+            if get_origin(signature.parameters[keyword].annotation) is Sequence:
+                named[keyword] = several(value)
         try:
             signature.bind(*given, **named)
         except TypeError as error:

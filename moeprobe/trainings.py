@@ -38,7 +38,7 @@ def train(
     config: str | Path | TrainConfig,
     *,
     overrides: Sequence[str] = (),
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
     overwrite: bool = False,
@@ -60,7 +60,7 @@ def train(
         UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
     """
     resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
-    folder = folder or Path("checkpoints") / resolved.name
+    folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
     state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
     if state == "finished":
         return complete(folder, resolved) | {"folder": str(folder), "kept": True}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from moeprobe import api, demo
 from moeprobe.data.digits import Digits
@@ -157,3 +158,23 @@ def test_the_demo_probes_what_it_trains_on(
     # Data that cannot be probed are refused before minutes of training.
     with pytest.raises(UserError, match="There is no folder"):
         demo.run(reports=tmp_path / "reports", overrides=("data=folder:nowhere",))
+
+
+def test_strings_are_paths_and_lists_of_one(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    api.evaluate(str(trained["prc"]), limit=20, out="text", figures=False)
+    assert (tmp_path / "text/table.csv").is_file()
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save("one.png")
+    assert {one.image_id for one in api.overlay(str(trained["prc"]), files="one.png").overlays} == {"one.png"}
+    (tmp_path / "log.jsonl").write_text(
+        '{"id": "r", "layer": "l", "num_experts": 2, "experts": [[0], [1]], "gates": [[0.6], [0.7]]}\n'
+    )
+    assert api.import_trace("log.jsonl", "log.parquet").path == Path("log.parquet")
+    with pytest.raises(UserError, match="There is no configuration 'nosuch'"):
+        api.train("nosuch", folder="runs/x", overrides="seed=1")
+    with pytest.raises(UserError, match="nosuch"):
+        api.plan_tradeoff("nosuch", out="runs", checkpoints="here")
+    with pytest.raises(UserError, match="nosuch"):
+        api.tradeoff("nosuch", out="runs", checkpoints="here")

@@ -28,8 +28,8 @@ class ImportedTrace:
 
 @checked
 def import_trace(
-    log: Path,
-    path: Path,
+    log: str | Path,
+    path: str | Path,
     *,
     num_experts: int | None = None,
     name: str | None = None,
@@ -51,6 +51,7 @@ def import_trace(
     Raises:
         UserError: a line is no routing of a layer, or the files cannot be read or written.
     """
+    log, path = Path(log), Path(path)
     if path.suffix != ".parquet":
         raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
     if path.exists() and not overwrite:

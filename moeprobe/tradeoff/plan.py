@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.options import checked
+from moeprobe.options import checked, several
 from moeprobe.tradeoff.cells import Cell, find_cells
 from moeprobe.trainings import make_trainer
 
@@ -34,11 +34,11 @@ class TradeoffPlan:
 
 @checked
 def plan_tradeoff(
-    given: Sequence[str | Path],
+    given: str | Path | Sequence[str | Path],
     *,
-    out: Path,
+    out: str | Path,
     overrides: Sequence[str] = (),
-    checkpoints: Path = Path("checkpoints"),
+    checkpoints: str | Path = "checkpoints",
     device: str = "auto",
 ) -> TradeoffPlan:
     """Say what ``tradeoff`` would do, by making a few steps of each kind of training; nothing is written.
@@ -48,7 +48,7 @@ def plan_tradeoff(
     """
     planned = []
     per_step: dict[str, tuple[int, float]] = {}
-    for cell in find_cells(given, out=out, checkpoints=checkpoints, overrides=overrides):
+    for cell in find_cells(several(given), out=Path(out), checkpoints=Path(checkpoints), overrides=overrides):
         if cell.done() or cell.trained():
             planned.append(PlannedCell(cell.name, "done" if cell.done() else "to measure", 0, 0.0))
             continue

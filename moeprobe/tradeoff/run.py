@@ -15,7 +15,7 @@ from moeprobe.files import read_json, write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
 from moeprobe.loading import load_model
 from moeprobe.locks import InUseError, Lock
-from moeprobe.options import Options, checked
+from moeprobe.options import Options, checked, several
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.tradeoff.cells import Cell, about_file, find_cells
@@ -57,11 +57,11 @@ class TradeoffResult:
 
 @checked
 def tradeoff(
-    given: Sequence[str | Path],
+    given: str | Path | Sequence[str | Path],
     *,
-    out: Path,
+    out: str | Path,
     overrides: Sequence[str] = (),
-    checkpoints: Path = Path("checkpoints"),
+    checkpoints: str | Path = "checkpoints",
     device: str = "auto",
     overwrite: bool = False,
     command: str = "",
@@ -87,7 +87,8 @@ def tradeoff(
         UserError: something named does not exist or does not fit, or was trained or measured otherwise before.
     """
     watcher, started = watcher or TradeoffWatcher(), time.perf_counter()
-    cells = find_cells(given, out=out, checkpoints=checkpoints, overrides=overrides)
+    out = Path(out)
+    cells = find_cells(several(given), out=out, checkpoints=Path(checkpoints), overrides=overrides)
     for cell in cells:
         if overwrite and not cell.of_sweep and not cell.trained():
             raise UserError(
