@@ -146,6 +146,20 @@ class DataConfig(Section):
 
     name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
     workers: int = Field(0, ge=0, description="loader processes; changes nothing but speed")
+    val_fraction: float | None = Field(
+        None, gt=0, lt=0.9, description="share for validation of a folder without val/; null: 0.1"
+    )
+
+    @model_validator(mode="after")
+    def _of_a_folder(self) -> "DataConfig":
+        if self.val_fraction is not None and not self.name.startswith("folder:"):
+            raise ValueError("val_fraction is a share of data.name=folder:PATH; leave it out")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The name by which the data are opened, with the share that makes the splits what they are."""
+        return self.name if self.val_fraction is None else f"{self.name}?val_fraction={self.val_fraction!r}"
 
 
 class OptimizerConfig(Section):

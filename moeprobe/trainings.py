@@ -140,14 +140,14 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
     Raises:
         UserError: something that is named does not exist, or the parts do not fit together.
     """
-    train_data = open_images(config.data.name, split="train")
+    train_data = open_images(config.data.source, split="train")
     view = open_view(config.view.name, dataset=train_data, **config.view.parameters)
     if not isinstance(view, PairView) or view.medium is not IMAGE:
         raise UserError(f"The view {config.view.name!r} makes no random views of images to train on.")
     return Trainer(
         config,
         train_data=train_data,
-        val_data=open_images(config.data.name, split="val"),
+        val_data=open_images(config.data.source, split="val"),
         view=view,
         folder=folder,
         device=choose_device(device),

@@ -168,7 +168,7 @@ def test_data_without_labels_or_a_train_split_are_one_sentence(trained: Trained,
     def said(name: str) -> str:
         return refused("fewshot", trained["prc"], "--data", f"folder:{tmp_path / name}")
 
-    assert "drawn from the split train of" in said("loose") and "no split 'train'" in said("classes")
+    assert "drawn from the split train of" in said("loose") and "falls to the split 'test'" in said("classes")
     assert f"{tmp_path / 'half'} train has no labels" in said("half")
 
 

@@ -116,6 +116,8 @@ def test_a_class_of_one_image_is_no_collapse(trained: Trained, tmp_path: Path) -
         trained["prc"],
         "--data",
         f"folder:{tmp_path / 'data'}",
+        "--split",
+        "all",
         "--class-null",
         "--json",
     )

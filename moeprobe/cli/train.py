@@ -80,6 +80,8 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
             f"Finished already: nothing was trained, and {summary['folder']}/ is as it was.", soft_wrap=True
         )
         return
+    if "split" in summary:
+        screen.print(f"No folders said how to split the data: {summary['split']}.", soft_wrap=True)
     if "upcycled" in summary:
         start = summary["upcycled"]
         screen.print(

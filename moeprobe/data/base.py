@@ -47,6 +47,7 @@ class Dataset(ABC):
         medium: what it holds.
         image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
         class_names: names in label order; None where the images have no labels.
+        split_note: how the splits were made, where neither the publisher nor the user did.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
     """
 
@@ -54,6 +55,7 @@ class Dataset(ABC):
     image_ids: Sequence[str]
     class_names: tuple[str, ...] | None
     flippable: ClassVar[bool] = True
+    split_note: str = ""
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
     @abstractmethod

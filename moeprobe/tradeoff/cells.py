@@ -42,7 +42,7 @@ class Cell:
     @property
     def data(self) -> str:
         """The data set that it is trained on and measured on."""
-        return self.config.data.name
+        return self.config.data.source
 
     def trained(self) -> bool:
         """Whether its checkpoint is there and finished.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.models.swin_transformer import SwinTransformer
@@ -27,6 +27,7 @@ from moeprobe.files import find_checkpoint, sha256, whole, write_json
 from moeprobe.nn.build import build_model
 from moeprobe.nn.swin import build_swin
 from moeprobe.nn.transfer import transfer
+from moeprobe.validation import lower_first, sentence
 
 FORMAT = "moeprobe-checkpoint-1"
 
@@ -53,6 +54,31 @@ class CheckpointInfo:
     def hash(self) -> str:
         """SHA-256 of the file."""
         return sha256(self.path)
+
+
+class _Training(BaseModel):
+    """What is read of a checkpoint's training; there may be more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str = ""
+    group: str = ""
+    seed: int | None = None
+    data: str | None = None
+    objective: dict[str, Any] | None = None
+    view: dict[str, Any] | None = None
+    initialise: dict[str, Any] | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    val_accuracy: float | None = None
+
+
+class _Description(BaseModel):
+    """What a checkpoint's file says of it."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    model: ModelConfig
+    training: _Training = _Training()
+    class_names: list[str] = []
 
 
 def save(
@@ -105,10 +131,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         description = json.loads(metadata["description"])
+    except RecursionError:
+        raise UserError(f"{path} has a description that is nested too deeply.") from None
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
     except KeyError:
         raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.") from None
+    if not isinstance(description, dict):
+        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.")
     return tensors, description
 
 
@@ -123,15 +153,18 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     if description.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
     try:
-        model = ModelConfig.model_validate(description["model"])
-    except (ValidationError, KeyError) as error:
-        raise UserError(f"{path} describes no model that this version can build ({error}).") from None
+        about = _Description.model_validate(description)
+    except ValidationError as error:
+        said = sentence(error, _Description, what="description")
+        raise UserError(
+            f"{path} describes no model that this version can build: {lower_first(said)}"
+        ) from None
     info = CheckpointInfo(
         path=path,
         name=path.parent.name,
-        model=model,
+        model=about.model,
         training=description.get("training", {}),
-        class_names=tuple(description.get("class_names", ())),
+        class_names=tuple(about.class_names),
     )
     return info, tensors
 

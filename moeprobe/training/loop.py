@@ -327,11 +327,13 @@ class Trainer:
 
     def _save(self, which: str) -> None:
         started = {} if self.upcycled is None else {"upcycled": self.upcycled}
+        if self.train_data.split_note:
+            started["split"] = self.train_data.split_note
         training = started | {
             "name": self.config.name,
             "group": self.config.group,
             "seed": self.config.seed,
-            "data": self.config.data.name,
+            "data": self.config.data.source,
             "objective": self.config.objective.model_dump(),
             "view": self.config.view.model_dump(),
             "initialise": None if self.config.initialise is None else self.config.initialise.model_dump(),
@@ -369,6 +371,8 @@ class Trainer:
         } | self.clock.summary()
         if self.upcycled is not None:
             summary["upcycled"] = self.upcycled
+        if self.train_data.split_note:
+            summary["split"] = self.train_data.split_note
         draw(pd.DataFrame(self.history))
         write_json(self.folder / "finished.json", summary)
         remove(self.folder / "state.safetensors")

@@ -136,3 +136,36 @@ def test_files_that_are_no_checkpoints(saved: tuple[Path, VisionTransformer], tm
     checkpoint.write_tensors(path, {"x": torch.zeros(1)}, about)
     with pytest.raises(UserError, match="do not fit the model"):
         checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": None}, "training is a section of keys"),
+        ({"training": [1]}, "training is a section of keys"),
+        ({"training": {"seed": "four"}}, "training.seed: input should be a valid integer; got 'four'."),
+        ({"training": {"group": 5}}, "training.group: input should be a valid string; got 5."),
+        ({"training": {"objective": "prc"}}, "training.objective: input should be a valid dictionary"),
+        ({"model": {"image_size": "32"}}, "model.image_size: input should be a valid integer; got '32'."),
+        ({"model": None}, "model is a section of keys"),
+        ({"class_names": [1, 2, 3]}, "class_names.0: input should be a valid string; got 1."),
+        ({"class_names": "abc"}, "class_names: input should be a valid list; got 'abc'."),
+    ],
+)
+def test_descriptions_of_other_types_are_sentences(
+    changes: dict[str, object], words: str, saved: tuple[Path, VisionTransformer]
+) -> None:
+    path = saved[0] / "last.safetensors"
+    tensors, description = checkpoint.read_tensors(path)
+    checkpoint.write_tensors(path, tensors, description | changes)
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_description_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    for text, words in (("[" * 100_000, "nested too deeply"), ("[]", "not one that moeprobe wrote")):
+        save_file({"x": torch.zeros(1)}, path, metadata={"description": text})
+        with pytest.raises(UserError, match=words):
+            checkpoint.load(path)
