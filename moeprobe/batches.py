@@ -241,6 +241,8 @@ def batches(
         collate_fn=partial(_collate, group_images=group_images),
         pin_memory=pin_memory,
         worker_init_fn=_end_quietly,
+        # Its seed for workers, which draw nothing from it, is not to be taken from the caller's random state.
+        generator=torch.Generator(),
     )
     try:
         for found in loader:

@@ -26,6 +26,7 @@ from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes import Checkpoint, Probe, choose_images, recipe
 from moeprobe.runs import output_folder, provenance
+from moeprobe.seeds import random_state_kept
 from moeprobe.showing import Figures, one_line
 from moeprobe.tables import write_csv
 from moeprobe.training import checkpoint as checkpoints
@@ -159,7 +160,8 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
 
         if is_foreign(model):
             return _foreign_input(load_model(model))
-        built, info = checkpoints.load(model)
+        with random_state_kept():
+            built, info = checkpoints.load(model)
         embedding: Any = built.patch_embed
         return _Input(
             Framing(embedding.img_size[0], info.model.crop_fraction),

@@ -23,12 +23,15 @@ from moeprobe.watching import Watcher
 # What checkpoints can be probed with: the kind of probe, and its view where it has no choice (or a usual one).
 PROBES: dict[str, tuple[str, str | None]] = {
     "match-ratio": ("match-ratio", "random_crop"),
+    "s-matrix": ("s-matrix", "random_crop"),
     "noise-sweep": ("sweep", "gaussian_noise"),
     "sweep": ("sweep", None),
     "confidence": ("confidence", CLEAN),
     "eval": ("eval", CLEAN),
 }
-_WITH_VIEW = ("match-ratio", "sweep")
+_WITH_VIEW = ("match-ratio", "s-matrix", "sweep")
+# Probes with options that a comparison does not have: theirs are given to the probe, and its folder is compared.
+_BY_RUN = ("contagion", "discontinuity", "fewshot", "analyze-trace")
 # Fields of Options that settle what is probed, by their names on the command line.
 _OF_THE_PROBE = {
     "split": "--split",
@@ -153,6 +156,11 @@ def probe_arguments(
         UserError: there is no such probe, or it takes no view or no severities.
     """
     name = probe or "match-ratio"
+    if name in _BY_RUN:
+        raise UserError(
+            f"{name} has options of its own, so it is run first: moeprobe {name} ... --out FOLDER, and then compared: "
+            "moeprobe compare FOLDER."
+        )
     if name not in PROBES:
         raise UserError(unknown("probe", name, PROBES))
     kind, usual = PROBES[name]

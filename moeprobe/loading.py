@@ -25,6 +25,7 @@ from moeprobe.errors import UserError
 from moeprobe.options import Options, checked, several
 from moeprobe.probes import Checkpoint
 from moeprobe.runs import TAKEN
+from moeprobe.seeds import random_state_kept
 from moeprobe.training import checkpoint as checkpoints
 from moeprobe.views._text import TextFraming
 from moeprobe.views.base import Framing, PairView, SeverityView
@@ -37,6 +38,7 @@ _LONGEST_NAME = 200
 
 
 @checked
+@random_state_kept()
 def load_model(
     source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
 ) -> Checkpoint:

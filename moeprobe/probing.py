@@ -52,7 +52,7 @@ def probe(
     """Run one of ``KINDS``.
 
     Args:
-        kind: which; discontinuity and fewshot have functions of their own.
+        kind: which, of those without a function of their own (``_APART``).
         models: checkpoints, loaded or by path.
         data: data set, ``name`` or ``name:location``; None = the one that the checkpoints were
             trained on.

@@ -6,6 +6,8 @@ every checkpoint (common random numbers), which is what makes comparisons betwee
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -23,3 +25,15 @@ def generator(seed: int, purpose: str, image_id: str = "", draw: int = 0) -> np.
 def torch_seed(seed: int, purpose: str, draw: int = 0) -> int:
     """Return a seed for ``torch.manual_seed`` that belongs to (seed, purpose, draw)."""
     return int(generator(seed, purpose, draw=draw).integers(2**63 - 1))
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave torch's global random state as it was: a model is initialized at random before its weights are read."""
+    import torch
+
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

@@ -62,8 +62,8 @@ def read(path: Path) -> Measured:
     request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
     if not (path / _IMAGES).is_file():
         raise UserError(
-            f"{path} holds no {_IMAGES}, which differences are computed from; it is a run of "
-            f"{request.get('kind')}: give the folder of a probe that measures (match-ratio, confidence, sweep, eval)."
+            f"{path} holds no {_IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
+            "the file is gone; give the folder of a probe that has written one."
         )
     check_regular(path / _IMAGES)
     try:

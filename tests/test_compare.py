@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moeprobe import api, comparing, gathering
+from moeprobe.asking import KINDS
 from moeprobe.errors import UserError
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
 from tests.commands import Trained, names_in, refused, run
@@ -178,6 +179,7 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         ("noise-sweep", ("--severities", "0,0.2"), {"top1_match_kappa", "prediction_agreement"}),
         ("sweep", ("--view", "affine", "--severities", "0.5"), {"top1_match_kappa", "accuracy"}),
         ("match-ratio", ("--view", "prc_crops"), {"top1_match_kappa"}),
+        ("s-matrix", (), {"s_diagonal", "prc_offdiagonal"}),
     ],
 )
 def test_every_probe_can_be_compared(
@@ -350,3 +352,13 @@ def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: P
     assert result.exit_code == 3 and "may be worse by 0.001 [" in result.output
     assert "name the metric: --fail-if-worse METRIC" in refused(*arguments, *narrow[2:])
     assert "takes a number above 0" in refused(*arguments, *gate, "--fail-unless-no-worse-than", 0)
+
+
+def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str, Path]) -> None:
+    assert "leave out --max-length" in refused("compare", probed["both"], "--max-length", 64)
+    for name in ("contagion", "fewshot", "discontinuity"):
+        said = refused("compare", *trained.values(), "--probe", name)
+        assert f"moeprobe {name} ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
+    # Each kind of probe is compared, directly or by its run.
+    comparable = {kind for kind, _ in gathering.PROBES.values()} | set(gathering._BY_RUN)
+    assert comparable == {kind for kind, analyses in KINDS.items() if analyses}

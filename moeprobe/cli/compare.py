@@ -24,7 +24,7 @@ def compare(
     probe: Annotated[
         str | None,
         typer.Option(
-            help="Of checkpoints: match-ratio (the default), noise-sweep, sweep, confidence or eval."
+            help="Of checkpoints: match-ratio (the default), s-matrix, noise-sweep, sweep, confidence or eval."
         ),
     ] = None,
     data: Annotated[
