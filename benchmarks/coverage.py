@@ -11,6 +11,7 @@ Axes: n images, P patches, E experts.
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ class World:
         reference, again = (_choose(rng, preferred) for _ in range(2))
         view = np.where(rng.random(reference.shape) < steady[:, None], reference, again)
         image, place = np.divmod(np.arange(reference.size), PATCHES)
-        trials = {
+        trials: dict[str, Any] = {
             "image": image,
             "reference": reference.ravel(),
             "view": view.ravel(),
