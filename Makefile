@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
+PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check fix bench reports clean
 
@@ -13,8 +16,10 @@ help: ## Show this list
 setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) (once): downloading and installing PyTorch and the rest takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@{ PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --disable-pip-version-check \
+		-e '.[dev]'; echo $$? > $(VENV)/.status; } | $(PROGRESS); exit $$(cat $(VENV)/.status)
 	@touch $@
 
 demo: setup ## Train V-MoE with and without PRC on digits, then measure their routing

@@ -78,9 +78,9 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most like this one, or with a part most like it; None if none is much like it."""
-    likeness, near = max(
-        ((_likeness(name, one), one) for one in known), default=(0.0, ""), key=lambda pair: pair[0]
-    )
+    # Of several with a part that is as much alike, the shortest.
+    candidates = ((_likeness(name, one), -len(one), one) for one in known)
+    likeness, _, near = max(candidates, default=(0.0, 0, ""))
     return near if likeness >= _LIKE else None
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from moeprobe.cli._app import app
 from moeprobe.records import RECORD
 
 Trained = dict[str, Path]
+# Seconds until something hangs: far more than anything takes on a machine with ten times the load.
+PATIENCE = 1800
 
 
 def run(*arguments: object) -> Result:
@@ -25,6 +28,27 @@ def shell(*arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]
     """Run a command in a process of its own, as a shell does."""
     command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **kwargs)
+
+
+@contextmanager
+def started(*arguments: object, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a process of its own, which does not outlive the test."""
+    command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a running process has written a file."""
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager

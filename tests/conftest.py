@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,16 +17,27 @@ from moeprobe._torchvision import mend
 mend()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Say how many golden comparisons ran: a skipped one is easily taken for a passed one."""
-    yield
-    ran = [r for r in terminalreporter.getreports("passed") if "golden" in r.keywords]
-    failed = [r for r in terminalreporter.getreports("failed") if "golden" in r.keywords]
-    skipped = [r for r in terminalreporter.getreports("skipped") if "golden" in r.keywords]
-    terminalreporter.write_line(
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say last of all how many golden comparisons ran, and what was not tested: a skip is easily taken for a pass."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    ran, failed, skipped = (
+        [report for report in reporter.getreports(outcome) if "golden" in report.keywords]
+        for outcome in ("passed", "failed", "skipped")
+    )
+    reporter.write_line(
         f"golden comparisons: {len(ran)} passed, {len(failed)} failed, {len(skipped)} skipped"
     )
+    reasons = Counter(_reason(report) for report in reporter.getreports("skipped"))
+    for reason, number in sorted(reasons.items()):
+        reporter.write_line(f"not tested ({number}): {reason}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped, and with the reason how it can be run."""
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_a_worse_metric_fails_and_a_better_one_passes(trained: Trained) -> None:
     ).output
     # What failed is told by all that tells it from the others of its metric.
     assert "(blocks.3, patches, null pooled)" in said and "(blocks.3, patches, null image)" in said
-    assert forth.exit_code == 0 and "passed; nothing of it is worse" in forth.output
+    assert forth.exit_code == 0 and "passed; it is worse nowhere" in forth.output
     back = run(
         "compare", *reversed(trained.values()), "--limit", 60, "--fail-if-worse", "top1_match_kappa", "--json"
     )

@@ -132,7 +132,17 @@ def test_sentences_in_the_words_of_python(typed: str, python: str) -> None:
     ],
 )
 def test_the_nearest_name(typed: str, meant: str | None) -> None:
-    names = ("softmax_token_choice", "soft_moe", "gaussian_noise", "brightness", "limit", "digits", "split")
+    names = (
+        "softmax_expert_choice",
+        "softmax_token_choice",
+        "soft_moe",
+        "embedding_noise",
+        "gaussian_noise",
+        "brightness",
+        "limit",
+        "digits",
+        "split",
+    )
     assert nearest(typed, names) == meant
 
 

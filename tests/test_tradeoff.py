@@ -3,9 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from moeprobe.tables import COLUMNS
 from moeprobe.tradeoff import TradeoffWatcher
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.training.loop import Trainer
-from tests.commands import Trained, refused, run
+from tests.commands import PATIENCE, Trained, refused, run, started, wait_for
 
 SWEEP = """
 base: digits-baseline
@@ -200,21 +197,16 @@ def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
 def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = SWEEP.replace("steps: 4", "steps: 600").replace("every: 2", "every: 5")
     sweep_file(tmp_path, text)
-    command = [sys.executable, "-m", "moeprobe", "tradeoff", "small.yaml", "--out", "out", "--device", "cpu"]
-    running = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
     state = tmp_path / "checkpoints" / "small" / CELLS[0] / "state.safetensors"
-    deadline = time.monotonic() + 120
-    while not state.exists() and time.monotonic() < deadline:
-        assert running.poll() is None
-        time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=120)
+    with started(*command, cwd=tmp_path) as running:
+        wait_for(state, running)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130, errors
     assert "Traceback" not in errors and state.exists()
     monkeypatch.chdir(tmp_path)
-    plan = json.loads(run(*command[3:], "--dry-run", "--json").stdout)
+    plan = json.loads(run(*command, "--dry-run", "--json").stdout)
     assert [cell["state"] for cell in plan["cells"]] == ["interrupted", *["to train"] * 3]
     assert plan["cells"][0]["steps"] < 600
     assert "unfinished training" in refused("tradeoff", state.parent, "--out", "x")

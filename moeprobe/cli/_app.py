@@ -119,7 +119,7 @@ app.command("paper")(paper.paper)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 importing = typer.Typer(
-    no_args_is_help=True, help="Make a checkpoint, or a trace, of moeprobe of another program's."
+    no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
 )
 importing.command("vmoe")(vmoe.import_vmoe)
 importing.command("swin-moe")(swin_moe.import_swin_moe)

@@ -176,7 +176,7 @@ def failures(found: "Comparison", metric: str, allowed: float | None = None) -> 
     if allowed is not None:
         asked += f" --fail-unless-no-worse-than {allowed:g}"
     if rows.empty:
-        what = "nothing of it is worse" if allowed is None else f"nothing of it is worse by {allowed:g}"
+        what = "it is worse nowhere" if allowed is None else f"it is worse by {allowed:g} nowhere"
         return f"{asked}: passed; {what}."
     said = []
     for _, row in rows.iterrows():

@@ -97,9 +97,11 @@ def correspond(
         first, second = (int(matched.sum()) for matched in item.matched)
         table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
     screen = console()
-    which = "View 1 covers less of the image (where both cover the same it is the clean or first one)"
     screen.print(
-        f"Images of {result.data}. {which}; its patches are the trials.", style="dim", soft_wrap=True
+        f"Images of {result.data}. View 1 is the one that shows less of the image, else the clean or first one. Each "
+        "of its patches has a partner if its center lies inside view 2.",
+        style="dim",
+        soft_wrap=True,
     )
     assert out is not None
     print_files(screen, out)

@@ -20,7 +20,7 @@ KINDS = (
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}.")],
+    kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}; none lists these.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations, keys, sweeps.
@@ -35,6 +35,9 @@ def listing(
     from moeprobe.cli._screen import console
     from moeprobe.errors import UserError
 
+    if not kind:
+        print(json_module.dumps(KINDS) if json else "\n".join(f"moeprobe list {name}" for name in KINDS))
+        return
     if kind not in KINDS:
         raise UserError(catalog.unknown("list", kind, KINDS))
     if kind == "keys":

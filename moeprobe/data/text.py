@@ -85,7 +85,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        raise UserError(f"{where[0].upper()}{where[1:]} is no JSON.") from None
+        raise UserError(f"{where[0].upper()}{where[1:]} is not JSON.") from None
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f'{where[0].upper()}{where[1:]} is no object with a string "text".')
     for key in ("id", "label"):

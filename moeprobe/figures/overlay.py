@@ -95,7 +95,7 @@ def key(overlays: Sequence[Overlay]) -> str:
         what = f"Color: {overlays[0].shows}"
     else:
         what = "C" + "; c".join(f"olor in {checkpoint}: {said}" for checkpoint, said in shown.items())
-    return f"{what}. Outlined: another one than in the clean image"
+    return f"{what}. Outlined: other than in the clean image"
 
 
 def moved(overlays: Sequence[Overlay]) -> str:

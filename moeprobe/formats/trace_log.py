@@ -163,7 +163,9 @@ def _parse(line: bytes, *, num_experts: int | None) -> _Row:
     for name, value in (("num_experts", most), ("num_prefix_tokens", prefix)):
         if value > _MOST:
             raise _Fault(f"{name} is at most {_MOST:,}; got {value:,}")
-    experts = _array(found, "experts", kinds="iu", dims=2, what="per token a list of experts, all as long")
+    experts = _array(
+        found, "experts", kinds="iu", dims=2, what="a list of experts for each token, all of the same length"
+    )
     tokens, top_k = experts.shape
     if tokens <= prefix or not 1 <= top_k <= most:
         raise _Fault(
@@ -198,7 +200,7 @@ def _fields(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise _Fault(f"this is no JSON ({error})") from None
+        raise _Fault(f"this is not JSON ({error})") from None
     except RecursionError:
         raise _Fault("its lists or objects are nested too deeply") from None
     if not isinstance(found, dict):

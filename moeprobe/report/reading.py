@@ -189,8 +189,14 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     if not os.path.lexists(sidecar):
         if (path / "run.json").is_file():
             raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
-        if any(path.glob("*/table.json")):
-            raise UserError(f"{path} is not a run but holds some; name them: {path}/*.")
+        within = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/table.json")]
+        # A comparison holds the run that it is made of.
+        runs = sorted(run for run in within if run.parent not in within)
+        if runs:
+            raise UserError(
+                f"{path} is not a run but holds {len(runs)}; name those to report, e.g. "
+                f"moeprobe report {' '.join(map(str, runs[:3]))}"
+            )
         raise UserError(f"{path} is not an output folder of moeprobe: it has no table.json.")
     content = read_sidecar(path)
     colours = content.get("colours", {})

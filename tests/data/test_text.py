@@ -49,7 +49,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str, line: str) -> N
         ("a.txt", b" \n\n", "holds no text"),
         ("a.txt", b"\xff\xfe", "not written in UTF-8"),
         ("a.csv", b"x", "a .txt .* or a .jsonl"),
-        ("a.jsonl", b'{"text": "x"}\n{"text"\n', "Line 2 of .* is no JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"text"\n', "Line 2 of .* is not JSON"),
         ("a.jsonl", b'["x"]', 'no object with a string "text"'),
         ("a.jsonl", b'{"text": 3}', 'no object with a string "text"'),
         ("a.jsonl", b'{"text": "x", "label": 0.5}', '"label" in line 1'),

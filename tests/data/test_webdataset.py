@@ -10,6 +10,7 @@ from PIL import Image
 
 from moeprobe.data.webdataset import Webdataset
 from moeprobe.errors import UserError
+from tests.commands import PATIENCE
 from tests.data.making import encoded, pixels, tar_shard, webdataset
 
 
@@ -144,7 +145,7 @@ def test_workers_forked_after_a_read_share_no_file_position(tmp_path: Path) -> N
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=60)
+        worker.join(timeout=PATIENCE)
     assert [worker.exitcode for worker in workers] == [0, 0]
 
 

@@ -96,7 +96,7 @@ def test_experts_may_be_told_for_all_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "this is no JSON"),
+        ("{", "this is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         (LINE | {"id": "\ud800"}, "id holds half a character"),
         (LINE | {"layer": "\ud800"}, "layer holds half a character"),
@@ -113,10 +113,10 @@ def test_experts_may_be_told_for_all_lines(tmp_path: Path) -> None:
         (LINE | {"num_experts": 6}, "token 2 has experts outside of -1 to 5"),
         (LINE | {"experts": [[3, 3]]}, "token 0 has one expert twice for a token"),
         (LINE | {"experts": [[-1, 3]]}, "token 0 has a choice after an absent one"),
-        (LINE | {"experts": [[3, 5], [0]]}, "experts takes per token a list of experts, all as long"),
-        (LINE | {"experts": [[3.0, 5.5]]}, "experts takes per token a list of experts"),
-        (LINE | {"experts": []}, "experts takes per token a list of experts"),
-        (LINE | {"experts": [[10**30, 5]]}, "experts takes per token a list of experts"),
+        (LINE | {"experts": [[3, 5], [0]]}, "experts takes a list of experts for each token, all of the same length"),
+        (LINE | {"experts": [[3.0, 5.5]]}, "experts takes a list of experts for each token"),
+        (LINE | {"experts": []}, "experts takes a list of experts for each token"),
+        (LINE | {"experts": [[10**30, 5]]}, "experts takes a list of experts for each token"),
         (LINE | {"num_experts": 1, "experts": [[0, -1]]}, "experts holds 1 tokens with 2 of 1 experts each"),
         (LINE | {"num_prefix_tokens": 3}, "more than the 3 prefix tokens are due"),
         (LINE | {"gates": [[0.6, 0.3]]}, "gates takes 3 × 2 numbers"),

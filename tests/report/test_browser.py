@@ -22,7 +22,7 @@ BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 REQUIRED = os.environ.get("MOEPROBE_REQUIRE_BROWSER") == "1"
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER) and not REQUIRED,
-    reason="there is no chromium and chromedriver; apt-get install chromium chromium-driver",
+    reason="the report in a browser: there is no chromium and chromedriver; apt-get install chromium chromium-driver",
 )
 PHONE, DESK = 390, 1280
 

@@ -21,7 +21,9 @@ def test_what_is_no_finished_run(tmp_path: Path) -> None:
     assert "There is no folder" in refused("report", tmp_path / "none", *out)
     (tmp_path / "foreign").mkdir()
     assert "is not an output folder of moeprobe" in refused("report", tmp_path / "foreign", *out)
-    assert f"name them: {tmp_path / 'runs'}/*" in refused("report", tmp_path / "runs", *out)
+    assert f"holds 1; name those to report, e.g. moeprobe report {run}" in refused(
+        "report", tmp_path / "runs", *out
+    )
     (tmp_path / "foreign" / "run.json").write_text("{}")
     assert "is not finished" in refused("report", tmp_path / "foreign", *out)
     assert "is given twice" in refused("report", run, run.parent / "." / run.name, *out)
@@ -186,3 +188,13 @@ def test_a_table_of_another_kind_is_kept_as_it_is(tmp_path: Path) -> None:
     assert read.table is None and read.images is None
     assert read.csvs["table.csv"].to_dict("records") == [{"what": "this", "how": "3"}]
     assert json.loads((run / "table.json").read_text())["request"]["kind"] == read.kind
+
+
+def test_a_folder_of_runs_is_told_how_to_name_them(tmp_path: Path) -> None:
+    for name in ("a", "b/c"):
+        write_run(tmp_path / "reports" / name)
+    with pytest.raises(UserError) as found:
+        read_runs([tmp_path / "reports"])
+    named = re.search(r"holds 2; name those to report, e\.g\. moeprobe report (.*)", found.value.sentence)
+    assert named is not None
+    assert len(read_runs(named[1].split())) == 2

@@ -3,15 +3,14 @@
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.commands import refused, run
+from tests.commands import PATIENCE, refused, run, started, wait_for
 
 CONFIG = """
 data: digits
@@ -23,7 +22,6 @@ batch_size: 16
 steps: 60
 evaluate_every: 6
 """
-PATIENCE = 120
 
 
 def train(folder: Path, *more: str) -> list[str]:
@@ -32,11 +30,9 @@ def train(folder: Path, *more: str) -> list[str]:
     return ["train", "--config", str(config), "--folder", str(folder), "--device", "cpu", *more]
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+def start(folder: Path, *more: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """Train in a process of its own, on one thread."""
-    command = [sys.executable, "-m", "moeprobe", *train(folder, *more)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    return started(*train(folder, *more), env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture
@@ -53,24 +49,20 @@ def one_thread() -> Iterator[None]:
 def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     """Two processes, one cut short and one that goes on, end where a run of this process ends."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    running = start(cut)
-    deadline = time.monotonic() + PATIENCE
-    while not (cut / "metrics.csv").exists() and time.monotonic() < deadline:
-        assert running.poll() is None
-        time.sleep(0.02)
-    time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=PATIENCE)
+    with start(cut) as running:
+        wait_for(cut / "metrics.csv", running)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130, errors
     assert "Traceback" not in errors
     assert (cut / "state.safetensors").exists() and not (cut / "finished.json").exists()
     lines = len((cut / "metrics.csv").read_text().splitlines())
     assert 1 < lines < 11, "the run was interrupted too late to tell"
 
-    resuming = start(cut, "--resume")
-    uninterrupted = run(*train(whole))
-    assert uninterrupted.exit_code == 0, uninterrupted.output
-    _, errors = resuming.communicate(timeout=PATIENCE)
+    with start(cut, "--resume") as resuming:
+        uninterrupted = run(*train(whole))
+        assert uninterrupted.exit_code == 0, uninterrupted.output
+        _, errors = resuming.communicate(timeout=PATIENCE)
     assert resuming.returncode == 0, errors
     for name in ("last.safetensors", "best.safetensors", "metrics.csv", "config.yaml"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
