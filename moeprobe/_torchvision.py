@@ -7,7 +7,7 @@ are looked up at import time is enough for the transforms and for timm, which ar
 ``mend()`` must run before timm or torchvision is imported; ``moeprobe doctor`` reports whether it was needed.
 """
 
-import importlib.util
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ def mend() -> bool:
 
 def _library_loads() -> bool:
     """Whether torchvision's own C++ library loads beside this torch; True where torchvision is not installed."""
-    spec = importlib.util.find_spec("torchvision")
+    spec = PathFinder.find_spec("torchvision")  # not by way of moeprobe's own finder
     if spec is None or spec.origin is None:
         return True
     libraries = sorted(Path(spec.origin).parent.glob("_C.*"))

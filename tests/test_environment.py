@@ -79,3 +79,9 @@ def test_a_backend_of_matplotlib_that_there_is_not() -> None:
     result = python("import moeprobe.figures")
     assert "UserError: matplotlib cannot be imported" in result.stderr
     assert "MPLBACKEND" in result.stderr
+
+
+def test_whoever_imports_torchvision_after_moeprobe_gets_one_that_works() -> None:
+    code = "import moeprobe, sys; assert 'torch' not in sys.modules; import torchvision.transforms; print('fits')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "fits\n"), result.stderr
