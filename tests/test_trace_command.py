@@ -80,6 +80,9 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "1 requests, layers blocks.3: 2 tokens in all layers" in result.output
     assert "exists; add --overwrite" in refused("import", "trace", log, trace, "--num-experts", 8)
+    (tmp_path / "mine.parquet").write_text("mine")
+    said = refused("import", "trace", log, tmp_path / "mine.parquet", "--num-experts", 8, "--overwrite")
+    assert "replaces traces alone" in said and (tmp_path / "mine.parquet").read_text() == "mine"
     assert "end its name in .parquet" in refused("import", "trace", log, tmp_path / "t", "--num-experts", 8)
     assert "There is no log" in refused("import", "trace", tmp_path / "no.jsonl", trace, "--overwrite")
     again = run(

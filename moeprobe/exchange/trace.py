@@ -1,5 +1,6 @@
 """Make a routing trace of a server's log."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from moeprobe.characters import is_unicode
 from moeprobe.errors import UserError
 from moeprobe.formats.trace import is_ordered, metadata, writing
 from moeprobe.formats.trace_log import Log
+from moeprobe.formats.trace_reading import TraceFile
 from moeprobe.options import checked
 from moeprobe.watching import Watcher, watching
 
@@ -54,8 +56,15 @@ def import_trace(
     log, path = Path(log), Path(path)
     if path.suffix != ".parquet":
         raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} exists; add --overwrite to replace it.")
+    if os.path.lexists(path):
+        if not overwrite:
+            raise UserError(f"{path} exists; add --overwrite to replace it.")
+        try:
+            TraceFile(path)
+        except UserError as error:
+            raise UserError(
+                f"--overwrite replaces traces alone; move {path} away or choose another name ({error})."
+            ) from None
     if num_experts is not None and num_experts < 1:
         raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
     about = {"name": name or path.stem, "sha256": None}

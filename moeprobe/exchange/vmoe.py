@@ -1,6 +1,7 @@
 """V-MoE's checkpoints into moeprobe's, and back."""
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from moeprobe.errors import UserError
 from moeprobe.exchange._common import Unseen, check_folder, class_names, model_config, save
 from moeprobe.exchange.vmoe_architecture import infer
 from moeprobe.exchange.vmoe_names import Architecture, parameters, to_state_dict
+from moeprobe.files import read_json, write_json
 from moeprobe.formats.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.formats.vmoe import read_vmoe
-from moeprobe.formats.vmoe_writing import held, write_vmoe
+from moeprobe.formats.vmoe_writing import held, index_path, shard_path, write_vmoe
 from moeprobe.nn.build import build_model, is_ours
 from moeprobe.nn.capture import moe_layers
 from moeprobe.options import checked
+from moeprobe.records import RECORD
 from moeprobe.training import checkpoint
 from moeprobe.watching import Watcher, watching
 
@@ -188,6 +191,12 @@ def export_vmoe(
         raise UserError(
             f"{held(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
         )
+    earlier = _recorded(prefix)
+    if foreign := [path for path in held(prefix) if path.name not in earlier]:
+        raise UserError(
+            f"{foreign[0]} was not exported by moeprobe, and --overwrite replaces nothing else; move it away, or "
+            "choose another prefix."
+        )
     info, tensors = checkpoint.read_info(source)
     if not is_ours(info.model.name):
         raise UserError(
@@ -222,12 +231,28 @@ def export_vmoe(
         return _array(row.layout.to_theirs(tensors[row.ours], sizes)[part])
 
     shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in places.items()}
+    # Before they are there, so that they are known after a crash.
+    names = [index_path(prefix).name, *(shard_path(prefix, shard, shards).name for shard in range(shards))]
+    write_json(_record(prefix), sorted({*earlier, *names}))
     files = write_vmoe(prefix, shapes, array, shards=shards)
+    write_json(_record(prefix), sorted(names))
     return Exported(
         files=tuple(files),
         parameters=sum(math.prod(shape) for shape, _ in shapes.values()),
         nbytes=sum(file.stat().st_size for file in files),
     )
+
+
+def _record(prefix: Path) -> Path:
+    """Return where the names of the files of an export are kept: those that ``--overwrite`` may replace."""
+    return prefix.with_name(f".{prefix.name}{RECORD}")
+
+
+def _recorded(prefix: Path) -> set[str]:
+    if not os.path.lexists(_record(prefix)):
+        return set()
+    names = read_json(_record(prefix))
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:

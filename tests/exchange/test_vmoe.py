@@ -250,6 +250,12 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
     export_vmoe(tmp_path / "c", tmp_path / "out")
     with pytest.raises(UserError, match="is there already; add overwrite=True"):
         export_vmoe(tmp_path / "c", tmp_path / "out", shards=2)
+    files = export_vmoe(tmp_path / "c", tmp_path / "out", shards=2, overwrite=True).files
+    assert sorted(tmp_path.glob("out.*")) == sorted(files)
+    before = {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")}
+    with pytest.raises(UserError, match="was not exported by moeprobe"):
+        export_vmoe(tmp_path / "c", source, overwrite=True)
+    assert {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")} == before
     with pytest.raises(UserError, match="is a folder; give the beginning"):
         export_vmoe(tmp_path / "c", tmp_path)
     with pytest.raises(UserError, match=r"1 to 99,999 shards; got 0"):
