@@ -122,7 +122,7 @@ def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
     ]
     assert "noise floor (arithmetic)" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert "25 images" in words(figure)
-    shown = command(*arguments).output
+    shown = command(*arguments, "--full").output
     assert "Noise floor: top-1 match of 25 clean images with themselves" in shown and "bfloat16" in shown
 
 

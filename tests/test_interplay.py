@@ -209,7 +209,7 @@ def test_regions_are_called_by_their_names(trained: Trained) -> None:
         "--fail-if-worse",
         "top1_match",
     )
-    shown = run(*arguments).output
+    shown = run(*arguments, "--full").output
     assert "foreground patches" in shown and shown.count("CLS") == 2  # its table and its sentence
 
 

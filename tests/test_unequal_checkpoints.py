@@ -77,7 +77,14 @@ def test_a_checkpoint_keeps_its_colour_in_every_panel(others: Trained) -> None:
 
 def test_the_screen_leaves_cells_empty_rather_than_shifting_them(others: Trained) -> None:
     result = run(
-        "match-ratio", others["baseline"], others["middle"], "--limit", 22, "--layers", "blocks.1,blocks.3"
+        "match-ratio",
+        others["baseline"],
+        others["middle"],
+        "--limit",
+        22,
+        "--layers",
+        "blocks.1,blocks.3",
+        "--full",
     )
     lines = [
         line for line in result.output.splitlines() if "top-2 match  " in line or "top-2 match │" in line

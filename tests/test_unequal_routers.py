@@ -35,7 +35,9 @@ def kinds(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Trained
 def probed(kinds: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
     """Each probe of the two side by side: its folder, and what it printed."""
     root, found = tmp_path_factory.mktemp("probed"), {}
-    for command in (("match-ratio",), ("noise-sweep", "--sigmas", "0,0.2"), ("overlay", "--count", "2")):
+    for command in (
+        ("match-ratio", "--full"), ("noise-sweep", "--full", "--sigmas", "0,0.2"), ("overlay", "--count", "2"),
+    ):  # fmt: skip
         out = root / command[0]
         result = run(command[0], *kinds.values(), *command[1:], *IMAGES, "--out", out)
         assert result.exit_code == 0, result.output

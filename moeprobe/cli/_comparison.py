@@ -29,9 +29,12 @@ def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     return shown.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
 
 
-def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
-    """Return a table per metric: a line per layer, severity and pair."""
+def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) -> list[Table]:
+    """Return a table per metric: a line per layer, severity and pair; without ``full`` of what is read first alone."""
     shown = _headlines(table, extra)
+    if not full:
+        first = shown["metric"].iloc[0]
+        shown = shown[shown["metric"].isin([first, extra])]
     if shown["severity"].notna().any():
         first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
         shown = shown[shown["metric"].isin([f"{first}_kappa", *COMPARED_ALONG_SEVERITIES, extra])]

@@ -58,6 +58,9 @@ Gates = Annotated[
 ]
 Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
 File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print all that was measured, not the verdict and the headlines alone.")
+]
 OutOfFigures = Annotated[
     Path | None, typer.Option(help="Folder for the figures and their table; required unless --json.")
 ]

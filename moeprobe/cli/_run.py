@@ -18,7 +18,7 @@ def run(
     checkpoints: Sequence[str],
     common: Common,
     *,
-    show: Callable[[Result], list[Table]],
+    show: Callable[[Result], Sequence[Table | str]],
     timed: bool = False,
     **arguments: Any,
 ) -> None:

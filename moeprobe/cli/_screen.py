@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ class Bar(Watcher):
 
 
 def print_result(
-    result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], list[Table]]
+    result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], Sequence[Table | str]]
 ) -> None:
     """Print the tables of a result and where its files lie, or all of it as JSON."""
     if as_json:
@@ -87,8 +87,8 @@ def print_result(
         )
         return
     screen = console()
-    for table in show(result):
-        screen.print(table)
+    for part in show(result):
+        screen.print(part, soft_wrap=isinstance(part, str))
     screen.print(footing(result), style="dim", soft_wrap=True)
     print_warnings(screen, result.sidecar)
     if out is None:

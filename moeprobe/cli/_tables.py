@@ -1,6 +1,7 @@
 """Result tables for the screen: what is read first. Every line stands in table.csv."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from moeprobe.runs import Result
 
 
-def side_by_side(result: "Result", *, title: str) -> list[Table]:
+def side_by_side(
+    result: "Result", *, title: str, only: Collection[tuple[str, str]] | None = None
+) -> list[Table]:
     """Return one table: a line per layer and metric, a column per checkpoint, the differences last.
 
-    Numbers about single experts are too many for a screen.
+    Numbers about single experts are too many for a screen. ``only`` are (metric, null), of patches, tokens of texts and
+    the output; None = what is read first of all tokens.
     """
-    result = _of_all_experts(result)
+    result = of_all_experts(result)
     checkpoints = list(dict.fromkeys(result.table["checkpoint"]))
     table = Table(title=title, title_justify="left", title_style="bold")
     stacked = console().width < 42 + 26 * (2 * len(checkpoints) - 1)
@@ -50,9 +54,14 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
             table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
     medium = medium_of(result.table["tokens"])
-    first = _agreement(result.table)
+    first = first_agreement(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
-    wanted = pd.Series([read_first(*name, first=first) for name in named], index=result.table.index)
+    wanted = pd.Series(
+        [read_first(*name, first=first) if only is None else name in only for name in named],
+        index=result.table.index,
+    )
+    if only is not None:
+        wanted &= result.table["tokens"].isin([*ORDINARY, ""])
     shown = by_first_seen(result.table[wanted], ("layer", "tokens"))
     differences = (
         pd.DataFrame(columns=[*keys, "checkpoint"]) if result.comparison is None else result.comparison
@@ -60,6 +69,7 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
     of_line = dict(tuple(differences.groupby(keys, sort=False)))
     previous = None
     for key, rows in shown.groupby(keys, sort=False):
+        _, _, metric, null = key
         cells = _cells(rows, checkpoints, signed=False, stacked=stacked)
         if len(differences):
             cells += _cells(of_line.get(key, differences[:0]), checkpoints[1:], signed=True, stacked=stacked)
@@ -67,12 +77,12 @@ def side_by_side(result: "Result", *, title: str) -> list[Table]:
         if previous is not None and previous != place:
             table.add_section()
         names = place if previous != place else ("", "")
-        table.add_row(*(names if of_layers else ()), label(*key[2:], medium), *cells)
+        table.add_row(*(names if of_layers else ()), label(metric, null, medium), *cells)
         previous = place
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
 
-def _of_all_experts(result: "Result") -> "Result":
+def of_all_experts(result: "Result") -> "Result":
     """Return a result without the numbers about single experts."""
     tables = [
         None if table is None else table[table["expert"].isna()]
@@ -81,7 +91,7 @@ def _of_all_experts(result: "Result") -> "Result":
     return dataclasses.replace(result, table=tables[0], comparison=tables[1])
 
 
-def _agreement(table: pd.DataFrame) -> str:
+def first_agreement(table: pd.DataFrame) -> str:
     """Return the agreement that is read first."""
     return agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
@@ -94,30 +104,30 @@ def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked:
 
 def along_severity(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer and one of the output: a line per checkpoint and severity."""
-    result = _of_all_experts(result)
+    result = of_all_experts(result)
     floor = _floor_table(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
-    columns = sweep_routing(_agreement(result.table), medium_of(result.table["tokens"]))
+    columns = sweep_routing(first_agreement(result.table), medium_of(result.table["tokens"]))
     for layer, rows in patches.groupby("layer", sort=False):
-        tables += _severity_tables(
+        tables += severity_tables(
             result, rows, columns, f"{title}: {layer}, {medium_of(rows['tokens']).tokens}"
         )
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
-        tables += _severity_tables(result, output, SWEEP_OUTPUT, f"{title}: output")
+        tables += severity_tables(result, output, SWEEP_OUTPUT, f"{title}: output")
     if (output["metric"] == "class_probability_switching").any():
         gates = result.sidecar["request"]["replayed_gates"]
         for name, columns in ATTRIBUTION.items():
-            tables += _severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
+            tables += severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
     return [*tables, *floor]
 
 
 def _floor_table(result: "Result") -> list[Table]:
     """Return a table of how far the clean images match themselves; none where that was not measured."""
-    first = _agreement(result.table)
+    first = first_agreement(result.table)
     rows = result.table[(result.table["metric"] == first) & result.table["tokens"].isin(ORDINARY)]
     rows = rows[rows["view"].isin(FLOORS)]
     if rows.empty:
@@ -137,7 +147,7 @@ def _floor_table(result: "Result") -> list[Table]:
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer: kappa by what the patches show; none where that is not known."""
-    first = _agreement(result.table)
+    first = first_agreement(result.table)
     columns = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
 
     def regional(table: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +163,7 @@ def _by_region(result: "Result", *, title: str) -> list[Table]:
     return [
         table
         for layer, rows in shown.table.groupby("layer", sort=False)
-        for table in _severity_tables(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
+        for table in severity_tables(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
     ]
 
 
@@ -161,7 +171,7 @@ def _by_region(result: "Result", *, title: str) -> list[Table]:
 _PLACE, _INTERVAL = 34, 21
 
 
-def _severity_tables(
+def severity_tables(
     result: "Result", rows: pd.DataFrame, columns: tuple[tuple[str, str, str], ...], title: str
 ) -> list[Table]:
     """Return the columns that were measured, in as many tables as a narrow window takes."""

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from moeprobe.cli._early import check_traces
-from moeprobe.cli._options import command_line, names
+from moeprobe.cli._options import Full, command_line, names
 
 
 def analyze_trace(
@@ -26,6 +26,7 @@ def analyze_trace(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
     ] = False,
+    full: Full = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Confidence, load and match of recorded routing, without the model.
@@ -38,7 +39,7 @@ def analyze_trace(
     from moeprobe import api
     from moeprobe.analyzing import along_a_severity, labelled, steps_alone
     from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._tables import along_severity, side_by_side
+    from moeprobe.cli._short import along_severity, side_by_side
 
     with Bar("inputs") as bar:
         result = api.analyze_trace(
@@ -55,8 +56,8 @@ def analyze_trace(
         out=out,
         as_json=json,
         show=lambda found: (
-            along_severity(steps_alone(found), title="Recorded routing")
+            along_severity(steps_alone(found), title="Recorded routing", full=full)
             if along_a_severity(found)
-            else side_by_side(labelled(found), title="Recorded routing")
+            else side_by_side(labelled(found), title="Recorded routing", full=full)
         ),
     )

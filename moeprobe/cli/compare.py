@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Common, numbers, probe
+from moeprobe.cli._options import Common, Full, numbers, probe
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison
@@ -57,6 +57,7 @@ def compare(
             help="With --fail-if-worse: exit with 3 unless the metric is shown to be worse by less than this anywhere.",
         ),
     ] = None,
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -91,12 +92,12 @@ def compare(
             options=options,
             watcher=bar,
         )
-    _show(found, common, options.out, fail_if_worse)
+    _show(found, common, options.out, fail_if_worse, full=full)
     if len(found.failures):
         raise typer.Exit(FAILED)
 
 
-def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str | None) -> None:
+def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool) -> None:
     import json
     from pathlib import Path
 
@@ -114,10 +115,10 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
         print(json.dumps(content, ensure_ascii=False))
         return
     screen = console()
-    for table in tables(found.table, extra=fail_if_worse):
-        screen.print(table)
     for text in sentences(found, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
+    for table in tables(found.table, extra=fail_if_worse, full=full):
+        screen.print(table)
     screen.print(footing(found), style="dim")
     print_warnings(screen, found.sidecar)
     if fail_if_worse is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
 
 
 @partial(probe, group_images=4)
@@ -15,6 +15,7 @@ def contagion(
     share: Annotated[
         float, typer.Option(help="Share of an image's patches that are exchanged, between 0 and 1.")
     ] = 0.25,
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -29,7 +30,7 @@ def contagion(
     from moeprobe import api
     from moeprobe.cli._run import print_plan
     from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._tables import side_by_side
+    from moeprobe.cli._short import side_by_side
 
     options = common.options()
     if common.dry_run:
@@ -42,5 +43,8 @@ def contagion(
         f"Tokens that change experts: groups of {options.group_images}, {share:.0%} of the patches exchanged"
     )
     print_result(
-        result, out=options.out, as_json=common.json, show=lambda found: side_by_side(found, title=title)
+        result,
+        out=options.out,
+        as_json=common.json,
+        show=lambda found: side_by_side(found, title=title, full=full),
     )

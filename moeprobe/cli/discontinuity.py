@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, File, names, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, File, Full, names, probe
 
 if TYPE_CHECKING:
     from moeprobe.runs import Result
@@ -26,6 +26,7 @@ def discontinuity(
     ] = None,
     file: File = None,
     count: Annotated[int, typer.Option(help="How many of the images are drawn.")] = 3,
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -38,7 +39,7 @@ def discontinuity(
     from moeprobe import api
     from moeprobe.cli._run import print_plan
     from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._tables import side_by_side
+    from moeprobe.cli._short import side_by_side
 
     options = common.options()
     asked: dict[str, Any] = {
@@ -55,7 +56,7 @@ def discontinuity(
         found.result,
         out=options.out,
         as_json=common.json,
-        show=lambda result: side_by_side(result, title=_title(result)),
+        show=lambda result: side_by_side(result, title=_title(result), full=full),
     )
 
 

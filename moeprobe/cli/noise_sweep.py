@@ -9,6 +9,7 @@ from moeprobe.cli._options import (
     Checkpoints,
     Common,
     Data,
+    Full,
     Gates,
     attribution,
     numbers,
@@ -26,6 +27,7 @@ def noise_sweep(
     ] = None,
     attribute: Attribute = False,
     gates: Gates = "recomputed",
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -34,13 +36,13 @@ def noise_sweep(
     Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2 --attribute`
     """
     from moeprobe.cli._run import run
-    from moeprobe.cli._tables import along_severity
+    from moeprobe.cli._short import along_severity
 
     run(
         "sweep",
         checkpoints,
         common,
-        show=lambda result: along_severity(result, title="gaussian_noise"),
+        show=lambda result: along_severity(result, title="gaussian_noise", full=full),
         data=data,
         attribute=attribution(attribute, gates),
         view="gaussian_noise",

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, probe
+from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
 
 
 @probe
@@ -14,6 +14,7 @@ def s_matrix(
     view: Annotated[
         str, typer.Option(help="A view that makes pairs; see: moeprobe list views.")
     ] = "random_crop",
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -25,13 +26,15 @@ def s_matrix(
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """
     from moeprobe.cli._run import run
-    from moeprobe.cli._tables import side_by_side
+    from moeprobe.cli._short import side_by_side
 
     run(
         "s-matrix",
         checkpoints,
         common,
-        show=lambda result: side_by_side(result, title=f"Correlation of paired gates, view {view}"),
+        show=lambda result: side_by_side(
+            result, title=f"Correlation of paired gates, view {view}", full=full
+        ),
         data=data,
         view=view,
     )

@@ -9,6 +9,7 @@ from moeprobe.cli._options import (
     Checkpoints,
     Common,
     Data,
+    Full,
     Gates,
     attribution,
     numbers,
@@ -26,6 +27,7 @@ def sweep(
     ] = None,
     attribute: Attribute = False,
     gates: Gates = "recomputed",
+    full: Full = False,
     *,
     common: Common,
 ) -> None:
@@ -34,13 +36,13 @@ def sweep(
     Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
     """
     from moeprobe.cli._run import run
-    from moeprobe.cli._tables import along_severity
+    from moeprobe.cli._short import along_severity
 
     run(
         "sweep",
         checkpoints,
         common,
-        show=lambda result: along_severity(result, title=view),
+        show=lambda result: along_severity(result, title=view, full=full),
         data=data,
         attribute=attribution(attribute, gates),
         view=view,

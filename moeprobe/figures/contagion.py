@@ -28,9 +28,8 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     """
     patches = table[table["tokens"] == "patch"]
     measured = set(patches["metric"])
-    numbers = [name for name in _NUMBERS if f"{name}_distance" in measured]
-    still = [name for name in numbers if _never_changes(patches, name)]
-    numbers = [name for name in numbers if name not in still]
+    still = unchanged(table)
+    numbers = [name for name in _NUMBERS if f"{name}_distance" in measured and name not in still]
     if not numbers:
         return {}
     # Where every expert has a share of every token there is no choice to change.
@@ -57,10 +56,15 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     return {"contagion": _parts.finish(figure, drawn, title=title, notes=notes)}
 
 
-def _never_changes(patches: pd.DataFrame, name: str) -> bool:
-    """Whether nothing changes by exchanging this, in any image."""
-    rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
-    return bool((rows[["value", "ci_high"]].fillna(0) == 0).all(axis=None))
+def unchanged(table: pd.DataFrame) -> list[str]:
+    """Return the numbers of patches that are 0 in every image: nothing changes by exchanging this."""
+    patches = table[table["tokens"] == "patch"]
+    found = []
+    for name in _NUMBERS:
+        rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
+        if len(rows) and bool((rows[["value", "ci_high"]].fillna(0) == 0).all(axis=None)):
+            found.append(name)
+    return found
 
 
 def zeros(names: Sequence[str]) -> str:

@@ -133,6 +133,24 @@ class Run:
         return self.sidecar.get("checkpoints", {})
 
 
+def in_memory(table: pd.DataFrame, comparison: pd.DataFrame | None, sidecar: dict[str, Any]) -> Run:
+    """Return a run as it would be read back, of what has just been measured; without files and figures."""
+
+    def read(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(draw=["" if pd.isna(draw) else str(draw) for draw in rows["draw"]])
+
+    return Run(
+        label="",
+        sidecar=sidecar,
+        csvs={},
+        files={},
+        table=read(table),
+        comparison=None if comparison is None else read(comparison),
+        pictures=[],
+        frames={},
+    )
+
+
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     """Read finished runs, in the order given.
 

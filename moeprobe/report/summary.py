@@ -161,26 +161,30 @@ def _warnings(run: Run) -> list[str]:
 
 def _sentences(run: Run) -> list[str]:
     """Return for each headline what can be said of the differences, then the values that no difference has told."""
+    return [sentence for found in find(run) for sentence in sentences_of(run, found)]
+
+
+def sentences_of(run: Run, found: Found) -> list[str]:
+    """Return what can be said of one headline: its differences, then the values that no difference has told."""
     sentences = []
-    for found in find(run):
-        rows = {row["checkpoint"]: row for row in found.rows[found.headline.which]}
-        place, told = _place(run, found), set[str]()
-        for row in found.differences[found.headline.which]:
-            pair = rows[row["checkpoint"]], rows[row["reference"]]
-            if "collapsed" not in {side["flag"] for side in pair}:
-                sentences.append(f"{place}, {difference(row, *pair, noun=found.headline.noun)}")
-                told |= {side["checkpoint"] for side in pair}
-        rest = [row for name, row in rows.items() if name not in told]
-        steady = [row for row in rest if row["flag"] != "collapsed"]
-        if steady:
-            values = "; ".join(f"{row['checkpoint']} {interval(row)}{_beside(found, row)}" for row in steady)
-            sentences.append(f"{place}, the {found.headline.noun} is: {values}.")
-        sentences += [
-            f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
-            f"{_raw(found, row)} says nothing about how steady it is, and κ does not exist."
-            for row in rest
-            if row["flag"] == "collapsed"
-        ]
+    rows = {row["checkpoint"]: row for row in found.rows[found.headline.which]}
+    place, told = _place(run, found), set[str]()
+    for row in found.differences[found.headline.which]:
+        pair = rows[row["checkpoint"]], rows[row["reference"]]
+        if "collapsed" not in {side["flag"] for side in pair}:
+            sentences.append(f"{place}, {difference(row, *pair, noun=found.headline.noun)}")
+            told |= {side["checkpoint"] for side in pair}
+    rest = [row for name, row in rows.items() if name not in told]
+    steady = [row for row in rest if row["flag"] != "collapsed"]
+    if steady:
+        values = "; ".join(f"{row['checkpoint']} {interval(row)}{_beside(found, row)}" for row in steady)
+        sentences.append(f"{place}, the {found.headline.noun} is: {values}.")
+    sentences += [
+        f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
+        f"{_raw(found, row)} says nothing about how steady it is, and κ does not exist."
+        for row in rest
+        if row["flag"] == "collapsed"
+    ]
     return sentences
 
 
