@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+import numpy as np
 import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.analyses.correspond import correspond as pair_up
+from moeprobe.analyses.overlay import shown_experts
 from moeprobe.applicability import check_images
 from moeprobe.data.base import Dataset
 from moeprobe.errors import UserError
@@ -35,6 +40,8 @@ from moeprobe.watching import Watcher, watching
 
 # The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
 IMAGE_SIZE, PATCH_SIZE = 224, 32
+# Lines of an image that an eye can follow.
+LINES = 16
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,13 @@ class CorrespondResult:
     files: list[Path]
     data: str
     title: str
+    lines: int
 
     def plot(self) -> Figures:
         """Return the figure; nothing is written."""
         from moeprobe.figures.correspond import draw
 
-        return Figures(correspond=draw(self.pairs, title=self.title))
+        return Figures(correspond=draw(self.pairs, title=self.title, lines=self.lines))
 
     def __repr__(self) -> str:
         return one_line("CorrespondResult", {"images": len(self.pairs), "files": len(self.files)})
@@ -64,13 +72,15 @@ class CorrespondResult:
 class _Input:
     """What a model takes: how an image is brought to its size, and the patches.
 
-    ``source`` says whose it is, ``origins`` what that one was trained on; none without a checkpoint.
+    ``source`` says whose it is, ``origins`` what that one was trained on, ``model`` is itself; none without a
+    checkpoint.
     """
 
     framing: Framing
     grid: PatchGrid
     source: dict[str, Any]
     origins: tuple[Origin, ...] = ()
+    model: Checkpoint | None = None
 
 
 @checked
@@ -83,6 +93,7 @@ def correspond(
     count: int = 4,
     view: str = "random_crop",
     severity: float | None = None,
+    lines: int = LINES,
     image_size: int | None = None,
     patch_size: int | None = None,
     options: Options | None = None,
@@ -92,13 +103,15 @@ def correspond(
     """Show which patches of two views of an image correspond. The views are those that a probe would draw.
 
     Args:
-        model: checkpoint that says the size of the input and of a patch; it is not run.
+        model: checkpoint that says the size of the input and of a patch, and whose experts color the lines: those of
+            its last MoE layer.
         data: data set, used unless ``files`` are given; None = the one that the checkpoint was trained on.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.
         view: a view; one that makes pairs is compared with itself, one with a severity with the clean image.
         severity: makes it the second kind.
+        lines: pairs of an image that are joined by a line, at most; ``table`` holds all.
         image_size: side of the input in pixels, without a checkpoint; None = 224.
         patch_size: side of a patch in pixels, without a checkpoint; None = 32.
         options: of these count split, seed, out, overwrite, command; ``changes`` are applied to them by name.
@@ -113,6 +126,8 @@ def correspond(
     watcher = watching(watcher)
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
+    if lines < 1:
+        raise UserError(f"Draw at least one line per image; got {lines}.")
     taken = _input(model, image_size, patch_size)
     data = data_of(taken.origins, data, files=files)
     opened = None if files else open_images(data, split=options.split)
@@ -140,7 +155,9 @@ def correspond(
         table = pair_table(found)
         written: list[Path] = []
         strength = f" at severity {severity:g}" if severity is not None else ""
-        result = CorrespondResult(found, table, written, data, f"Corresponding patches: {view}{strength}")
+        result = CorrespondResult(
+            found, table, written, data, f"Corresponding patches: {view}{strength}", lines
+        )
         if folder is not None:
             for name, figure in result.plot().items():
                 written += save(figure, folder.path / "figures" / name)
@@ -168,6 +185,7 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
             PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0]),
             {"checkpoints": {info.name: {"sha256": info.hash}}},
             (make_origin(info.name, {"path": info.path, "training": info.training}),),
+            load_model(model),
         )
     size = IMAGE_SIZE if image_size is None else image_size
     patch = PATCH_SIZE if patch_size is None else patch_size
@@ -184,7 +202,7 @@ def _foreign_input(model: Checkpoint) -> _Input:
     grid = list(routing.layers.values())[-1].grid
     assert grid is not None
     source = {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
-    return _Input(model.framing, grid, source, (origin_of(model),))
+    return _Input(model.framing, grid, source, (origin_of(model),), model)
 
 
 def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Probe:
@@ -220,7 +238,20 @@ def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
         to_source=(reference.to_source, view.to_source),
         source_size=example.image.size,
         grid=taken.grid,
+        experts=_experts(taken, [reference.pixels, view.pixels]),
     )
+
+
+def _experts(taken: _Input, pixels: Sequence[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return the expert of each patch ``(P,)`` of both views, in the last MoE layer of that grid; None without one."""
+    if taken.model is None:
+        return None
+    _, routing = taken.model.model.trace(torch.stack(list(pixels)), logits=False)
+    layers = [layer for layer in routing.layers.values() if layer.grid == taken.grid]
+    if not layers:
+        return None
+    first, second = (shown_experts(layers[-1], side)[layers[-1].num_prefix_tokens :] for side in range(2))
+    return first, second
 
 
 def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:

@@ -8,12 +8,16 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
 from moeprobe import api
 from moeprobe.figures import correspond as figure_of
+from moeprobe.geometry import PatchGrid
+from moeprobe.palette import COLOURS
 from tests.commands import Trained, refused, run
+from tests.drawn import words
 
 
 @pytest.fixture
@@ -115,6 +119,7 @@ def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
     assert "--file" in refused("correspond", photo, "--json")
     assert "There is no image 'x' in digits" in refused("correspond", *digits, "--images", "x", "--json")
     assert "must be positive" in refused("correspond", *digits, "--count", 0, "--json")
+    assert "at least one line" in refused("correspond", *digits, "--lines", 0, "--json")
     assert "Did you mean 'random_crop'" in refused("correspond", *digits, "--view", "random_crops", "--json")
     assert run("correspond").exit_code == 2
 
@@ -123,7 +128,7 @@ def test_the_picture_shows_every_pair() -> None:
     shown = api.correspond(
         data="digits", view="random_crop", count=3, image_size=96, patch_size=16, seed=1
     ).pairs
-    figure = figure_of.draw(shown, title="t")
+    figure = figure_of.draw(shown, title="t", lines=36)
     assert any((item.partner < 0).any() for item in shown)
     for axes, item in zip(figure.axes, shown, strict=True):
         matched = np.flatnonzero(item.partner >= 0)
@@ -151,3 +156,52 @@ def test_neighbours_differ_in_colour() -> None:
             if (down, right) != (0, 0)
         }
         assert to_hex(figure_of.colour(row, column)) not in around
+
+
+def segments(figure: Figure) -> list[LineCollection]:
+    return [part for axes in figure.axes for part in axes.collections if isinstance(part, LineCollection)]
+
+
+@pytest.mark.parametrize("side", [4, 7, 14, 24])
+def test_few_lines_are_spread_evenly(side: int) -> None:
+    grid = PatchGrid(side, side, 8)
+    partner = np.arange(side * side)
+    partner[:side] = -1
+    chosen = figure_of.spread(partner, grid, 16)
+    assert len(set(chosen)) == min(16, side * (side - 1)) and chosen == figure_of.spread(partner, grid, 16)
+    assert all(partner[patch] >= 0 for patch in chosen)
+    # Each quarter of the rest has some.
+    rows, columns = np.divmod(chosen, side)
+    for top in (rows < (side + 1) / 2, rows >= (side + 1) / 2):
+        for left in (columns < side / 2, columns >= side / 2):
+            assert (top & left).sum() >= 2
+
+
+def test_lines_of_a_fine_grid_are_few_and_the_table_holds_all() -> None:
+    found = api.correspond(data="digits", view="random_crop", count=1, image_size=192, patch_size=8, lines=12)
+    (lines,) = segments(found.plot()["correspond"])
+    assert len(lines.get_segments()) == 12 < (found.pairs[0].partner >= 0).sum()
+    assert len(found.table) == 576
+    assert "12 pairs are drawn" in words(found.plot()["correspond"])
+
+
+def test_lines_have_the_colour_of_same_and_other_experts(trained: Trained) -> None:
+    found = api.correspond(trained["prc"], view="random_crop", count=4, seed=3)
+    figure = found.plot()["correspond"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["same expert", "another expert"]
+    colours: set[str] = set()
+    for item, lines in zip(found.pairs, segments(figure), strict=True):
+        assert item.experts is not None and item.same_expert is not None
+        valid = np.flatnonzero(item.partner >= 0)
+        expected = [item.experts[0][patch] == item.experts[1][item.partner[patch]] for patch in valid]
+        drawn = [to_hex(one) for one in lines.get_colors()]
+        assert drawn == [COLOURS[0].lower() if same else COLOURS[1].lower() for same in expected]
+        colours |= set(drawn)
+    assert len(colours) == 2
+    # The experts are those that an overlay draws: here of a clean image.
+    clean = api.correspond(trained["prc"], view="gaussian_noise", severity=0.2, count=2)
+    overlaid = api.overlay([trained["prc"]], severity=0.2, count=2, layers=("blocks.3",))
+    for item, shown in zip(clean.pairs, overlaid.overlays, strict=True):
+        assert item.experts is not None
+        np.testing.assert_array_equal(item.experts[0], shown.clean_expert.ravel())
+        np.testing.assert_array_equal(item.experts[1], shown.perturbed_expert.ravel())

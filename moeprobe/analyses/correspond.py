@@ -22,6 +22,7 @@ class Correspond:
         pixels: ``(S, S, 3)`` of view 1 and of view 2, in [0, 1].
         grid: the P patches of either view.
         partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
+        experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
         points: ``(P, 2)`` where the centre of each patch of view 1 lies in view 2: x and y in pixels, perhaps outside.
     """
 
@@ -31,6 +32,14 @@ class Correspond:
     grid: PatchGrid
     partner: NDArray[np.int64]
     points: NDArray[np.float64]
+    experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    @property
+    def same_expert(self) -> NDArray[np.bool_] | None:
+        """Whether each patch of view 1 and its partner choose the same expert; False without a partner."""
+        if self.experts is None:
+            return None
+        return (self.partner >= 0) & (self.experts[0] == self.experts[1][self.partner])
 
     @property
     def matched(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -48,8 +57,12 @@ def correspond(
     to_source: tuple[Map, Map],
     source_size: tuple[int, int],
     grid: PatchGrid,
+    experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
 ) -> Correspond:
-    """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first."""
+    """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
+
+    ``experts`` are those of their patches ``(P,)``, where a model is at hand.
+    """
     reference, view = (side[None] for side in to_source)
     pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))
     order = (1, 0) if pairs.view_first[0] else (0, 1)
@@ -61,4 +74,5 @@ def correspond(
         grid=grid,
         partner=(pairs.reference if pairs.view_first[0] else pairs.view)[0],
         points=geometry.apply(geometry.inverse(second) @ first, grid.centres()),
+        experts=None if experts is None else (experts[order[0]], experts[order[1]]),
     )

@@ -81,7 +81,7 @@ def overlay(
     grid = routing[0].grid
     assert grid is not None
     prefix = routing[0].num_prefix_tokens
-    clean, perturbed = (_experts(side, position)[prefix:] for side in routing)
+    clean, perturbed = (shown_experts(side, position)[prefix:] for side in routing)
     reference, view = pairs.reference[position], pairs.view[position]
     paired = np.flatnonzero(reference >= 0)
     clean_patch = np.full(grid.num_patches, -1)
@@ -104,7 +104,7 @@ def overlay(
     )
 
 
-def _experts(layer: "LayerRouting", position: int) -> NDArray[np.int64]:
+def shown_experts(layer: "LayerRouting", position: int) -> NDArray[np.int64]:
     """Return the expert ``(T,)`` that is drawn for each token of an image."""
     shown = layer.gates.argmax(-1) if layer.top_k == 0 else layer.selected[..., 0]
     return shown[position].cpu().numpy().astype(np.int64)

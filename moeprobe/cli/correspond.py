@@ -21,7 +21,7 @@ def correspond(
         str | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A run folder or .safetensors file whose image and patch size are taken; it is not run.",
+            help="A run folder or .safetensors file whose image and patch size are taken; its experts color the lines.",
         ),
     ] = None,
     data: Data = None,
@@ -35,6 +35,9 @@ def correspond(
     severity: Annotated[
         float | None, typer.Option(help="Compare the clean image with the view at this severity.")
     ] = None,
+    lines: Annotated[
+        int, typer.Option(help="Lines per image, at most, spread evenly; a table holds all.")
+    ] = 16,
     image_size: Annotated[
         int | None,
         typer.Option(help="Side of the model's input in pixels, without a checkpoint; 224 if not given."),
@@ -76,6 +79,7 @@ def correspond(
             count=count,
             view=view,
             severity=severity,
+            lines=lines,
             image_size=image_size,
             patch_size=patch_size,
             split=split,

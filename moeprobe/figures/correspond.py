@@ -12,30 +12,39 @@ from matplotlib.patches import Rectangle
 
 from moeprobe.analyses.correspond import Correspond
 from moeprobe.figures import STYLE, _parts
+from moeprobe.geometry import PatchGrid
 from moeprobe.palette import COLOURS
 
 # Where view 2 lies, in sides of a view: lower than view 1, or the lines of a row of patches would cover each other.
 _ACROSS, _DOWN = 1.25, 0.22
-# Lines of a finer grid get no dark edge: edges of so many lines would be all that is seen.
-_MOST_EDGED = 8
+# More lines get no dark edge: edges of so many would be all that is seen.
+_MOST_EDGED = 64
+_SAME, _OTHER = COLOURS[0], COLOURS[1]
 
 
-def draw(pairs: Sequence[Correspond], *, title: str) -> Figure:
-    """Return the figure: a row per image, view 1 on the left and view 2 on the right."""
+def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
+    """Return the figure: a row per image, view 1 on the left and view 2 on the right.
+
+    At most ``lines`` pairs of an image, spread over view 1, are joined by a line.
+    """
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(6.6, 3.9 * len(pairs) + 0.8), layout="constrained")
         axes = figure.subplots(len(pairs), 1, squeeze=False)[:, 0]
     for row, item in zip(axes, pairs, strict=True):
-        _views(row, item)
+        _views(row, item, lines)
     grid = pairs[0].grid
-    size = f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels"
-    legend = (
-        "A line joins the centre of a patch of view 1 (the view that covers less, or the clean one) with the same "
-        "point of view 2, whose patch is outlined. Pale: no partner."
-    )
-    figure.suptitle(_parts.wrapped(title, figure.get_figwidth()) + "\n" + size)
-    figure.supxlabel(_parts.wrapped(legend, figure.get_figwidth(), size=9), fontsize=9)
-    return figure
+    legend = [
+        "A line joins the center of a patch of view 1 (the one that covers less, or the clean one) with the same point "
+        "of view 2, whose patch is outlined. Pale: no partner",
+        f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels",
+    ]
+    if any((item.partner >= 0).sum() > lines for item in pairs):
+        legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
+    if any(item.experts is not None for item in pairs):
+        for label, colour_of in (("same expert", _SAME), ("another expert", _OTHER)):
+            axes[0].plot([], [], color=colour_of, linewidth=2, label=label)
+    figure.suptitle(_parts.wrapped(title, figure.get_figwidth()))
+    return _parts.below(figure, ". ".join(legend) + ".")
 
 
 def colour(row: int, column: int) -> str:
@@ -43,7 +52,7 @@ def colour(row: int, column: int) -> str:
     return COLOURS[(column + 3 * row) % len(COLOURS)]
 
 
-def _views(axes: Axes, item: Correspond) -> None:
+def _views(axes: Axes, item: Correspond, lines: int) -> None:
     side = item.pixels[0].shape[0]
     corners = np.array([(0.0, 0.0), (_ACROSS * side, _DOWN * side)])
     for number, (left, top) in enumerate(corners):
@@ -54,7 +63,7 @@ def _views(axes: Axes, item: Correspond) -> None:
         # Each below its outer corner, where no line passes.
         edge, align = ((left, "left"), (left + side, "right"))[number]
         axes.text(edge, top + side * 1.02, name, ha=align, va="top", fontsize=9)
-    _lines(axes, item, corners)
+    _lines(axes, item, corners, spread(item.partner, item.grid, lines))
     found = int((item.partner >= 0).sum())
     # A path is known by its end.
     name = item.image_id if len(item.image_id) <= 40 else "…" + item.image_id[-39:]
@@ -80,12 +89,29 @@ def _place(item: Correspond, patch: int, corner: np.ndarray, inset: float = 0.0)
     return float(corner[0] + (column + inset) * size), float(corner[1] + (row + inset) * size)
 
 
-def _lines(axes: Axes, item: Correspond, corners: np.ndarray) -> None:
-    valid = [int(patch) for patch in np.flatnonzero(item.partner >= 0)]
-    colours = [colour(*divmod(patch, item.grid.columns)) for patch in valid]
-    ends = item.grid.centres()[valid, :2] + corners[0], item.points[valid] + corners[1]
+def spread(partner: np.ndarray, grid: PatchGrid, count: int) -> list[int]:
+    """Return at most ``count`` patches that have a partner, in ascending order, far from one another on the grid."""
+    valid = np.flatnonzero(partner >= 0)
+    if len(valid) <= count:
+        return [int(patch) for patch in valid]
+    places = np.stack(np.divmod(valid, grid.columns), axis=1).astype(float)
+    chosen = [int(np.square(places - places.mean(0)).sum(1).argmin())]
+    distance = np.square(places - places[chosen[0]]).sum(1)
+    while len(chosen) < count:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.square(places - places[chosen[-1]]).sum(1))
+    return sorted(int(patch) for patch in valid[chosen])
+
+
+def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[int]) -> None:
+    same = item.same_expert
+    if same is None:
+        colours = [colour(*divmod(patch, item.grid.columns)) for patch in valid]
+    else:
+        colours = [_SAME if same[patch] else _OTHER for patch in valid]
+    ends = item.grid.centres()[list(valid), :2] + corners[0], item.points[list(valid)] + corners[1]
     # Thinner the more there are.
-    width = float(np.clip(6.4 / item.grid.rows, 0.6, 1.6))
+    width = float(np.clip(6.4 / np.sqrt(max(len(valid), 1)), 0.6, 1.6))
     inside = 0.92 * item.grid.patch_size
     for patch, line in zip(valid, colours, strict=True):
         for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
@@ -98,7 +124,7 @@ def _lines(axes: Axes, item: Correspond, corners: np.ndarray) -> None:
             list(np.stack(ends, axis=1)),
             colors=colours,
             linewidths=width,
-            path_effects=edge if item.grid.rows <= _MOST_EDGED else [],
+            path_effects=edge if len(valid) <= _MOST_EDGED else [],
         ),
         autolim=False,
     )
