@@ -326,7 +326,7 @@ class Trainer:
                 self._save_state()
 
     def _save(self, which: str) -> None:
-        started = {} if self.upcycled is None else {"upcycled": self.upcycled}
+        started: dict[str, Any] = {} if self.upcycled is None else {"upcycled": self.upcycled}
         if self.train_data.split_note:
             started["split"] = self.train_data.split_note
         training = started | {
