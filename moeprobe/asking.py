@@ -61,7 +61,7 @@ def make_probe(
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = view_name.partition(":")[0]
-    _check_medium(models, dataset, data, view, view_name)
+    _check_medium(kind, models, dataset, data, view, view_name)
     steps = _steps(kind, view, view_name, severities)
     _check_layers(models, options.layers)
     analyses = KINDS[kind]
@@ -126,6 +126,7 @@ def _open_data(data: str, options: Options) -> Dataset:
 
 
 def _check_medium(
+    kind: str,
     models: Sequence[Checkpoint],
     dataset: Dataset,
     data: str,
@@ -143,10 +144,15 @@ def _check_medium(
                 f"--data {example}."
             )
     if view is not None and view.medium is not medium:
-        fitting = [name for name in VIEWS.names() if VIEWS.get(name).medium is medium]
+        suited = PairView if kind in _OF_PAIRS else SeverityView
+        fitting = [
+            name
+            for name in VIEWS.names()
+            if VIEWS.get(name).medium is medium and issubclass(VIEWS.get(name), suited)
+        ]
         raise UserError(
             f"The view {view_name!r} perturbs {view.medium.plural}, and {data} holds {medium.plural}; use one of "
-            f"{', '.join(fitting)}, e.g. moeprobe sweep --view {fitting[0]}."
+            f"{', '.join(fitting)}, e.g. --view {fitting[0]}."
         )
 
 

@@ -177,9 +177,9 @@ def test_what_texts_have_not_is_said(here: Path, data: str, tmp_path: Path, trai
     one, out = f"hf:{here / 'one'}", tmp_path / "none"
     asked = {
         ("noise-sweep", one, "--data", data): "'gaussian_noise' perturbs images.* --view embedding_noise",
-        ("match-ratio", one, "--data", data): "'random_crop' perturbs images",
+        ("match-ratio", one, "--data", data): "'random_crop' perturbs images.* e.g. --view embedding_noise",
         ("sweep", one, "--data", "digits", "--view", "typos"): "one reads texts, and digits holds images",
-        ("confidence", one): "one reads texts, and digits holds images",
+        ("confidence", one): "one does not say what it was trained on; name the data, e.g. --data text:PATH",
         ("confidence", trained["prc"], "--data", data): "prc reads images, and text:.* holds texts",
         (
             "confidence",
