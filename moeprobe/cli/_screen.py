@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.medium import medium_of
+from moeprobe.records import RECORD
 from moeprobe.watching import Watcher
 from moeprobe.wording import agreement, random_router, sources
 
@@ -114,7 +115,7 @@ def print_files(screen: Console, out: Path) -> None:
     files = [
         str(path.relative_to(out))
         for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name != "run.json"
+        if path.is_file() and path.name not in ("run.json", RECORD)
     ]
     screen.print(f"Written to {out}/: {', '.join(files)}", soft_wrap=True)
 
