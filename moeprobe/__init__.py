@@ -14,11 +14,11 @@ class _BeforeTorchvision:
 
     def find_spec(self, name: str, *_: Any) -> None:
         if name == "torchvision":
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             from moeprobe._torchvision import mend
 
             mend()
 
 
 if "torchvision" not in sys.modules:
-    sys.meta_path.insert(0, _BeforeTorchvision())  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _BeforeTorchvision())

@@ -21,7 +21,7 @@ class NotYamlError(Exception):
     """A text is no YAML, or more than a configuration would hold; says what is wrong."""
 
 
-class _Loader(_BASE):  # type: ignore[misc]
+class _Loader(_BASE):
     """Numbers as in YAML 1.2: 1e-3 is one, 1_0 (ten in YAML 1.1) and 1:30 (ninety) are none, and 010 is not eight."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:

@@ -194,7 +194,7 @@ def test_lines_have_the_colour_of_same_and_other_experts(trained: Trained) -> No
         assert item.experts is not None and item.same_expert is not None
         valid = np.flatnonzero(item.partner >= 0)
         expected = [item.experts[0][patch] == item.experts[1][item.partner[patch]] for patch in valid]
-        drawn = [to_hex(one) for one in lines.get_colors()]
+        drawn = [to_hex(one) for one in np.asarray(lines.get_colors())]
         assert drawn == [COLOURS[0].lower() if same else COLOURS[1].lower() for same in expected]
         colours |= set(drawn)
     assert len(colours) == 2

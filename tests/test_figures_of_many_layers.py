@@ -1,6 +1,6 @@
 """Figures of models with many layers are read on a page, and show every number that they are given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ def value(name: str, layer: int, metric: str, severity: float = 0.0) -> Value:
 
 
 def table(
-    layers: int, metrics: dict[str, tuple[str, ...]], severities: tuple[float | None, ...]
+    layers: int, metrics: Mapping[str, tuple[str, ...]], severities: tuple[float | None, ...]
 ) -> pd.DataFrame:
     return frame(
         [
@@ -41,7 +41,7 @@ def table(
     )  # fmt: skip
 
 
-MATCH = {
+MATCH: dict[str, tuple[str, ...]] = {
     f"{name}{what}": nulls
     for name in ("top1_match", "top2_match", "top2_set_match")
     for what, nulls in (
@@ -50,7 +50,9 @@ MATCH = {
         ("_kappa", ("pooled", "position", "image")),
     )
 }
-GATES = {f"gate_{name}": ("",) for name in ("highest", "second", "rest", "margin")}
+GATES: dict[str, tuple[str, ...]] = {
+    f"gate_{name}": ("",) for name in ("highest", "second", "rest", "margin")
+}
 
 
 def matrix(layers: int, experts: int) -> pd.DataFrame:
@@ -137,7 +139,7 @@ def test_ticks_are_the_severities_that_were_measured() -> None:
 def test_few_lines_of_chance_and_axes_of_shares_from_0_to_1() -> None:
     figure = DRAWN["sweep"](2)["routing"]
     for axes in figure.axes:
-        assert sum(bool(len(line.get_xdata())) for line in axes.get_lines()) <= 2 * len(NAMES)
+        assert sum(bool(np.size(line.get_xdata())) for line in axes.get_lines()) <= 2 * len(NAMES)
         low, high = axes.get_ylim()
         assert low <= 0 and high == pytest.approx(1.03)
 

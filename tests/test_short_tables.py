@@ -1,5 +1,6 @@
 """What the commands print without --full: one verdict, and the headline of every layer."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from tests.commands import run
 from tests.report.making import Value, minus, row, sidecar
 
 
-def result(kind: str, values: dict[tuple[str, str, str, str, float | None], Value], **request: Any) -> Result:
+def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **request: Any) -> Result:
     """Two checkpoints; the second is higher by 0.1 where a value is neither 0 nor 1."""
 
     def of(name: str, value: Value) -> Value:
@@ -23,7 +24,7 @@ def result(kind: str, values: dict[tuple[str, str, str, str, float | None], Valu
 
     rows, differences = [], []
     for (layer, tokens, metric, null, severity), value in values.items():
-        more = {"view": "noise", "severity": severity}
+        more: dict[str, Any] = {"view": "noise", "severity": severity}
         key = (layer, tokens, metric, null)
         rows += [row(name, key, of(name, value), **more) for name in "ab"]
         difference = minus(of("b", value), value) if value[0] not in (0, 1) else (0.0, 0.0, 0.0)
@@ -85,7 +86,7 @@ def test_what_is_0_by_construction_is_a_sentence() -> None:
         for kind, value in (("batch", (0.0,) * 3), ("token", (0.0,) * 3), ("attention", (0.4, 0.38, 0.42)))
         for end in ("", "_distance")
     }
-    short = _short.side_by_side(result("contagion", numbers), title="t", full=False)  # type: ignore[arg-type]
+    short = _short.side_by_side(result("contagion", numbers), title="t", full=False)
     assert "when other patches are exchanged" in words(short)[0]
     assert (
         "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged"

@@ -76,7 +76,7 @@ def test_every_result_draws_itself(trained: Trained) -> None:
     assert compared.verdicts["sentence"].iloc[0].split()[0] in compared._repr_html_()
     for result in (overlaid, paired, compared):
         assert len(repr(result)) < 100
-        assert "<" in result._repr_html_()  # type: ignore[attr-defined]
+        assert "<" in result._repr_html_()
 
 
 def test_a_trace_and_a_report_are_short(trained: Trained, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,9 +62,14 @@ def test_what_a_comparison_says_of_texts() -> None:
 
 
 def test_axes_of_a_matrix_of_texts() -> None:
+    parts: dict[str, dict[str, Any]] = {
+        "s": {"expert": 0, "expert_b": 0},
+        "s_diagonal": {},
+        "s_offdiagonal": {},
+    }
     entries = [
         row("a", ("layers.1", "token", name, ""), (0.5, np.nan, np.nan), view="typos", **more)
-        for name, more in (("s", {"expert": 0, "expert_b": 0}), ("s_diagonal", {}), ("s_offdiagonal", {}))
+        for name, more in parts.items()
     ]
     (figure,) = s_matrix.draw(frame(entries)).values()
     assert figure.axes[0].get_ylabel() == "expert, view 1"

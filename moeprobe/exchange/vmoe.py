@@ -304,6 +304,7 @@ def _sizes(model: Any) -> Architecture:
     layers = moe_layers(model)
     before_head: Any = model.fc_norm
     experts: Any = next(iter(layers.values())).experts
+    squashed = isinstance(before_head, torch.nn.Sequential)
     return Architecture(
         width=model.embed_dim,
         depth=len(model.blocks),
@@ -314,7 +315,7 @@ def _sizes(model: Any) -> Architecture:
         num_classes=model.num_classes,
         num_experts=experts.num_experts,
         layers=tuple(int(name.split(".")[1]) for name in layers),
-        pre_logits=before_head[0].out_features if isinstance(before_head, torch.nn.Sequential) else 0,
+        pre_logits=int(before_head[0].out_features) if squashed else 0,
     )
 
 

@@ -10,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
 from moeprobe import wording
@@ -112,7 +113,7 @@ def below(figure: Figure, text: str, *, size: float = 9) -> Figure:
     if legend is not None:
         legend.set_bbox_to_anchor((0, share, 1, 1 - share))
     engine = figure.get_layout_engine()
-    assert engine is not None
+    assert isinstance(engine, ConstrainedLayoutEngine | TightLayoutEngine)
     engine.set(rect=(0, total, 1, 1 - total))
     return figure
 

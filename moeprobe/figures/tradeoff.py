@@ -192,7 +192,9 @@ def _scatter(axes: Axes, x: pd.Series, rows: pd.DataFrame, style: dict[str, _Sty
         face = look.colour if look.filled else "white"
         places = np.array([[float(x[name]), float(rows["value"][name])] for name in names])
         reach = np.hstack([_reach(rows.loc[name]) for name in names])
-        seeds = axes.errorbar(*places.T, yerr=reach, fmt=look.mark, color=look.colour, markerfacecolor=face)
+        seeds = axes.errorbar(
+            places[:, 0], places[:, 1], yerr=reach, fmt=look.mark, color=look.colour, markerfacecolor=face
+        )
         _, _, bars = seeds.lines
         seeds.lines[0].set(alpha=0.35, markersize=3)
         for bar in bars:

@@ -130,7 +130,7 @@ def test_sums_are_whole_numbers_or_floats_one_entry_per_image(name: str) -> None
 def test_lists_of_trials_are_told_from_histograms(name: str) -> None:
     """Numbers as small as experts, slots and sets are entries of a list, which must be named as one."""
     listed = AGGREGATES[name].trial_lists
-    seen = set()
+    seen: set[str] = set()
     for pair in examples(name):
         for columns in sums(name, pair).values():
             for column, values in columns.items():
