@@ -164,7 +164,7 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
     first = table[table["metric"] == "accuracy"].iloc[0]
     parts = [
         f"# Routers on {first['dataset']}",
-        f"Of three training seeds: the middle value [95 % bootstrap interval over {first['images']:,} {first['split']} "
+        f"Of three training seeds: the middle value [95 % interval over {first['images']:,} {first['split']} "
         "images], lowest to highest. Patches. –: does not exist for this router. The ten shots of 10-shot accuracy are "
         "of the training task, unlike the paper's, which are of another data set. Steps were timed while the machine "
         "did other work as well, more of it at times: `make bench` compares what routers cost. Where experts choose, "

@@ -128,7 +128,7 @@ def footing(result: "Result") -> str:
     images, medium = max(table["images"]), medium_of(table["tokens"])
     parts = [
         sources(images, medium, data=request["data"], split=request["split"]),
-        f"[low, high]: 95 % bootstrap over {medium.plural}, 2,000 resamples"
+        f"[low, high]: 95 % interval over {medium.plural}"
         if table["ci_low"].notna().any()
         else f"no intervals: they need at least 20 {medium.plural}",
         f"seed {request['seed']}",

@@ -66,7 +66,7 @@ def demo(
     request = found.evaluation.sidecar["request"]
     images = int(found.evaluation.table["images"].max())
     screen.print(
-        f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % bootstrap "
+        f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % interval "
         "over images, differences paired.\n"
         f"Reports: {found.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
         f"All on one page: {found.reports}/report/report.html\n"

@@ -72,7 +72,7 @@ def paper(
     request = result.sidecar["request"]
     screen.print(
         f"{int(result.table['images'].max()):,} images of {request['data']} {request['split']}; [low, high]: 95 % "
-        "bootstrap over images, differences paired. The paper's own values stand in tables.md, for reference.",
+        "interval over images, differences paired. The paper's own values stand in tables.md, for reference.",
         style="dim",
         soft_wrap=True,
     )

@@ -127,7 +127,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     )
     timed = sorted({about["device"] for about in result.sidecar["checkpoints"].values() if about["device"]})
     screen.print(
-        f"{len(result.states)} cells: {said}; [low, high]: 95 % bootstrap over images, 2,000 resamples; training seeds "
+        f"{len(result.states)} cells: {said}; [low, high]: 95 % interval over images; training seeds "
         f"are cells of their own; last MoE layer; times are of {' and '.join(timed) or 'no training'}.",
         style="dim",
         soft_wrap=True,

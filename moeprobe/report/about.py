@@ -69,7 +69,7 @@ def _capacity(run: Run, *, trained: bool) -> str:
 def _intervals(run: Run) -> str:
     tables = [table for table in (run.table, run.comparison) if table is not None]
     if any(table["ci_low"].notna().any() for table in tables):
-        return f"95 % bootstrap over {run.medium.plural}, shown as [low, high]; differences are paired"
+        return f"95 % interval over {run.medium.plural}, shown as [low, high]; differences are paired"
     return f"none: they need at least 20 {run.medium.plural}"
 
 

@@ -628,4 +628,4 @@ def test_a_run_of_texts_speaks_of_texts(tmp_path: Path) -> None:
     markdown = (tmp_path / "page" / "report.md").read_text()
     assert "in the run, tokens. Intervals" in markdown and "95 % over texts; " in markdown
     assert "(360 texts, 5,530 trials)" in markdown and "paired, text by text" in markdown
-    assert "patch tokens" not in markdown and "bootstrap over images" not in markdown
+    assert "patch tokens" not in markdown and "interval over images" not in markdown
