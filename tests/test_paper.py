@@ -1,6 +1,7 @@
 """The PRC paper's tables and figures for any two checkpoints."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +10,7 @@ import pytest
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.paper.numbers import dead
+from moeprobe.paper.run import _PROBES
 from moeprobe.paper.tables import markdown, published
 from tests.commands import Trained, refused, run
 
@@ -92,6 +94,55 @@ def test_what_is_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="got 3 checkpoints"):
         api.paper([*trained.values(), trained["prc"]])
     assert not (tmp_path / "x").exists()
+
+
+class CutOffError(Exception):
+    """A call ended here."""
+
+
+@pytest.fixture
+def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call takes one probe, and ends when it has its numbers, before anything is drawn."""
+
+    def end(*_: object, **__: object) -> None:
+        raise CutOffError
+
+    monkeypatch.setattr("moeprobe.paper.run._figures", end)
+    monkeypatch.setattr("moeprobe.paper.run._PROBES", {"confidence": _PROBES["confidence"]})
+
+
+def test_an_interrupted_call_does_not_go_on_as_another(
+    trained: Trained, tmp_path: Path, cut_off: None
+) -> None:
+    """The probes that are finished would be taken for those of the other question, or of the other reference."""
+    models, out = list(trained.values()), tmp_path / "paper"
+    with pytest.raises(CutOffError):
+        api.paper(models, names=("A", "B"), limit=2, out=out)
+    for given, change in (
+        (models, {"trained_capacity": True}),
+        (models, {"skip_bad_images": True}),
+        (models, {"allow_not_finite": True}),
+        (models[::-1], {}),
+    ):
+        with pytest.raises(UserError, match="unfinished run of something else"):
+            api.paper(given, names=("A", "B"), limit=2, out=out, **change)
+    with pytest.raises(CutOffError):
+        api.paper(models, names=("A", "B"), limit=2, out=out)
+
+
+def test_a_model_without_a_hash_is_not_taken_for_that_of_before(
+    trained: Trained, tmp_path: Path, cut_off: None
+) -> None:
+    baseline, prc = (api.load_model(path) for path in trained.values())
+    # The same by name, with other weights.
+    unknown = prc.provenance | {"sha256": None}
+    before, now = (replace(model, name="mine", provenance=unknown) for model in (prc, baseline))
+    for mine in (before, now):
+        with pytest.raises(CutOffError):
+            api.paper([baseline, mine], limit=2, out=tmp_path / "paper")
+    table = pd.read_csv(tmp_path / "paper" / "confidence" / "table.csv")
+    found = table.pivot(columns="checkpoint", index=["layer", "tokens", "metric"], values="value")
+    assert found["mine"].equals(found["baseline"])
 
 
 def test_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ class _Job:
         return {name: asked for name, asked in _PROBES.items() if name != "eval" or self.labelled}
 
     @property
+    def hashed(self) -> bool:
+        """Whether the first pair can be recognised; a checkpoint without a hash is never taken for that of before."""
+        return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
+
+    def keeps(self, run: Path) -> bool:
+        """Whether what an earlier call has finished in a folder is of these checkpoints."""
+        return self.hashed and is_finished(run)
+
+    @property
     def notes(self) -> list[str]:
         """What is left out, in sentences."""
         notes = []
@@ -132,10 +141,19 @@ def paper(
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
+        "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
+        "allow_not_finite": options.allow_not_finite,
         "jump_images": jump_images,
         "names": list(job.names),
+        # The order says which is the reference, and whose probes lie in the folder.
+        "pairs": [[model.name for model in pair] for pair in job.pairs],
         "checkpoints": {
-            model.name: {"sha256": model.provenance.get("sha256")} for pair in job.pairs for model in pair
+            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            for pair in job.pairs
+            for model in pair
         },
     }
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
@@ -167,7 +185,7 @@ def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
     for index, pair in enumerate(job.pairs):
         out = job.options.out if index == 0 else None
         found = {
-            asked[2]: _kept(out, name, partial(_probe, job, pair, name, watcher))
+            asked[2]: _kept(job, out, name, partial(_probe, job, pair, name, watcher))
             for name, asked in job.probes.items()
         }
         top_k, seed = glance(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
@@ -237,16 +255,21 @@ def _job(models: Sequence[Model], *, data: str | None, names: Sequence[str] | No
     )
 
 
+def _into(options: Options, out: Path | None) -> Options:
+    """Return the options of a probe with a folder of its own; a finished one that is not kept is replaced."""
+    return dataclasses.replace(options, out=out, overwrite=out is not None and is_finished(out))
+
+
 def _limited(options: Options, most: int) -> Options:
     limit = most if options.limit is None else min(most, options.limit)
     return dataclasses.replace(options, limit=limit)
 
 
-def _kept(out: Path | None, name: str, run: Callable[[Path | None], Result]) -> Result:
+def _kept(job: _Job, out: Path | None, name: str, run: Callable[[Path | None], Result]) -> Result:
     """Return the result of a probe: from its folder where an earlier call has finished it, else run."""
     if out is None:
         return run(None)
-    if not is_finished(out / name):
+    if not job.keeps(out / name):
         return run(out / name)
     (earlier,) = read_runs([out / name])
     assert earlier.table is not None
@@ -267,7 +290,7 @@ def _probe(
         view=view,
         severities=(numbers.SIGMA,) if noise and out is None else None,
         attribute="recomputed" if noise and out is not None and job.replayable else None,
-        options=dataclasses.replace(job.options, out=out, overwrite=False),
+        options=_into(job.options, out),
         watcher=watcher,
     )
 
@@ -275,10 +298,6 @@ def _probe(
 def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Watcher) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
-
-    def into(name: str) -> Options:
-        return dataclasses.replace(job.options, out=folder / name, overwrite=False)
-
     source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
     drawn: dict[str, Callable[[Options], object]] = {
         "s-matrix": lambda options: probing.probe(
@@ -301,10 +320,10 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
             pair, data=data, options=_limited(options, jump_images), watcher=watcher
         )
     for name, draw in drawn.items():
-        if not is_finished(folder / name):
-            draw(into(name))
+        if not job.keeps(folder / name):
+            draw(_into(job.options, folder / name))
 
 
 def _of_a_run(options: Options) -> Options:
     """Return the options that concern a finished run."""
-    return Options(out=options.out, command=options.command)
+    return Options(out=options.out, overwrite=options.overwrite, command=options.command)
