@@ -30,7 +30,7 @@ class Guard(Protocol):
         """Note that a file, by its absolute path, is about to be written; raises ``UserError`` if it must not be."""
 
     def removing(self, path: Path) -> None:
-        """Note that a file, by its absolute path, is removed on purpose."""
+        """Note that a file, by its absolute path, is removed on purpose; raises ``UserError`` if it must not be."""
 
 
 # By the absolute path of the folder.

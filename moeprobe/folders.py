@@ -125,6 +125,22 @@ class RunFolder:
         name = path.relative_to(self._root).as_posix()
         if not path.parent.resolve().is_relative_to(self._root.resolve()):
             raise UserError(f"{path.parent} leads out of {self.path} through a link; remove the link.")
+        self._check_own(name, path)
+        self._add(name)
+        self._written.add(name)
+
+    def removing(self, path: Path) -> None:
+        """Note that a file is removed on purpose.
+
+        Raises:
+            UserError: it is not this run's to remove.
+        """
+        name = path.relative_to(self._root).as_posix()
+        self._check_own(name, path)
+        self._written.discard(name)
+
+    def _check_own(self, name: str, path: Path) -> None:
+        """Raise ``UserError`` if there is a file that is not on the record."""
         if name not in self._names and os.path.lexists(path):
             # Of those who share a folder each has written its own part of the record.
             self._names |= set((read_record(self.path) or Record()).names)
@@ -132,12 +148,6 @@ class RunFolder:
                 raise UserError(
                     f"{path} was not written by moeprobe; move it away, or choose another folder."
                 )
-        self._add(name)
-        self._written.add(name)
-
-    def removing(self, path: Path) -> None:
-        """Note that a file is removed on purpose."""
-        self._written.discard(path.relative_to(self._root).as_posix())
 
     def _check_there(self) -> None:
         try:
@@ -198,6 +208,7 @@ class RunFolder:
         with contextlib.suppress(OSError):
             if (self.path / RECORD).read_text(encoding="ascii", errors="replace") == content:
                 return
+            new.unlink(missing_ok=True)  # rather than to write through a link
             new.write_text(content, encoding="ascii")
             new.replace(self.path / RECORD)
             os.close(self._descriptor)

@@ -187,7 +187,8 @@ def _walk(path: Path, names: _Names, below: str = "") -> Iterator[tuple[str, boo
         elif names.holds(f"{name}/"):
             yield f"{name}/", True
         elif not names.holds_below(f"{name}/"):
-            if os.listdir(entry):  # noqa: PTH208
+            # An empty folder is nothing, but in the place of a file, which could not be written then.
+            if names.holds(name) or os.listdir(entry):  # noqa: PTH208
                 yield f"{name}/", True
         else:
             yield from _walk(path, names, f"{name}/")

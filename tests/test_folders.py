@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.files import write_text
+from moeprobe.files import remove, write_text
 from moeprobe.folders import RunFolder
 from moeprobe.locks import Lock
-from moeprobe.records import LOCK, RECORD, Family, look
+from moeprobe.records import LOCK, NEW_RECORD, RECORD, Family, look
 
 FAMILY = Family("probe", marks=("run.json",), known=("run.json",))
 HOLD = """
@@ -147,3 +147,36 @@ def test_a_file_that_is_recorded_but_is_a_folder_now_is_not_removed(tmp_path: Pa
     with RunFolder(tmp_path, FAMILY) as folder, pytest.raises(UserError, match=r"did not write: table\.csv/"):
         folder.clear()
     assert (tmp_path / "table.csv" / "mine").exists()
+
+
+def test_an_empty_folder_in_the_place_of_a_file_is_found_before_anything_is_removed(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, FAMILY) as folder:
+        write_text(folder.path / "table.csv", "")
+        write_text(folder.path / "run.json", "{}")
+    (tmp_path / "table.csv").unlink()
+    (tmp_path / "table.csv").mkdir()
+    with RunFolder(tmp_path, FAMILY) as folder, pytest.raises(UserError, match=r"did not write: table\.csv/"):
+        folder.clear()
+    assert (tmp_path / "run.json").exists()
+
+
+def test_a_file_that_is_not_on_record_is_not_removed_by_name(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, FAMILY) as folder:
+        write_text(folder.path / "run.json", "{}")
+        (tmp_path / "table.json").write_text("mine")
+        with pytest.raises(UserError, match=r"table\.json was not written by moeprobe"):
+            remove(tmp_path / "table.json")
+        remove(tmp_path / "run.json")
+        remove(tmp_path / "never there")
+    assert (tmp_path / "table.json").read_text() == "mine"
+
+
+def test_the_record_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with RunFolder(tmp_path / "out", FAMILY) as folder:
+        write_text(folder.path / "run.json", "{}")
+        write_text(folder.path / "a.csv", "")
+        (tmp_path / "out" / NEW_RECORD).symlink_to(tmp_path / "mine")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "out" / RECORD).is_symlink()
+    assert look(tmp_path / "out", FAMILY).own == ("a.csv", "run.json")
