@@ -81,7 +81,12 @@ def report(
     read = in_one_colour(read_runs(given))
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
-    files = [] if folder is None else _write(folder, html, markdown, parts)
+    files: list[Path] = []
+    if folder is not None:
+        with RunFolder(folder, _FAMILY) as own:
+            # Once more, when no other process can change it.
+            _check(folder, given, overwrite=overwrite)
+            files = _write(own, html, markdown, parts)
     return Document(html, markdown, read, summary.headline_rows(read), files)
 
 
@@ -118,19 +123,19 @@ def _is_page(path: Path) -> bool:
         return False
 
 
-def _write(folder: Path, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
+def _write(own: RunFolder, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
     """Write what report.md refers to, then report.md, then the page."""
+    folder = own.path
     beside = {folder / name: content for part in parts for name, content in part.files().items()}
-    with RunFolder(folder, _FAMILY) as own:
-        # The page first: a report without it is unfinished.
-        if _HTML in look(folder, _FAMILY).own:
-            remove(folder / _HTML)
-        own.clear()
-        for path, content in beside.items():
-            with whole(path) as temporary:
-                temporary.write_bytes(content)
-        write_text(folder / _MARKDOWN, markdown)
-        write_text(folder / _HTML, html)
-        own.check()
+    # The page first: a report without it is unfinished.
+    if _HTML in look(folder, _FAMILY).own:
+        remove(folder / _HTML)
+    own.clear()
+    for path, content in beside.items():
+        with whole(path) as temporary:
+            temporary.write_bytes(content)
+    write_text(folder / _MARKDOWN, markdown)
+    write_text(folder / _HTML, html)
+    own.check()
     # The page first: it is what is opened and sent.
     return [folder / _HTML, folder / _MARKDOWN, *sorted(beside)]

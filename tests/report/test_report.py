@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from moeprobe import api
+from moeprobe.errors import UserError
 from moeprobe.report import render
+from moeprobe.report.reading import read_runs as reading
 from moeprobe.report.summary import difference
 from tests.commands import Trained, names_in, refused, run
 from tests.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
@@ -539,6 +541,24 @@ def test_an_interrupted_report_goes_on(
     assert run("report", runs[1], "--out", out).exit_code == 0
     assert names_in(out) == {"report.html", "report.md", "report-files", "mine.txt"}
     assert {path.name for path in (out / "report-files").iterdir()} == {"1-eval", "mine.txt"}
+
+
+def test_a_report_that_another_process_made_meanwhile_stays(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def meanwhile(paths: list[Path]) -> object:
+        with monkeypatch.context() as patch:
+            patch.setattr("moeprobe.report.read_runs", reading)
+            api.report(runs[0], out=out)
+        return reading(paths)
+
+    monkeypatch.setattr("moeprobe.report.read_runs", meanwhile)
+    with pytest.raises(UserError, match="is there already"):
+        api.report(runs[1], out=out)
+    monkeypatch.undo()
+    assert (out / "report.html").read_text() == api.report(runs[0]).html
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.md", "report-files"])
