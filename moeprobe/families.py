@@ -47,8 +47,12 @@ class Difference:
 
     @property
     def spread(self) -> float:
-        """The standard error that resamples of these images have to first order: without the n / (n − 1)."""
-        return self.standard_error * float(np.sqrt(1 - 1 / self.replicates.images))
+        """The standard error that resamples have to first order: without the n / (n − 1), and without the image more.
+
+        No resample has an image that was not drawn: to measure it with what that adds would take the addition back.
+        """
+        of_images = np.sqrt(max(self.standard_error**2 - self.replicates.grain**2, 0.0))
+        return float(of_images * np.sqrt(1 - 1 / self.replicates.images))
 
 
 @dataclass(frozen=True)

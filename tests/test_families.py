@@ -20,6 +20,7 @@ from moeprobe.statistics import (
     Kappa,
     Ratio,
     Replicates,
+    Share,
     Statistic,
 )
 from moeprobe.within_image import chance_within_image
@@ -185,6 +186,24 @@ def identical(num_images: int = 40) -> Difference:
 
 def collapsed(num_images: int = 40) -> Difference:
     return Difference(Replicates(np.nan, np.full(100, np.nan), images=num_images, trials=9), np.nan)
+
+
+@pytest.mark.parametrize("cells", [1, 4])
+def test_the_simultaneous_interval_of_right_and_wrong_answers_is_no_narrower_than_that_of_one(
+    cells: int,
+) -> None:
+    """Both allow for an image more than was seen to differ; measured with that, resamples would vary too little."""
+    right = np.ones((40, cells))
+    right[np.arange(cells), np.arange(cells)] = 0
+    every = np.ones(40)
+    members = [paired(Share(every, every), Share(one, every), 40) for one in right.T]
+    for member, judged in zip(members, judge(members), strict=True):
+        alone = member.replicates.interval()
+        assert judged.sim_low < alone.low + 0.01 and judged.sim_high > alone.high - 0.01
+    deviations = [np.abs(one.replicates.values - 1 / 40) / (np.sqrt(39 / 40) / 40) for one in members]
+    factor = np.quantile(np.max(deviations, axis=0), 0.95) * stats.t.isf(0.025, 39) / stats.norm.isf(0.025)
+    # One image in 40 is as much as the error over images, so together they come to its root of two.
+    assert judged.sim_high - 1 / 40 == pytest.approx(factor * np.sqrt(2) / 40, rel=0.02)
 
 
 def test_holm_by_hand() -> None:
