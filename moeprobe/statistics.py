@@ -79,6 +79,10 @@ class Share(Ratio):
         """Return by how much a share of one moves it."""
         return 1.0
 
+    def is_binary(self) -> bool:
+        """Whether every image is right or wrong as a whole."""
+        return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max() <= 1)
+
 
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
@@ -211,6 +215,10 @@ class Kappa:
         """Return by how much a match of one moves it."""
         return 1 / (1 - float(self.chance.evaluate(np.ones((len(self.influence()), 1)))[0]))
 
+    def is_binary(self) -> bool:
+        """Whether every image matches or does not as a whole."""
+        return isinstance(self.match, Share) and self.match.is_binary()
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -323,7 +331,7 @@ class Bootstrap:
                     replicates,
                     bounds=statistic.bounds(images),
                     swing=swing,
-                    grain=swing / images if trials.max() == 1 else 0.0,
+                    grain=swing / images if statistic.is_binary() else 0.0,
                 )
             found.append(replicates)
         for start, weights in self._chunks():

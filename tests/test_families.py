@@ -206,6 +206,19 @@ def test_the_simultaneous_interval_of_right_and_wrong_answers_is_no_narrower_tha
     assert judged.sim_high - 1 / 40 == pytest.approx(factor * np.sqrt(2) / 40, rel=0.02)
 
 
+def test_a_number_of_one_token_per_image_is_not_taken_for_right_or_wrong() -> None:
+    """As the cosine of a prefix token's weights: it is judged as it would be of two tokens that are alike."""
+    rng, one = np.random.default_rng(0), np.ones(100)
+    before = 0.9 + 0.01 * rng.random(100)
+    after = before + 0.005 + 0.001 * rng.standard_normal(100)
+    found = [
+        paired(Share(after * tokens, one * tokens), Share(before * tokens, one * tokens), 100)
+        for tokens in (1, 2)
+    ]
+    assert found[0].standard_error == pytest.approx(found[1].standard_error)
+    assert judge(found[:1])[0].p < 1e-6
+
+
 def test_holm_by_hand() -> None:
     """.01 × 3 = .03; .03 × 2 = .06; .04 × 1 = .04, but no less than the one before: .06. Others are no test."""
     members = [of_p(0.01), identical(), of_p(0.04), collapsed(), of_p(0.03)]
