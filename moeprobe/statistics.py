@@ -84,6 +84,15 @@ class Share(Ratio):
         return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max() <= 1)
 
 
+@dataclass(frozen=True)
+class Change(Ratio):
+    """A ratio whose numerator is between minus and plus the denominator in every image: a difference of shares."""
+
+    def swing(self) -> float:
+        """Return by how much a share of one moves it."""
+        return 1.0
+
+
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
     return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
@@ -325,11 +334,15 @@ class Bootstrap:
                 images=images,
                 trials=int(trials.sum()),
             )
-            if isinstance(statistic, Share | Kappa) and len(replicates.values) and not np.isnan(point):
+            if (
+                isinstance(statistic, Share | Change | Kappa)
+                and len(replicates.values)
+                and not np.isnan(point)
+            ):
                 swing = statistic.swing()
                 replicates = replace(
                     replicates,
-                    bounds=statistic.bounds(images),
+                    bounds=None if isinstance(statistic, Change) else statistic.bounds(images),
                     swing=swing,
                     grain=swing / images if statistic.is_binary() else 0.0,
                 )

@@ -40,7 +40,8 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
     assert len(sidecar["checkpoints"]["prc"]["sha256"]) == 64
     # What the screen shows is what the file holds.
     row = table.query(
-        "checkpoint == 'prc' and layer == 'blocks.3' and metric == 'top1_match' and tokens == 'patch'"
+        "checkpoint == 'prc' and layer == 'blocks.3' and metric == 'top1_match_kappa' and null == 'pooled'"
+        " and tokens == 'patch'"
     )
     assert (
         f"{row['value'].item():.3f} [{row['ci_low'].item():.3f}, {row['ci_high'].item():.3f}]"

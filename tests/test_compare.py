@@ -68,7 +68,9 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
     sidecar = json.loads((out / "table.json").read_text())
     assert sidecar["request"]["probe"]["limit"] == 30 and len(sidecar["checkpoints"]["prc"]["sha256"]) == 64
     # What the screen shows is what the file holds.
-    row = table.query("metric == 'top1_match' and tokens == 'patch' and layer == 'blocks.3'").iloc[0]
+    row = table.query(
+        "metric == 'top1_match_kappa' and null == 'pooled' and tokens == 'patch' and layer == 'blocks.3'"
+    ).iloc[0]
     assert f"{row['value']:+.3f} [{row['sim_low']:+.3f}, {row['sim_high']:+.3f}]" in result.output
     assert "by chance" not in result.output
     said = [found["sentence"] for found in sidecar["verdicts"] if found["metric"] == "top1_match_kappa"]
@@ -262,7 +264,9 @@ def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_
     )
     compared = tmp_path / "compared"
     assert run("compare", both, "--out", compared).exit_code == 0
-    assert "it is a run of compare: give the folder of a probe" in refused("compare", compared)
+    assert "it is a run of compare, or the file is gone; give the folder of a probe" in refused(
+        "compare", compared
+    )
     crowded = tmp_path / "crowded"
     shutil.copytree(one, crowded)
     text = (crowded / "table.json").read_text()

@@ -111,7 +111,10 @@ def test_two_lengths_or_none_are_refused(tmp_path: Path) -> None:
         ("".join(f"k{number}: 1\n" for number in range(40_000)), "no configuration key 'k0'"),
         ("x: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("1: 2\nsteps: 3", "no configuration key '1'"),
-        ("steps: 3\ndata: [digits]", "data is a section of keys (data.name, data.workers); got ['digits']"),
+        (
+            "steps: 3\ndata: [digits]",
+            "data is a section of keys (data.name, data.workers, data.val_fraction); got ['digits']",
+        ),
         ("steps: 3\nmodel:", "model is a section of keys"),
         ("steps: 3\nobjective: {weight: 3}", "objective has no name, only weight: add objective.name"),
         ("steps: 3\nname: a b", "name: string should match"),

@@ -32,7 +32,7 @@ def finished(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     for name in ("table.csv", "comparison.csv", "images.parquet", "figures/fewshot.png"):
         assert name in result.stdout
-    assert "40 images of digits test; [low, high]: 95 % bootstrap" in result.stdout
+    assert "40 images of digits test; what was trained on; [low, high]: 95 % interval" in result.stdout
     return out
 
 

@@ -92,7 +92,7 @@ def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
         "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
         "view": {"name": "noise"},
     }  # fmt: skip
-    result = Result(found, None, None, {"request": request, "skipped_images": []})
+    result = Result(found, None, None, {"request": request, "skipped_images": [], "checkpoints": {}})
     assert "a is random at evaluation: run again unchanged, only 0." in footing(result)
     steady = Result(table(checkpoint().model, floor_images=30), None, None, result.sidecar)
     assert "random" not in footing(steady)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from moeprobe.analyses.base import Columns, CornerAnalysis, Corners, Metric
 from moeprobe.finite import scores_are_not
-from moeprobe.statistics import Ratio, Share
+from moeprobe.statistics import Change, Ratio, Share
 
 # (pixels, routing) of each corner.
 CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
@@ -63,18 +63,17 @@ class Attribution(CornerAnalysis):
             if count.sum() == 0:
                 continue
             corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
-            kind = Ratio if value == "logit_distance" else Share
+            of_corner, of_share = (Ratio, Ratio) if value == "logit_distance" else (Share, Change)
             found += [
-                _mean(f"{value}_{name}", corner, count, kind)
+                _mean(f"{value}_{name}", corner, count, of_corner)
                 for name, corner in zip(CORNERS, corners, strict=True)
             ]
             found += [
-                _mean(f"{value}_{name}", np.asarray(share) @ corners, count) for name, share in SHARES.items()
+                _mean(f"{value}_{name}", np.asarray(share) @ corners, count, of_share)
+                for name, share in SHARES.items()
             ]
         return found
 
 
-def _mean(
-    name: str, numerator: NDArray[np.float64], count: NDArray[np.generic], kind: type[Ratio] = Ratio
-) -> Metric:
+def _mean(name: str, numerator: NDArray[np.float64], count: NDArray[np.generic], kind: type[Ratio]) -> Metric:
     return Metric(name, "", kind(numerator, count.astype(np.float64)), count)

@@ -98,9 +98,10 @@ def _zeros(found: list[Found]) -> set[Which]:
     """Return the headlines that are 0 exactly, wherever and however often they were measured."""
     rows: dict[Which, list[float]] = {}
     for item in found:
-        for row in item.rows[item.headline.which]:
-            high = row["ci_high"] if row["ci_high"] == row["ci_high"] else 0.0
-            rows.setdefault(item.headline.which, []).extend([row["value"], high])
+        # Not by the interval, which leaves open what other images may show, even where nothing can.
+        rows.setdefault(item.headline.which, []).extend(
+            row["value"] for row in item.rows[item.headline.which]
+        )
     return {which for which, values in rows.items() if not any(values)}
 
 

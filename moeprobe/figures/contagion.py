@@ -62,7 +62,7 @@ def unchanged(table: pd.DataFrame) -> list[str]:
     found = []
     for name in _NUMBERS:
         rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
-        if len(rows) and bool((rows[["value", "ci_high"]].fillna(0) == 0).all(axis=None)):
+        if len(rows) and bool((rows["value"].fillna(0) == 0).all()):
             found.append(name)
     return found
 

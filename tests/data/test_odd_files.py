@@ -50,7 +50,7 @@ def test_a_folder_that_is_mostly_something_else(tmp_path: Path, monkeypatch: pyt
     for number in range(40):
         write(tmp_path / f"deep/{number:02d}.txt", b"")
     write(tmp_path / "deep/1.png", encoded(1))
-    assert len(Folder(split="test", location=str(tmp_path))) == 1
+    assert len(Folder(split="all", location=str(tmp_path))) == 1
     for number in range(40, 50):
         write(tmp_path / f"deep/{number:02d}.txt", b"")
     with pytest.raises(UserError, match=r"first 51 files .* 1 are images"):
@@ -63,7 +63,7 @@ def test_folders_below_one_another_more_than_python_calls_functions(tmp_path: Pa
         path /= "d"
         path.mkdir()
     write(path / "1.png", encoded(1))
-    ids = Folder(split="test", location=str(tmp_path)).image_ids
+    ids = Folder(split="all", location=str(tmp_path)).image_ids
     (path / "1.png").unlink()
     os.removedirs(path)  # pytest's own way of removing folders is no longer than Python's stack
     assert ids == ["d/" * 1200 + "1.png"]

@@ -239,7 +239,7 @@ def without(name: str, *more: str) -> swin.State:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (without("attn_mask"), "does not say what resolution it is for; give --image-size"),
+        (without("attn_mask"), "does not say what resolution it is for; give image_size"),
         (without("head.weight"), r"no Swin-MoE that is known here: it lacks the parameter 'head.weight'"),
         (without(r"^head.bias"), r"lacks the parameter that is called 'head.fc.bias' here"),
         (
@@ -373,7 +373,7 @@ def test_inspect_counts_it(folder: Path) -> None:
 
 def test_probes_take_it(folder: Path, tmp_path: Path) -> None:
     more = ("--data", "digits", "--limit", 8)
-    assert "was imported" in refused("confidence", folder)
+    assert "does not say what it was trained on" in refused("confidence", folder)
     one = folder.parent / "one"
     assert (
         run("import", "swin-moe", f"{folder.parent / 'ckpt.pth'}.rank1", one, "--renormalise").exit_code == 0
