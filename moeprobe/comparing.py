@@ -277,7 +277,9 @@ def _failures(table: pd.DataFrame, metric: str | None, allowed: float | None) ->
     failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
     if metric is not None and allowed is not None:
         lowest = rows["sim_low"] if verdicts.direction(metric) > 0 else -rows["sim_high"]
-        shown = (lowest > -allowed) | (rows["verdict"] == "identical")
+        # What is the same by construction: how far the clean input agrees with itself.
+        itself = rows["severity"].eq(0) & ~rows["metric"].isin(verdicts.OF_LABELS)
+        shown = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
         # Where nothing can be judged, prefix tokens are judged as without.
         without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
         failed = ~shown & (~without | (rows["collapsed"] == "checkpoint"))

@@ -86,11 +86,13 @@ class Share(Ratio):
 
 @dataclass(frozen=True)
 class Change(Ratio):
-    """A ratio whose numerator is between minus and plus the denominator in every image: a difference of shares."""
+    """A difference of shares: in no image is the numerator further from 0 than ``most`` times the denominator."""
+
+    most: float = 1.0
 
     def swing(self) -> float:
         """Return by how much a share of one moves it."""
-        return 1.0
+        return self.most
 
 
 def standard_error(influence: Array, images: int) -> float:

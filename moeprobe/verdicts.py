@@ -17,6 +17,8 @@ _FLAGS = {
     "few_images": "few images",
     "unstable": "unstable",
 }
+# What is about labels, and so not known in advance of an input that is not perturbed.
+OF_LABELS = ("accuracy", "top5_accuracy", "fewshot_accuracy", "loss")
 
 
 def direction(metric: str) -> int:

@@ -63,9 +63,11 @@ def test_folders_below_one_another_more_than_python_calls_functions(tmp_path: Pa
         path /= "d"
         path.mkdir()
     write(path / "1.png", encoded(1))
-    ids = Folder(split="all", location=str(tmp_path)).image_ids
-    (path / "1.png").unlink()
-    os.removedirs(path)  # pytest's own way of removing folders is no longer than Python's stack
+    try:
+        ids = Folder(split="all", location=str(tmp_path)).image_ids
+    finally:
+        (path / "1.png").unlink()
+        os.removedirs(path)  # pytest's own way of removing folders is no longer than Python's stack
     assert ids == ["d/" * 1200 + "1.png"]
 
 
