@@ -94,6 +94,10 @@ class Change(Ratio):
         """Return by how much a share of one moves it."""
         return self.most
 
+    def is_binary(self) -> bool:
+        """Whether an image is right or wrong: it may have changed by a half, too."""
+        return False
+
 
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
