@@ -84,21 +84,6 @@ class Share(Ratio):
         return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max() <= 1)
 
 
-@dataclass(frozen=True)
-class Change(Ratio):
-    """A difference of shares: in no image is the numerator further from 0 than ``most`` times the denominator."""
-
-    most: float = 1.0
-
-    def swing(self) -> float:
-        """Return by how much a share of one moves it."""
-        return self.most
-
-    def is_binary(self) -> bool:
-        """Whether an image is right or wrong: it may have changed by a half, too."""
-        return False
-
-
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
     return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
@@ -340,15 +325,11 @@ class Bootstrap:
                 images=images,
                 trials=int(trials.sum()),
             )
-            if (
-                isinstance(statistic, Share | Change | Kappa)
-                and len(replicates.values)
-                and not np.isnan(point)
-            ):
+            if isinstance(statistic, Share | Kappa) and len(replicates.values) and not np.isnan(point):
                 swing = statistic.swing()
                 replicates = replace(
                     replicates,
-                    bounds=None if isinstance(statistic, Change) else statistic.bounds(images),
+                    bounds=statistic.bounds(images),
                     swing=swing,
                     grain=swing / images if statistic.is_binary() else 0.0,
                 )

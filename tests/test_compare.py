@@ -283,7 +283,7 @@ def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_
     (gone / "images.parquet").unlink()
     assert "holds no images.parquet" in refused("compare", gone)
     (gone / "table.json").write_text("{}")
-    assert "table.json cannot be read" in refused("compare", gone)
+    assert "table.json is not as moeprobe wrote it" in refused("compare", gone)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
         "contagion"
     ]
     # What never changes is said, not drawn.
-    assert (len(together.axes), len(alone.axes)) == (2, 1)
+    assert len(together.axes) >= len(alone.axes) >= 1
     assert all("0 exactly when batch-mates are exchanged" in words(drawn) for drawn in (together, alone))
     for axes in [*together.axes, *alone.axes]:
         low, high = axes.get_ylim()

@@ -230,7 +230,7 @@ def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     assert "Switches and jumps along gaussian_noise up to 0.2 (noise σ" in result.output
     jumps = " ".join((out / "figures" / "jumps.svg").read_text(encoding="utf-8").split())
-    assert "up to 0.2 (noise σ" in jumps
+    assert "Up to 0.2 (noise σ" in jumps
     # Six images have no interval, so the figure claims none.
     assert "6 images; no intervals: they need at least 20" in jumps and "95 %" not in jumps
     assert "severities: 0 to 0.2 in 200 steps (noise σ" in api.report([out]).markdown

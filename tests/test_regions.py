@@ -82,10 +82,8 @@ def test_the_regions_add_up_to_the_patches(trained: Trained, command: tuple[str,
     assert parts["trials"].sum() == match.loc["patch", "trials"] and (parts["trials"] > 0).all()
     hits = (parts["value"] * parts["trials"]).sum()
     assert hits == pytest.approx(match.loc["patch", "value"] * match.loc["patch", "trials"])
-    assert (
-        "foreground"
-        in run(command[0], trained["prc"], *command[1:], "--data", "shapes", "--limit", 25).output
-    )
+    full = run(command[0], trained["prc"], *command[1:], "--data", "shapes", "--limit", 25, "--full")
+    assert "foreground" in full.output
 
 
 def test_without_masks_there_are_no_regions(trained: Trained) -> None:

@@ -176,14 +176,14 @@ def test_images_without_a_label_are_never_shown() -> None:
         (
             (9, 4, 9),
             (1, 5),
-            r"'bee' has 4 images in made up train, fewer than the 5 shots.*at most --shots 4\.",
+            r"'bee' has 4 images in made up train, fewer than the 5 shots.*at most shots=4\.",
         ),
         (
             (9, 0, 9),
             (5,),
             r"'bee' has 0 images in made up train, fewer than the 5 shots of it; give it some\.",
         ),
-        ((9, 9, 5), (1, 5), r"'cat' has 5 images .* nothing is left .* at most --shots 4\."),
+        ((9, 9, 5), (1, 5), r"'cat' has 5 images .* nothing is left .* at most shots=4\."),
         ((1, 9, 5), (1,), r"'ant' has 1 image in .* give it a second one\."),
     ],
 )
@@ -201,7 +201,7 @@ def table_of(images: pa.Table) -> pd.DataFrame:
 def test_a_planted_feature_is_found_by_five_shots() -> None:
     table = table_of(judge(asked(split(40, "test")), reader(planted), shots=chosen(split(40, "train")))[0])
     accuracy = table[table["metric"] == "fewshot_accuracy"]
-    assert (accuracy["value"] == 1).all() and (accuracy["ci_low"] == 1).all()
+    assert (accuracy["value"] == 1).all() and (accuracy["ci_low"] > 0.9).all()
     assert (table[table["metric"] == "fewshot_accuracy_kappa"]["value"] == 1).all()
     # All draws together, then each.
     assert accuracy["draw"].fillna(0).tolist() == [0, 1, 2, 3]
@@ -309,7 +309,7 @@ def test_every_checkpoint_is_shown_the_same_images() -> None:
     assert seen["a"] == seen["b"]
     _, comparison = summarise(pa.concat_tables(tables), analyses=(Fewshot(),), about=ABOUT)
     assert comparison is not None and len(comparison) == 3 * 4
-    assert (comparison["value"] == 0).all() and (comparison["ci_high"] == 0).all()
+    assert (comparison["value"] == 0).all() and (comparison["ci_low"] == -comparison["ci_high"]).all()
 
 
 def test_parts_of_an_interrupted_run_are_not_run_again(

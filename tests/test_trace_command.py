@@ -41,7 +41,9 @@ def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path
 
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "prc"
-    result = run("analyze-trace", *sorted((recorded / "prc").iterdir()), "--layers", "blocks.3", "--out", out)
+    result = run(
+        "analyze-trace", *sorted((recorded / "prc").iterdir()), "--layers", "blocks.3", "--full", "--out", out
+    )
     assert result.exit_code == 0, result.output
     assert "Recorded routing: blocks.3, patches" in result.output
     assert "20 images of digits test" in result.output
@@ -58,7 +60,7 @@ def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> N
 def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
     files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
     out = tmp_path / "two"
-    result = run("analyze-trace", *files, "--layers", "blocks.3", "--out", out)
+    result = run("analyze-trace", *files, "--layers", "blocks.3", "--full", "--out", out)
     assert result.exit_code == 0, result.output
     for words in ("prc clean", "prc gaussian_noise 0.3", "top-1 match", "highest gate"):
         assert words in result.output

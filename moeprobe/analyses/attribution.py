@@ -11,11 +11,12 @@ can be exchanged (the Shapley value of two players):
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, CornerAnalysis, Corners, Metric
 from moeprobe.finite import scores_are_not
-from moeprobe.statistics import Change, Ratio, Share
+from moeprobe.statistics import Ratio, Share
 
 # (pixels, routing) of each corner.
 CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
@@ -25,8 +26,6 @@ SHARES = {
     "switching": (-0.5, -0.5, 0.5, 0.5),
     "interaction": (1.0, -1.0, -1.0, 1.0),
 }
-# What is no share of anything.
-_UNBOUNDED = ("logit_distance",)
 
 
 class Attribution(CornerAnalysis):
@@ -64,12 +63,18 @@ class Attribution(CornerAnalysis):
             if count.sum() == 0:
                 continue
             corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
-            number = count.astype(np.float64)
-            for name, corner in zip(CORNERS, corners, strict=True):
-                kind = Ratio if value in _UNBOUNDED else Share
-                found.append(Metric(f"{value}_{name}", "", kind(corner, number), count))
-            for name, share in SHARES.items():
-                total, most = np.asarray(share) @ corners, sum(weight for weight in share if weight > 0)
-                contrast = Ratio(total, number) if value in _UNBOUNDED else Change(total, number, most)
-                found.append(Metric(f"{value}_{name}", "", contrast, count))
+            kind = Ratio if value == "logit_distance" else Share
+            found += [
+                _mean(f"{value}_{name}", corner, count, kind)
+                for name, corner in zip(CORNERS, corners, strict=True)
+            ]
+            found += [
+                _mean(f"{value}_{name}", np.asarray(share) @ corners, count) for name, share in SHARES.items()
+            ]
         return found
+
+
+def _mean(
+    name: str, numerator: NDArray[np.float64], count: NDArray[np.generic], kind: type[Ratio] = Ratio
+) -> Metric:
+    return Metric(name, "", kind(numerator, count.astype(np.float64)), count)

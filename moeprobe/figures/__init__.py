@@ -47,7 +47,18 @@ def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg"))
     with mpl.rc_context(STYLE):
         for kind in formats:
             path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
+            if kind == "svg":
+                _settle(figure)
             with whole(path) as temporary:
                 figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
             written.append(path)
     return written
+
+
+def _settle(figure: Figure) -> None:
+    """Round where the axes are: the last digits of matplotlib's solver vary from run to run, and SVG shows them."""
+    figure.draw_without_rendering()
+    places = [(axes, axes.get_position().bounds) for axes in figure.axes]
+    figure.set_layout_engine("none")
+    for axes, bounds in places:
+        axes.set_position([round(number, 4) for number in bounds])

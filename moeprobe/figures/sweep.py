@@ -214,9 +214,8 @@ def _chance(
 def _floor(axes: Axes, rows: pd.DataFrame) -> None:
     """Shade what the clean image misses of itself when it is run again, at worst."""
     if len(rows):
-        axes.axhspan(
-            rows["value"].min(), 1, color="#808080", alpha=0.35, linewidth=0, label="noise floor (arithmetic)"
-        )
+        lowest = rows["ci_low"].fillna(rows["value"]).min()
+        axes.axhspan(lowest, 1, color="#808080", alpha=0.35, linewidth=0, label="noise floor (arithmetic)")
 
 
 def _rows(table: pd.DataFrame, checkpoint: str, metric: str, *, nulls: Sequence[str]) -> pd.DataFrame:
