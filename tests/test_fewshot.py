@@ -82,7 +82,7 @@ def test_what_is_printed_stands_in_the_table(finished: Path, trained: Trained) -
     # Of kappa, whose values lie between two that are shown and not halfway, as those of 40 images may.
     rows = table[(table["metric"] == "fewshot_accuracy_kappa") & table["draw"].isna()]
     assert len(rows) == 4
-    for _, row in rows.fillna({"flag": ""}).iterrows():
+    for _, row in rows.astype({"flag": object}).fillna({"flag": ""}).iterrows():
         assert interval(row) in result.output
     assert "Nothing was written" in result.output and "2 draws of the training images" in result.output
 
