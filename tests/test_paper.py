@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -118,12 +119,13 @@ def test_an_interrupted_call_does_not_go_on_as_another(
     models, out = list(trained.values()), tmp_path / "paper"
     with pytest.raises(CutOffError):
         api.paper(models, names=("A", "B"), limit=2, out=out)
-    for given, change in (
+    others: list[tuple[list[Path], dict[str, Any]]] = [
         (models, {"trained_capacity": True}),
         (models, {"skip_bad_images": True}),
         (models, {"allow_not_finite": True}),
         (models[::-1], {}),
-    ):
+    ]
+    for given, change in others:
         with pytest.raises(UserError, match="unfinished run of something else"):
             api.paper(given, names=("A", "B"), limit=2, out=out, **change)
     with pytest.raises(CutOffError):
@@ -135,7 +137,7 @@ def test_a_model_without_a_hash_is_not_taken_for_that_of_before(
 ) -> None:
     baseline, prc = (api.load_model(path) for path in trained.values())
     # The same by name, with other weights.
-    unknown = prc.provenance | {"sha256": None}
+    unknown = {**prc.provenance, "sha256": None}
     before, now = (replace(model, name="mine", provenance=unknown) for model in (prc, baseline))
     for mine in (before, now):
         with pytest.raises(CutOffError):

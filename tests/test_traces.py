@@ -187,7 +187,7 @@ def test_what_does_not_correspond_is_refused(model: Checkpoint, traces: Path, tm
 
 def test_traces_of_one_name_are_told_apart(model: Checkpoint, tmp_path: Path) -> None:
     impostor = checkpoint("a", seed=1)
-    impostor = dataclasses.replace(impostor, provenance=impostor.provenance | {"sha256": "another"})
+    impostor = dataclasses.replace(impostor, provenance={**impostor.provenance, "sha256": "another"})
     files = [
         api.record([one], layers=ONE, limit=2, out=tmp_path / name).files[0]
         for one, name in ((model, "x"), (impostor, "y"))

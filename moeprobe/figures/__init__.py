@@ -18,6 +18,7 @@ except ValueError as error:  # it reads MPLBACKEND while it is imported
     ) from None
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 STYLE: Any = {
     "font.size": 10,
@@ -58,7 +59,7 @@ def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg"))
 def _settle(figure: Figure) -> None:
     """Round where the axes are: the last digits of matplotlib's solver vary from run to run, and SVG shows them."""
     figure.draw_without_rendering()
-    places = [(axes, axes.get_position().bounds) for axes in figure.axes]
+    places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
     figure.set_layout_engine("none")
-    for axes, bounds in places:
-        axes.set_position([round(number, 4) for number in bounds])
+    for axes, corners in places:
+        axes.set_position(Bbox(corners.round(4)))
