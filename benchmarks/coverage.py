@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.chance import Chance, Kappa
 from moeprobe.entropy import Entropy
-from moeprobe.statistics import Bootstrap, Chance, Kappa, Replicates, Share, Statistic
+from moeprobe.statistics import Bootstrap, Replicates, Share, Statistic
 from moeprobe.within_image import chance_within_image
 
 Array = NDArray[np.float64]

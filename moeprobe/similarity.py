@@ -39,7 +39,7 @@ class MeanProduct:
     """Σ_{i ≠ j} Σ_f x_if y_jf / Σ_{i ≠ j} s_i t_j: the mean product of vectors drawn from two sides, of two images.
 
     ``x`` and ``y`` ``(n, F)`` are an image's summed vectors, ``s`` and ``t`` ``(n,)`` how many they are of. An image is
-    paired with others only, as in ``statistics.Chance``.
+    paired with others only, as in ``chance.Chance``.
     """
 
     x: Array
@@ -76,7 +76,7 @@ class SetChance:
     c = Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) J(S, T) / Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) [S or T is not empty],
     over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s draws. As in the
     match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but a draw
-    of two of them is left out. A draw is of two images, as in ``statistics.Chance``.
+    of two of them is left out. A draw is of two images, as in ``chance.Chance``.
 
     Args:
         image: ``(M,)`` image number of each pair of tokens.

@@ -15,7 +15,7 @@ LEVELS = {
         "validation", "watching", "wording", "yamls",
     },
     1: {
-        "accumulators", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
+        "accumulators", "chance", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
         "ridge", "routing", "showing", "sidecars", "similarity", "statistics", "tables", "verdicts", "views",
         "within_image",
     },
@@ -80,6 +80,7 @@ NEIGHBOURS = {
     ("demo", "api"),
     ("exchange", "loading"),
     ("exhibits", "probes"),
+    ("chance", "statistics"),
     ("families", "statistics"),
     ("files", "catalog"),
     ("files", "errors"),

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from moeprobe import statistics
+from moeprobe import chance
+from moeprobe.chance import Chance, Kappa
 from moeprobe.entropy import Entropy
 from moeprobe.families import Difference, difference, judge
 from moeprobe.similarity import MeanProduct
 from moeprobe.statistics import (
     Bootstrap,
-    Chance,
-    Kappa,
     Ratio,
     Replicates,
     Share,
@@ -75,7 +74,7 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
 def test_influence_is_the_derivative_by_the_weights(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "_EXACT_SINGLE", 0)  # differences of 1e-5 need double precision
+    monkeypatch.setattr(chance, "_EXACT_SINGLE", 0)  # differences of 1e-5 need double precision
     num_images, step = 12, 1e-5
     statistic = all_statistics(seed, num_images)[name]
     weights = np.ones((num_images, 2 * num_images))

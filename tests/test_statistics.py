@@ -9,10 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from moeprobe import chance as chance_levels
 from moeprobe import statistics
+from moeprobe.chance import Chance, Kappa
 from moeprobe.entropy import Entropy
 from moeprobe.similarity import MeanProduct
-from moeprobe.statistics import Bootstrap, Chance, Estimate, Kappa, Ratio, Replicates, Statistic
+from moeprobe.statistics import Bootstrap, Estimate, Ratio, Replicates, Statistic
 
 
 def trials(
@@ -70,9 +72,9 @@ def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytes
     made = trials(3, num_images=8, patches=6, codes=4)
     weights = np.random.default_rng(3).integers(0, 4, (8, 7)).astype(float)
     expected = chance(made, 8, position=True).evaluate(weights)
-    monkeypatch.setattr(statistics, "_BLOCK_NUMBERS", 14)
+    monkeypatch.setattr(chance_levels, "_BLOCK_NUMBERS", 14)
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
-    monkeypatch.setattr(statistics, "_EXACT_SINGLE", 1)
+    monkeypatch.setattr(chance_levels, "_EXACT_SINGLE", 1)
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.analyses.base import Columns, Metric
-from moeprobe.statistics import Chance, Kappa, Share, Statistic
+from moeprobe.chance import Chance, Kappa
+from moeprobe.statistics import Share, Statistic
 from moeprobe.within_image import Tokens, chance_within_image
 
 Whole = NDArray[np.int64]

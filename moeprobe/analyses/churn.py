@@ -16,9 +16,10 @@ from torch import Tensor
 from moeprobe.analyses._nulls import with_others
 from moeprobe.analyses._pairs import of_tokens, others, patches
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.chance import Kappa
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Array, Kappa, Share, Statistic
+from moeprobe.statistics import Array, Share, Statistic
 from moeprobe.within_image import per_trial
 
 

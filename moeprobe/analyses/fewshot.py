@@ -11,7 +11,8 @@ from torch import Tensor
 
 from moeprobe.analyses._nulls import beyond, with_others
 from moeprobe.analyses.base import Columns, Metric, OutputAnalysis, OutputPair
-from moeprobe.statistics import Chance, Share
+from moeprobe.chance import Chance
+from moeprobe.statistics import Share
 
 
 class Fewshot(OutputAnalysis):

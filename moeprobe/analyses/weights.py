@@ -22,10 +22,11 @@ from torch import Tensor
 from moeprobe.analyses._nulls import beyond, with_others
 from moeprobe.analyses._pairs import Paired, by_tokens, double, of_tokens, others
 from moeprobe.analyses.base import Columns, LayerAnalysis, LayerPair, Metric
+from moeprobe.chance import Kappa
 from moeprobe.medium import ORDINARY
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import Complement, MeanProduct
-from moeprobe.statistics import Array, Kappa, Share
+from moeprobe.statistics import Array, Share
 from moeprobe.within_image import per_trial
 
 # Smaller divergences are the rounding of float32.

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from moeprobe.analyses.base import LayerPair
 from moeprobe.analyses.set_match import SetMatch
+from moeprobe.chance import Chance
 from moeprobe.routing import LayerRouting
 from moeprobe.similarity import SetChance
-from moeprobe.statistics import Chance
 from tests.analyses.pairing import chance, kappa, mean, scattered, tokens_of, values
 from tests.routings import aligned, expert_choice, routing
 
