@@ -10,12 +10,12 @@ import pandas as pd
 from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
-from moeprobe.files import read_json, remove
+from moeprobe.files import LAST, is_folder, read_json, remove
 from moeprobe.folders import RunFolder, check_family, check_replaceable
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.options import checked
-from moeprobe.records import Family, look
+from moeprobe.records import Contents, Family, look
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 
@@ -170,6 +170,7 @@ def check_run_folder(
     check_family(folder, contents, _FAMILY)
     if overwrite and not resume:
         check_replaceable(folder, contents, _FAMILY)
+        _check_start(folder, contents, config)
         return "new"
     if not contents.own:
         return "new"
@@ -180,14 +181,31 @@ def check_run_folder(
             f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
         )
     left = (folder / "state.safetensors").exists()
+    if not finished and not left:
+        _check_start(folder, contents, config)
+        return "new"
     if not finished:
-        return "unfinished" if left else "new"
+        return "unfinished"
     if resume or left or not (folder / "training.png").exists():
         return "finished"
     raise UserError(
         f"{folder} holds a finished run; add --resume to take it as it is, --overwrite to replace it, or choose "
         "another name."
     )
+
+
+def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
+    """Raise ``UserError`` where a new run would replace the weights that it starts from: it could not be repeated."""
+    replaced = {(folder / name).resolve() for name in contents.own}
+    for key, source in (
+        ("initialise.checkpoint", config.initialise and config.initialise.checkpoint),
+        ("model.upcycle.file", config.model.upcycle and config.model.upcycle.file),
+    ):
+        path = Path(str(source))
+        if source and (path / LAST if is_folder(path) else path).resolve() in replaced:
+            raise UserError(
+                f"{key} is {source}, which this run would replace; copy it out of {folder}, or choose another folder."
+            )
 
 
 def same_training(one: TrainConfig, other: TrainConfig) -> bool:

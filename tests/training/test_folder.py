@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moeprobe import api
+from moeprobe import api, config
 from moeprobe.errors import UserError
 from moeprobe.records import RECORD, look
 from moeprobe.trainings import _FAMILY
@@ -66,6 +66,30 @@ def test_overwrite_replaces_a_run_and_nothing_else(finished: Path, recorded: boo
     api.train("digits-baseline", overrides=SHORT, folder=finished, device="cpu", overwrite=True)
     assert look(finished, _FAMILY).foreign == ()
     assert (finished / "config.yaml").read_bytes() != before["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "initialise.checkpoint={}",
+        "initialise.checkpoint={}/best.safetensors",
+        "model.upcycle={{name: vit_tiny_patch16_224, file: {}/last.safetensors}}",
+    ],
+)
+def test_a_run_does_not_replace_the_weights_that_it_starts_from(finished: Path, start: str) -> None:
+    linked = finished.with_name("link")
+    linked.symlink_to(finished)
+    settings = (*SHORT, start.format(linked))
+    before = tree(finished)
+    sentence = refused(*TRAIN, *settings, "--folder", finished, "--overwrite")
+    assert "which this run would replace; copy it out of" in sentence
+    assert tree(finished) == before
+    # The same where such a run was begun and has no state yet.
+    (finished / "finished.json").unlink()
+    (finished / "config.yaml").write_text(config.dump(config.load("digits-baseline", settings)))
+    before = tree(finished)
+    assert "which this run would replace" in refused(*TRAIN, *settings, "--folder", finished)
+    assert tree(finished) == before
 
 
 def test_a_second_training_in_a_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:
