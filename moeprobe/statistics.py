@@ -47,8 +47,8 @@ class Statistic(Protocol):
 class Bounded(Statistic, Protocol):
     """A statistic that follows from shares of images, whose interval knows how far these can be from what was seen."""
 
-    def bounds(self, images: int) -> tuple[float, float]:
-        """Return its interval over ``images``."""
+    def bounds(self, images: int) -> tuple[float, float] | None:
+        """Return its interval over ``images``; None = that of the resamples."""
 
     def swing(self) -> float:
         """Return by how much a share of one moves it."""
@@ -92,6 +92,24 @@ class Share(Ratio):
         return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max() <= 1)
 
 
+@dataclass(frozen=True)
+class Contrast(Ratio):
+    """A weighted difference of shares: in no image is the numerator further from 0 than ``most`` denominators."""
+
+    most: float
+
+    def bounds(self, images: int) -> None:
+        """Return None: it lies around 0, where resamples can look to both sides."""
+
+    def swing(self) -> float:
+        """Return the largest value in one image."""
+        return self.most
+
+    def is_binary(self) -> bool:
+        """Whether it is of images that are right or wrong as a whole; contrasts go by halves of them."""
+        return bool((2 * self.numerator % 1 == 0).all() and self.denominator.max() <= 1)
+
+
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
     return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
@@ -119,7 +137,8 @@ class Replicates:
         images: number of images with at least one trial.
         trials: the statistic's denominator over all images.
         bounds: interval of a share, or of what follows from one; None = that of the resamples.
-        swing: by how much a share of one would move it; 0 where it follows from no share.
+        swing: by how much a share of one would move it, or the largest contrast in an image; 0 where it follows from
+            no share.
         grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
     """
 

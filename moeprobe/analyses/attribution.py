@@ -11,12 +11,11 @@ can be exchanged (the Shapley value of two players):
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.analyses.base import Columns, CornerAnalysis, Corners, Metric
 from moeprobe.finite import scores_are_not
-from moeprobe.statistics import Ratio, Share
+from moeprobe.statistics import Contrast, Ratio, Share
 
 # (pixels, routing) of each corner.
 CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
@@ -63,18 +62,14 @@ class Attribution(CornerAnalysis):
             if count.sum() == 0:
                 continue
             corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
-            kind = Ratio if value == "logit_distance" else Share
-            found += [
-                _mean(f"{value}_{name}", corner, count, kind)
-                for name, corner in zip(CORNERS, corners, strict=True)
-            ]
-            found += [
-                _mean(f"{value}_{name}", np.asarray(share) @ corners, count) for name, share in SHARES.items()
-            ]
+            number, bounded = count.astype(np.float64), value != "logit_distance"
+            for name, corner in zip(CORNERS, corners, strict=True):
+                mean = Share(corner, number) if bounded else Ratio(corner, number)
+                found.append(Metric(f"{value}_{name}", "", mean, count))
+            # The weights add up to 0. Less the clean corner, what has no effect cancels exactly, not up to rounding.
+            moved = corners - corners[0]
+            for name, weights in SHARES.items():
+                total, most = np.asarray(weights) @ moved, sum(weight for weight in weights if weight > 0)
+                contrast = Contrast(total, number, most) if bounded else Ratio(total, number)
+                found.append(Metric(f"{value}_{name}", "", contrast, count))
         return found
-
-
-def _mean(
-    name: str, numerator: NDArray[np.float64], count: NDArray[np.generic], kind: type[Ratio] = Ratio
-) -> Metric:
-    return Metric(name, "", kind(numerator, count.astype(np.float64)), count)

@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from moeprobe.analyses.attribution import CORNERS, SHARES, Attribution
 from moeprobe.analyses.base import Corners
 from moeprobe.probes import Checkpoint
 from moeprobe.routing import Replayable, RoutingTrace
+from moeprobe.statistics import Bootstrap, Estimate
 from moeprobe.sweeps import run
 from moeprobe.tables import cells
 from moeprobe.views.base import Framing
@@ -136,6 +138,39 @@ def test_without_a_switch_switching_is_nothing_at_all() -> None:
             one, two = (columns[f"{value}_{pixels}_{routing}"] for routing in ("clean", "perturbed"))
             assert np.array_equal(one[exact], two[exact])
             assert (one[~exact] != two[~exact]).any()
+
+
+@pytest.mark.parametrize(("value", "changed"), [("accuracy", 0), ("accuracy", 1), ("class_probability", 0)])
+def test_where_no_image_switched_the_effect_may_still_not_be_0(value: str, changed: int) -> None:
+    """40 images: the perturbation lowers the probability in all of them, the routing alone in ``changed``."""
+    rng = np.random.default_rng(0)
+    corners = np.ones((4, 40)) if value == "accuracy" else 10.0 ** -rng.uniform(0, 12, (2, 40))[[0, 1, 0, 1]]
+    corners[2:, :changed] = 0
+    columns: dict[str, np.ndarray] = dict.fromkeys(("attributed", "attributed_labelled"), np.ones(40, int))
+    for name in ("logit_distance", "class_probability", "accuracy"):
+        columns |= {f"{name}_{corner}": found for corner, found in zip(CORNERS, corners, strict=True)}
+    metrics = {metric.name: metric for metric in Attribution().metrics(columns, aligned=True)}
+    bootstrap = Bootstrap(40, seed=0, num_resamples=200)
+
+    def interval(name: str) -> Estimate:
+        metric = metrics[f"{value}_{name}"]
+        return bootstrap.replicate([(metric.statistic, metric.trials)])[0].interval()
+
+    switching, interaction = interval("switching"), interval("interaction")
+    unseen = stats.t.ppf(0.975, 39) ** 2 / (40 + stats.t.ppf(0.975, 39) ** 2)
+    # Half of the four corners on either side: no more than 1 in an image, and 2 of the interaction.
+    assert (interaction.low, interaction.value, interaction.high) == pytest.approx(
+        (-2 * unseen, 0, 2 * unseen)
+    )
+    if changed == 0:
+        assert (switching.low, switching.value, switching.high) == pytest.approx((-unseen, 0, unseen))
+    else:
+        # One image more of those that are right or wrong could have changed to either side.
+        assert switching.value == -1 / 40 and switching.low < -1.5 / 40 and switching.high > 0
+    # Distances have no end, so nothing says how far one could be.
+    distance = metrics["logit_distance_interaction"]
+    found = bootstrap.replicate([(distance.statistic, distance.trials)])[0].interval()
+    assert (found.low, found.high) == (0, 0)
 
 
 def test_sums_by_a_loop() -> None:
