@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from moeprobe.figures import confidence, match_ratio, sweep
 from moeprobe.palette import colours
@@ -71,6 +72,22 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
         assert len({axes.get_ylim() for axes in figure.axes[row * columns : (row + 1) * columns]}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize(("lowest", "shaded"), [(0.97, [(0.97, 1.0)] * 3), (1.0, [])])
+def test_the_noise_floor_is_shaded_from_its_value_and_not_from_its_interval(
+    lowest: float, shaded: list[tuple[float, float]]
+) -> None:
+    found = table([0.0, 0.1])
+    floors = found[(found["metric"] == "top1_match") & (found["severity"] == 0)].assign(
+        view="clean_other_dtype", severity=np.nan, value=lowest, ci_low=0.9, ci_high=1.0
+    )
+    figure = sweep.draw(pd.concat([found, floors]), colours=COLOURS, unit="σ")["routing"]
+    bands = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [(band.get_y(), pytest.approx(band.get_y() + band.get_height())) for band in bands] == shaded
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ("noise floor (arithmetic)" in labels) == bool(shaded)
+    assert ("nothing to shade" in words(figure)) == (not shaded)
 
 
 def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:

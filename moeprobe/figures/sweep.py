@@ -49,7 +49,8 @@ def draw(
             notes = ["In the table only: the noise floor"] if len(floors) else []
         else:
             figure, mark = _by_layer(routing, floors, rows, colours, unit), "bands"
-            notes = []
+            least = _parts.ordinary(_parts.select(floors, metric=_parts.agreement(routing)))["value"].min()
+            notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
         notes += _parts.undrawn(table)
         figures["routing"] = _parts.finish(figure, drawn, title=title, notes=notes, mark=mark)
     output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
@@ -213,8 +214,8 @@ def _chance(
 
 def _floor(axes: Axes, rows: pd.DataFrame) -> None:
     """Shade what the clean image misses of itself when it is run again, at worst."""
-    if len(rows):
-        lowest = rows["ci_low"].fillna(rows["value"]).min()
+    lowest = rows["value"].min()
+    if lowest < 1:
         axes.axhspan(lowest, 1, color="#808080", alpha=0.35, linewidth=0, label="noise floor (arithmetic)")
 
 
