@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from moeprobe.figures import confidence, match_ratio, sweep
+from moeprobe.figures import confidence, discontinuity, match_ratio, sweep
 from moeprobe.palette import colours
 from moeprobe.tables import frame
 from tests.drawn import words
@@ -72,6 +72,25 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
         assert len({axes.get_ylim() for axes in figure.axes[row * columns : (row + 1) * columns]}) == 1
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {"low", "high"} <= set(labels) and len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("number", [2, 8])
+def test_no_bar_of_jumps_hides_that_of_another_checkpoint(number: int) -> None:
+    given = colours([f"model {one}" for one in range(number)])
+    sizes = (0.001, 0.003, 0.01)
+    rows = [
+        {
+            "checkpoint": checkpoint, "dataset": "digits", "split": "test", "view": "noise", "tokens": "",
+            "metric": f"switches_above_{size:g}", "value": 2.0, "ci_low": 1.0, "ci_high": 4.0, "images": 30,
+        }
+        for checkpoint in given for size in sizes
+    ]  # fmt: skip
+    (panel,) = discontinuity.draw_jumps(pd.DataFrame(rows), given, until="up to 0.2").axes
+    places = [bar.get_segments()[place][0][0] for bar in panel.collections for place in range(len(sizes))]
+    assert len(set(places)) == number * len(sizes), "every bar has a place of its own"
+    for place in places:
+        # Nearest to the size that it is of.
+        assert min(abs(np.log10(place / size)) for size in sizes) < np.log10(3) / 3
 
 
 @pytest.mark.parametrize(("lowest", "shaded"), [(0.97, [(0.97, 1.0)] * 3), (1.0, [])])

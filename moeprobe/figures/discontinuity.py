@@ -90,7 +90,10 @@ def draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -
     drawn = table[table["metric"].isin([f"{_ABOVE}{x:g}" for x in thresholds])]
     seen = drawn[drawn["value"] > 0]
     lowest = float(seen["value"].min()) / 3 if len(seen) else 0.01
-    for checkpoint, colour in colours.items():
+    # Apart from one another, and well within the 0.48 decades to the next size.
+    apart = min(0.08, 0.24 / max(len(colours) - 1, 1))
+    for number, (checkpoint, colour) in enumerate(colours.items()):
+        x = np.asarray(thresholds) * 10 ** (apart * (number - (len(colours) - 1) / 2))
         rows = _parts.by_metric(
             _parts.select(drawn, checkpoint=checkpoint), [f"{_ABOVE}{x:g}" for x in thresholds]
         )
@@ -98,12 +101,14 @@ def draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -
         rows = rows.assign(
             value=rows["value"].where(rows["value"] > 0), ci_low=rows["ci_low"].clip(lower=lowest / 10)
         )
-        _parts.points(panel, np.asarray(thresholds), rows, colour=colour, label=checkpoint)
-        panel.plot(thresholds, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
+        _parts.points(panel, x, rows, colour=colour, label=checkpoint)
+        panel.plot(x, rows["value"].to_numpy(float), "-", color=colour, linewidth=1)
     panel.set(xscale="log", yscale="log")
     panel.set(xlabel="jump of the probability, at one input", ylabel="switches per image with a larger jump")
     panel.set_ylim(bottom=lowest)
     notes = [f"{until[:1].upper()}{until[1:]}"]
+    if len(colours) > 1:
+        notes.append("Counts at the same size stand side by side")
     if (drawn["value"] == 0).any():
         notes.append("None found: no point")
     return _parts.finish(figure, drawn, title=f"Jumps at switches along {table['view'].iloc[0]}", notes=notes)
