@@ -18,12 +18,13 @@ from moeprobe import summaries
 from moeprobe.accumulators import Accumulator
 from moeprobe.analyses.base import LayerAnalysis, LayerPair
 from moeprobe.analyses.weights import Weights
+from moeprobe.arguments import several
 from moeprobe.asking import KINDS, make_analyses
 from moeprobe.errors import UserError
 from moeprobe.files import sha256
 from moeprobe.formats.trace import is_ordered
 from moeprobe.formats.trace_reading import TraceFile
-from moeprobe.options import Keywords, Options, checked, combine, several
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.palette import colours
 from moeprobe.probing import save_figures
 from moeprobe.runs import Result, output_folder, provenance

@@ -11,12 +11,13 @@ import pandas as pd
 
 from moeprobe import comparisons, probing, verdicts
 from moeprobe.analyses.base import trial_lists
+from moeprobe.arguments import several
 from moeprobe.asking import make_analyses
 from moeprobe.catalog import VIEWS, unknown
 from moeprobe.errors import UserError
 from moeprobe.gathering import are_runs, gather, probe_arguments
 from moeprobe.loading import Models
-from moeprobe.options import Keywords, Options, checked, combine, several
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan

@@ -38,6 +38,12 @@ class UserError(Exception):
         return format(self.sentence, spec)
 
 
+def keyword_for(option: str, value: object) -> str | None:
+    """Return how Python writes an option of the command line that is called otherwise there; None for others."""
+    name = _RENAMED.get(option)
+    return f"{name}={_literal(name, value)}" if name and isinstance(value, str) else name
+
+
 def _as_keyword(found: re.Match[str]) -> str:
     if found["command"] is not None:
         return found["command"]

@@ -16,13 +16,14 @@ from moeprobe.adapters.base import Opened
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.arguments import several
 from moeprobe.catalog import ADAPTERS, SCHEMES, VIEWS, is_foreign
 from moeprobe.config import Plugin, make_plugin
 from moeprobe.data._files import Files
 from moeprobe.data._naming import open_data
 from moeprobe.data.base import Dataset, ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.options import Options, checked, several
+from moeprobe.options import Options, checked
 from moeprobe.probes import Checkpoint
 from moeprobe.runs import TAKEN
 from moeprobe.seeds import random_state_kept

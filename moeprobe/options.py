@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import inspect
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeVar, cast, get_args, get_type_hints
 
+from moeprobe import arguments
 from moeprobe.catalog import did_you_mean
-from moeprobe.errors import UserError
+from moeprobe.errors import UserError, keyword_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,11 +88,11 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, kind in _types().items():
-            object.__setattr__(self, name, _READ[kind](name, getattr(self, name)))
+            object.__setattr__(self, name, arguments.read(name, kind, getattr(self, name)))
         for name, (least, what) in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
-                raise UserError(f"{_option(name)} takes {what}; got {value}.")
+                raise UserError(f"--{name.replace('_', '-')} takes {what}; got {value}.")
 
 
 _LEAST = {
@@ -108,69 +108,6 @@ def _types() -> dict[str, Any]:
     return get_type_hints(Options)
 
 
-def _option(name: str) -> str:
-    """Return an option as the command line calls it."""
-    return f"--{name.replace('_', '-')}"
-
-
-def _refused(name: str, what: str, value: object) -> UserError:
-    return UserError(f"{_option(name)} takes {what}; got {value!r}.")
-
-
-def _whole(name: str, value: Any, what: str = "a whole number") -> int:
-    if isinstance(value, bool):
-        raise _refused(name, what, value)
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise _refused(name, what, value) from None
-
-
-def _maybe_whole(name: str, value: Any) -> int | None:
-    return None if value is None else _whole(name, value, "a whole number, or None")
-
-
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _refused(name, "True or False", value)
-    return value
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _refused(name, "a string", value)
-    return value
-
-
-def _path(name: str, value: Any) -> Path | None:
-    if value is not None and not isinstance(value, str | Path):
-        raise _refused(name, "a path, or None", value)
-    return None if value is None else Path(value)
-
-
-def _names(name: str, value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    found = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if (
-        not isinstance(found, Sequence)
-        or not all(isinstance(part, str) and part for part in found)
-        or not found
-    ):
-        raise _refused(name, "a name, or a list of names", value)
-    return tuple(found)
-
-
-_READ: dict[Any, Callable[[str, Any], Any]] = {
-    str: _text,
-    int: _whole,
-    bool: _switch,
-    int | None: _maybe_whole,
-    Path | None: _path,
-    tuple[str, ...] | None: _names,
-}
-
-
 def combine(options: Options | None, changes: Keywords) -> Options:
     """Return common options with some of them changed by name.
 
@@ -182,14 +119,10 @@ def combine(options: Options | None, changes: Keywords) -> Options:
     return dataclasses.replace(options or Options(), **changes)  # type: ignore[arg-type]
 
 
-def several(given: Any) -> list[Any]:
-    """Return what was given as a list: one thing, or many."""
-    single = isinstance(given, str | bytes) or not isinstance(given, Iterable)
-    return [given] if single else list(given)
-
-
 def checked(function: F) -> F:
-    """Refuse keywords that a function does not take, and positional arguments too many, with one sentence.
+    """Refuse keywords that a function does not take, positional arguments too many, and values of another type.
+
+    A lone number or name where the function takes several is one of them.
 
     Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for ``help`` and the
     completion of a notebook.
@@ -212,20 +145,21 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*given: Any, **named: Any) -> Any:
-        for keyword in named:
+        for keyword, value in named.items():
             if keyword not in signature.parameters:
                 known = list(signature.parameters)
-                hint = did_you_mean(keyword, known)
+                meant = keyword_for(keyword, value)
+                hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
                 raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
-        for keyword, value in named.items():
-            # A lone name where names are due is a list of one, and not of its letters.
-            if get_origin(signature.parameters[keyword].annotation) is Sequence:
-                named[keyword] = several(value)
         try:
-            signature.bind(*given, **named)
+            bound = signature.bind(*given, **named)
         except TypeError as error:
             raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
-        return function(*given, **named)
+        # What is unpacked from keywords is read by ``Options``.
+        for one in bound.arguments.keys() & own.parameters.keys():
+            annotation = own.parameters[one].annotation
+            bound.arguments[one] = arguments.read(one, annotation, bound.arguments[one])
+        return function(*bound.args, **bound.kwargs)
 
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
     return cast("F", wrapper)

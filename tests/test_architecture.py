@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "alignment", "catalog", "characters", "config", "errors", "files", "folders", "geometry",
-        "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions", "records", "seeds", "tokens",
-        "validation", "watching", "wording", "yamls",
+        "_torchvision", "alignment", "arguments", "catalog", "characters", "config", "errors", "files", "folders",
+        "geometry", "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions", "records", "seeds",
+        "tokens", "validation", "watching", "wording", "yamls",
     },
     1: {
         "accumulators", "chance", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
@@ -62,6 +62,8 @@ NEIGHBOURS = {
     ("api", "trainings"),
     ("asking", "loading"),
     ("batches", "text_batches"),
+    ("arguments", "errors"),
+    ("options", "arguments"),
     ("catalog", "errors"),
     ("comparing", "gathering"),
     ("comparing", "asking"),

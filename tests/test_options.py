@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,10 +12,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from moeprobe import api
+from moeprobe import api, arguments
+from moeprobe.arguments import several
 from moeprobe.catalog import nearest
 from moeprobe.errors import UserError
-from moeprobe.options import Keywords, Options, several
+from moeprobe.options import Keywords, Options
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
@@ -75,6 +77,40 @@ def test_values_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as found:
         api.match_ratio("nowhere", **given)
     assert str(found.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: api.noise_sweep("x", sigmas="0,0.1"),  # type: ignore[arg-type]
+         "sigmas takes a number, or a list of numbers; got '0,0.1'."),
+        (lambda: api.sweep("x", view="affine", severities=[0, "a"]),  # type: ignore[list-item]
+         "severities takes a number, or a list of numbers; got [0, 'a']."),
+        (lambda: api.fewshot("x", shots=1.5),  # type: ignore[arg-type]
+         "shots takes a whole number, or a list of them; got 1.5."),
+        (lambda: api.contagion("x", share="half"), "share takes a number; got 'half'."),  # type: ignore[arg-type]
+        (lambda: api.overlay("x", animate=1), "animate takes True or False; got 1."),  # type: ignore[arg-type]
+        (lambda: api.match_ratio("x", view=3), "view takes a string; got 3."),  # type: ignore[arg-type]
+        (lambda: api.import_trace(5, "y"), "log takes a path; got 5."),  # type: ignore[arg-type]
+        (lambda: api.trace(float("nan"), 0), "A checkpoint is a path, or what api.load_model returns; got float."),  # type: ignore[arg-type]
+        (lambda: api.match_ratio("x", capacity="trained"),  # type: ignore[call-arg]
+         "no argument 'capacity'. Did you mean trained_capacity=True?"),
+        (lambda: api.overlay("x", file="cat.png"),  # type: ignore[call-arg]
+         "no argument 'file'. Did you mean files=[\"cat.png\"]?"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        call()
+    assert sentence in str(found.value)
+
+
+@pytest.mark.parametrize("given", [0.1, np.float32(0.1), [0.1], np.array([0.1]), torch.tensor(0.1)])
+def test_a_lone_number_is_a_list_of_one(given: Any) -> None:
+    [read] = arguments.read("sigmas", Sequence[float] | None, given)
+    assert type(read) is float
+    assert read == pytest.approx(0.1)
+    assert arguments.read("sigmas", Sequence[float] | None, None) is None
 
 
 def test_options_that_are_none() -> None:

@@ -11,10 +11,11 @@ import pandas as pd
 
 from moeprobe import comparing, corresponding, following, overlaying, probing
 from moeprobe.applicability import check_images, glance
+from moeprobe.arguments import several
 from moeprobe.errors import UserError
 from moeprobe.files import whole
 from moeprobe.loading import Model, Models, load_models, open_data
-from moeprobe.options import Keywords, Options, checked, combine, several
+from moeprobe.options import Keywords, Options, checked, combine
 from moeprobe.origins import choose_data, described
 from moeprobe.paper import numbers, tables
 from moeprobe.probes import CLEAN, Checkpoint

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.arguments import several
 from moeprobe.errors import UserError
 from moeprobe.files import read_bytes, remove, whole, write_text
 from moeprobe.folders import RunFolder, check_family
-from moeprobe.options import checked, several
+from moeprobe.options import checked
 from moeprobe.records import Family, look
 from moeprobe.report import render, summary
 from moeprobe.report.colouring import in_one_colour

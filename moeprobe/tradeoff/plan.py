@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.options import checked, several
+from moeprobe.arguments import several
+from moeprobe.options import checked
 from moeprobe.tradeoff.cells import Cell, find_cells
 from moeprobe.trainings import make_trainer
 

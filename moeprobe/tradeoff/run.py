@@ -9,13 +9,14 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.arguments import several
 from moeprobe.catalog import ROUTERS, VIEWS
 from moeprobe.errors import UserError
 from moeprobe.files import read_json, write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
 from moeprobe.loading import load_model
 from moeprobe.locks import InUseError, Lock
-from moeprobe.options import Options, checked, several
+from moeprobe.options import Options, checked
 from moeprobe.runs import OutputFolder, provenance
 from moeprobe.tables import write_csv
 from moeprobe.tradeoff.cells import Cell, about_file, find_cells
