@@ -94,7 +94,7 @@ def test_noise_sweep_at_zero_is_the_clean_image(trained: Trained) -> None:
 def test_every_probe_runs(trained: Trained, command: tuple[str, ...]) -> None:
     result = run(command[0], trained["baseline"], trained["prc"], *command[1:], "--limit", 22)
     assert result.exit_code == 0, result.output
-    assert "22 images of digits test; [low, high]: 95 % bootstrap" in result.output
+    assert "22 images of digits test; [low, high]: 95 % interval" in result.output
     assert "Nothing was written" in result.output
 
 

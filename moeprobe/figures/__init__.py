@@ -46,10 +46,9 @@ def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg"))
     FigureCanvasAgg(figure)
     written = []
     with mpl.rc_context(STYLE):
+        _settle(figure)
         for kind in formats:
             path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
-            if kind == "svg":
-                _settle(figure)
             with whole(path) as temporary:
                 figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
             written.append(path)
@@ -57,9 +56,11 @@ def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg"))
 
 
 def _settle(figure: Figure) -> None:
-    """Round where the axes are: the last digits of matplotlib's solver vary from run to run, and SVG shows them."""
+    """Round where axes and titles are: the last digits of matplotlib's solver vary between runs, and files show it."""
     figure.draw_without_rendering()
     places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
     figure.set_layout_engine("none")
     for axes, corners in places:
         axes.set_position(Bbox(corners.round(4)))
+    for text in figure.texts:  # a title above all panels is centered over them
+        text.set_position(tuple(round(value, 4) for value in text.get_position()))
