@@ -181,7 +181,7 @@ class Replicates:
             return Estimate(self.point, *self.bounds)
         if self.point == 0 and not defined.any():
             reach = self.missed(proportions.critical(self.images))
-            return Estimate(self.point, -reach, reach)
+            return Estimate(self.point, 0.0 - reach, reach)
         beyond = proportions.tail(self.images)
         low, high = np.quantile(defined, [beyond, 1 - beyond])
         if self.grain:

@@ -147,6 +147,15 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     no_share = of_layer["metric"].str.endswith(("_chance", "load_entropy")) & (of_layer["null"] != "image")
     assert ((of_layer["sim_high"] > 0) == ~no_share).all()
     assert sentence(table, metric="top1_match") == "b against a: identical."
+    figure = draw(of_layer, colours=colours("ab"))
+    figure.draw_without_rendering()
+    panel = figure.axes[0]
+    (word,) = panel.texts
+    box, edge = word.get_window_extent(), panel.get_window_extent()
+    bar = panel.transData.transform(
+        (of_layer[of_layer["metric"] == "top1_match_kappa"]["sim_high"].max(), 0)
+    )[0]
+    assert word.get_text() == "identical" and bar < box.x0 < box.x1 <= edge.x1, "beside its bar, in its panel"
     # The same accuracy on other images: the difference is 0, and nothing more is known than its interval.
     assert of_output["value"].abs().max() < 1e-12 and set(of_output["verdict"]) == {"cannot tell"}
     row = only(table, metric="accuracy")

@@ -265,6 +265,8 @@ def test_flags_say_why_there_is_no_value_or_interval() -> None:
     assert interval(1.0, [1.0] * 99 + [np.nan]).high == 1.0
     # A value outside what its resamples reach is still in its interval.
     assert interval(2.0, [1.0] * 100) == Estimate(2.0, 1.0, 2.0)
+    # Nothing is no minus nothing: tables would show -0.0.
+    assert str(interval(0.0, [0.0] * 100).low) == "0.0"
     unstable = interval(1.0, [1.0] * 98 + [np.nan] * 2)
     assert unstable.flag == "unstable" and unstable.value == 1.0 and np.isnan(unstable.low)
 

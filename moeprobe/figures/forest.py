@@ -21,6 +21,8 @@ from moeprobe.wording import compared_first
 _GREY = "#606060"
 # More rows than this in a panel, and only one metric of the routing is drawn.
 _MOST_CELLS = 24
+# The share of a panel's width that a word takes.
+_WORD = 0.23
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
@@ -112,6 +114,10 @@ def _panel(
     sign = direction(rows["metric"].iloc[0])
     if sign:
         axes.set_xlabel("better →" if sign > 0 else "← better", fontsize=9)
+    ends = [row["sim_high"] for _, row, _ in words if not math.isnan(row["sim_high"])]
+    if ends:
+        left, right = axes.get_xlim()
+        axes.set_xlim(right=max(right, left + (max(ends) - left) / (1 - _WORD)))
     for y, row, colour in words:
         _word(axes, row, y, colour=colour)
 
@@ -141,6 +147,8 @@ def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
     word = others.get(row["collapsed"], row["verdict"])
     at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]
     rightwards = at < sum(axes.get_xlim()) / 2
+    if not math.isnan(row["sim_high"]):
+        at, rightwards = row["sim_high"], True  # past the bar, which would strike it through
     axes.annotate(
         word,
         (at, y),
