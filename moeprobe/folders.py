@@ -3,13 +3,13 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from moeprobe import files
 from moeprobe.errors import UserError
-from moeprobe.locks import Lock
+from moeprobe.locks import Lock, check_free
 from moeprobe.records import LOCK, NEW_RECORD, RECORD, Contents, Family, Record, list_names, look, read_record
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
@@ -41,6 +41,26 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
                 raise UserError(
                     f"{path} is or holds {what}, which --overwrite never empties; choose another folder."
                 )
+
+
+@contextlib.contextmanager
+def in_use_first(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Where a folder's contents are refused while another process writes them, say that instead.
+
+    Nobody should be advised to replace what another is still writing.
+
+    Args:
+        path: the folder.
+        shared: those who share it do not count.
+
+    Raises:
+        UserError: the block raised one; an ``InUseError`` where the folder is in use.
+    """
+    try:
+        yield
+    except UserError:
+        check_free(path / LOCK, shared=shared)
+        raise
 
 
 class RunFolder:

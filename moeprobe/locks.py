@@ -113,6 +113,27 @@ class Lock:
             os.ftruncate(self._descriptor, len(content))
 
 
+def check_free(path: Path, *, shared: bool = False) -> None:
+    """Raise ``InUseError`` where a lock is held, by another process or in this one; nothing is made or kept.
+
+    Args:
+        path: the lock's file.
+        shared: those who hold it shared do not count.
+    """
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode) and not _flock(
+            descriptor, exclusive=not shared, wait=False
+        ):
+            raise InUseError(f"{path.parent} is in use by {_holder(path)}.")
+    finally:
+        os.close(descriptor)
+
+
 def _flock(descriptor: int, *, exclusive: bool, wait: bool) -> bool:
     """Lock an open file; returns whether that went, which it does too, with a warning, where there are no locks."""
     if fcntl is None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from moeprobe import __version__, showing
 from moeprobe.errors import UserError
 from moeprobe.files import read_json, remove, write_json
-from moeprobe.folders import RunFolder, check_replaceable
+from moeprobe.folders import RunFolder, check_replaceable, in_use_first
 from moeprobe.records import Contents, Family, look
 from moeprobe.tables import write_csv, write_images
 
@@ -108,7 +108,8 @@ class OutputFolder:
         self.path = path
         request = json.loads(json.dumps(request))
         # Before anything is made, and once more when nobody else can change it.
-        _check(path, request, overwrite=overwrite, again=again)
+        with in_use_first(path, shared=again):
+            _check(path, request, overwrite=overwrite, again=again)
         self._own = RunFolder(path, _family(path), shared=again)
         self._begun_here = overwrite or not (path / _REQUEST).exists()
         try:

@@ -11,7 +11,7 @@ from moeprobe import config as configuration
 from moeprobe.config import TrainConfig
 from moeprobe.errors import UserError
 from moeprobe.files import LAST, is_folder, read_json, remove
-from moeprobe.folders import RunFolder, check_family, check_replaceable
+from moeprobe.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.options import checked
@@ -61,7 +61,8 @@ def train(
     """
     resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
-    state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    with in_use_first(folder):
+        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
     if state == "finished":
         return complete(folder, resolved) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)

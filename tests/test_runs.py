@@ -12,7 +12,7 @@ import pytest
 from moeprobe import runs
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.errors import UserError
-from moeprobe.files import write_text
+from moeprobe.files import remove, write_text
 from moeprobe.records import RECORD
 from moeprobe.runs import OutputFolder, Result, provenance
 from moeprobe.tables import frame, image_table, read_images
@@ -261,6 +261,12 @@ def test_two_may_begin_the_same_folder_at_once_only_where_they_share_it(tmp_path
             OutputFolder(tmp_path, REQUEST)
         with pytest.raises(UserError, match="in use"):
             OutputFolder(tmp_path, REQUEST, again=True, overwrite=True)
-    with OutputFolder(tmp_path, REQUEST), pytest.raises(UserError, match="in use"):
-        OutputFolder(tmp_path, REQUEST)
+    with OutputFolder(tmp_path, REQUEST) as folder:
+        # A run of something else neither: --overwrite is no advice while the folder is being written.
+        part = folder.parts / "a-00000.parquet"
+        write_text(part, "part")
+        for request in (REQUEST, {"kind": "confidence"}):
+            with pytest.raises(UserError, match="in use"):
+                OutputFolder(tmp_path, request)
+        remove(part)
     assert set(tree(tmp_path)) == {"run.json", RECORD}

@@ -96,9 +96,10 @@ def test_a_second_training_in_a_folder_is_refused_and_changes_nothing(tmp_path: 
     tried: list[str] = []
 
     def same(_: object) -> None:
-        if not tried:
+        for other in () if tried else ((), ("seed=7",)):
+            settings = (*SHORT, *other)
             with pytest.raises(UserError, match="in use") as raised:
-                api.train("digits-baseline", overrides=SHORT, folder=tmp_path / "a", device="cpu")
+                api.train("digits-baseline", overrides=settings, folder=tmp_path / "a", device="cpu")
             tried.append(str(raised.value))
 
     api.train("digits-baseline", overrides=SHORT, folder=tmp_path / "a", device="cpu", report=same)
