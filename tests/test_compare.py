@@ -131,7 +131,7 @@ def test_a_collapsed_router_fails_what_it_would_seem_to_pass(
     result = run(*arguments, "--out", tmp_path / "out")
     assert result.exit_code == 3, result.output
     assert "collapsed collapsed" in result.output
-    assert "--fail-if-worse top1_match: failed; collapsed collapsed (blocks.3, patches)" in result.output
+    assert "comparisons.\n  collapsed collapsed (blocks.3, patches)\n" in result.output
     rows = table_of(tmp_path / "out").query(
         "layer == 'blocks.3' and metric == 'top1_match' and tokens == 'patch'"
     )

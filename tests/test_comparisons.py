@@ -15,7 +15,7 @@ from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.analyses.load import Load
 from moeprobe.analyses.match import Match
 from moeprobe.analyses.output import Output
-from moeprobe.cli._comparison import footing, tables
+from moeprobe.cli._comparison import failures, footing, tables
 from moeprobe.comparing import Comparison, _failures
 from moeprobe.comparisons import pairs
 from moeprobe.errors import UserError
@@ -392,6 +392,23 @@ def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> N
     labels = [label.get_text() for label in panel.get_yticklabels()]
     assert labels == ["blocks.1 at 0.1", "blocks.1 at 0.2", "blocks.3 at 0.1", "blocks.3 at 0.2"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b", "c"]
+
+
+def test_a_gate_says_in_short_lines_what_failed() -> None:
+    placed = [cell("blocks.3", severity) for severity in np.arange(1, 13) / 20]
+    kept = {"a": 0.9, "b": 0.3}
+    table = compare({name: {one: routed(1, keep=keep) for one in placed} for name, keep in kept.items()})
+    failed = table[(table["metric"] == "top1_match") & (table["judgement"] == "worse")]
+    assert len(failed) == 12
+    first, *rows, last = failures(Comparison(table, table[:0], failed, {}), "top1_match").splitlines()
+    assert first == "--fail-if-worse top1_match: failed in 12 of 12 comparisons."
+    assert rows == [
+        f"  b worse by {-row['value']:.3f} (blocks.3, patches, severity {row['severity']:g})"
+        for _, row in failed[:10].iterrows()
+    ]
+    assert last == "  … and 2 more; --json lists all."
+    short = failures(Comparison(table, table[:0], failed[:1], {}), "top1_match").splitlines()
+    assert short[0].endswith("failed in 1 of 12 comparisons.") and short[1:] == rows[:1]
 
 
 def test_the_footing_speaks_of_what_was_read() -> None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -86,7 +87,8 @@ def test_no_bar_of_jumps_hides_that_of_another_checkpoint(number: int) -> None:
         for checkpoint in given for size in sizes
     ]  # fmt: skip
     (panel,) = discontinuity.draw_jumps(pd.DataFrame(rows), given, until="up to 0.2").axes
-    places = [bar.get_segments()[place][0][0] for bar in panel.collections for place in range(len(sizes))]
+    bars = [bar for bar in panel.collections if isinstance(bar, LineCollection)]
+    places = [segment[0][0] for bar in bars for segment in bar.get_segments()]
     assert len(set(places)) == number * len(sizes), "every bar has a place of its own"
     for place in places:
         # Nearest to the size that it is of.

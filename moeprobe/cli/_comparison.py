@@ -14,6 +14,9 @@ from moeprobe.wording import COMPARED_ALONG_SEVERITIES, agreement, compared_firs
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison
 
+# Comparisons that fail a gate; more are counted.
+_MOST_FAILURES = 10
+
 
 def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
@@ -173,7 +176,10 @@ def _place(row: pd.Series) -> str:
 
 
 def failures(found: "Comparison", metric: str, allowed: float | None = None) -> str:
-    """Return what --fail-if-worse comes to, or --fail-unless-no-worse-than of what is ``allowed``."""
+    """Return what --fail-if-worse comes to, or --fail-unless-no-worse-than of what is ``allowed``.
+
+    A sentence, and a line for each of the first comparisons that failed.
+    """
     rows = found.failures
     asked = f"--fail-if-worse {metric}"
     if allowed is not None:
@@ -181,8 +187,9 @@ def failures(found: "Comparison", metric: str, allowed: float | None = None) -> 
     if rows.empty:
         what = "it is worse nowhere" if allowed is None else f"it is worse by {allowed:g} nowhere"
         return f"{asked}: passed; {what}."
-    said = []
-    for _, row in rows.iterrows():
+    total = int((found.table["metric"] == metric).sum())
+    lines = [f"{asked}: failed in {len(rows)} of {total} comparison{'' if total == 1 else 's'}."]
+    for _, row in rows.head(_MOST_FAILURES).iterrows():
         place = _place(row)
         what = f"worse by {abs(row['value']):.3f}"
         if allowed is not None and not math.isnan(row["sim_low"]):
@@ -190,5 +197,7 @@ def failures(found: "Comparison", metric: str, allowed: float | None = None) -> 
             what = f"may be worse by {allowed:g} [{low}, {high}]"
         elif row["judgement"] != "worse":
             what = "collapsed" if row["collapsed"] == "checkpoint" else f"cannot be judged ({_why(row)})"
-        said.append(f"{row['checkpoint']} {what}" + (f" ({place})" if place else ""))
-    return f"{asked}: failed; {'; '.join(said)}."
+        lines.append(f"  {row['checkpoint']} {what}" + (f" ({place})" if place else ""))
+    if len(rows) > _MOST_FAILURES:
+        lines.append(f"  … and {len(rows) - _MOST_FAILURES} more; --json lists all.")
+    return "\n".join(lines)
