@@ -12,8 +12,8 @@ import pandas as pd
 from moeprobe import comparisons, probing, verdicts
 from moeprobe.analyses.base import trial_lists
 from moeprobe.arguments import several
-from moeprobe.asking import make_analyses
-from moeprobe.catalog import VIEWS, unknown
+from moeprobe.asking import KINDS, make_analyses
+from moeprobe.catalog import ANALYSES, VIEWS, unknown
 from moeprobe.errors import UserError
 from moeprobe.gathering import are_runs, gather, probe_arguments
 from moeprobe.loading import Models
@@ -244,7 +244,11 @@ def _check_metric(metric: str, measured: Measured) -> None:
     if metric in names and metric not in known:
         raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
-        raise UserError(unknown("metric", metric, known))
+        measured_by = [
+            kind for kind, names in KINDS.items() if any(metric in ANALYSES.get(name).named for name in names)
+        ]
+        where = f" {metric} is measured by: {', '.join(measured_by)}." if measured_by else ""
+        raise UserError(unknown("metric", metric, known) + where)
     times = Counter((name, place) for name, place, _ in found)
     shared = {name for (name, _), number in times.items() if number > 1}
     if len(measured.checkpoints) > 1 and metric not in shared:

@@ -231,6 +231,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
 def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
     example = question.dataset.example(index)
     reference, view = recipe(question, taken.framing)(example.image, example.image_id)
+    experts, experts_of = _experts(taken, [reference.pixels, view.pixels])
     return pair_up(
         image_id=example.image_id,
         names=("first view", "second view") if question.is_pair else ("clean image", "perturbed image"),
@@ -238,20 +239,27 @@ def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
         to_source=(reference.to_source, view.to_source),
         source_size=example.image.size,
         grid=taken.grid,
-        experts=_experts(taken, [reference.pixels, view.pixels]),
+        experts=experts,
+        experts_of=experts_of,
     )
 
 
-def _experts(taken: _Input, pixels: Sequence[Tensor]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return the expert of each patch ``(P,)`` of both views, in the last MoE layer of that grid; None without one."""
+def _experts(
+    taken: _Input, pixels: Sequence[Tensor]
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]] | None, str]:
+    """Return the expert of each patch ``(P,)`` of both views, in the last MoE layer of that grid, and what names it.
+
+    None without such a layer.
+    """
     if taken.model is None:
-        return None
+        return None, ""
     _, routing = taken.model.model.trace(torch.stack(list(pixels)), logits=False)
-    layers = [layer for layer in routing.layers.values() if layer.grid == taken.grid]
-    if not layers:
-        return None
-    first, second = (shown_experts(layers[-1], side)[layers[-1].num_prefix_tokens :] for side in range(2))
-    return first, second
+    names = [name for name, layer in routing.layers.items() if layer.grid == taken.grid]
+    if not names:
+        return None, ""
+    layer = routing.layers[names[-1]]
+    first, second = (shown_experts(layer, side)[layer.num_prefix_tokens :] for side in range(2))
+    return (first, second), f"{names[-1]} of {taken.model.name}"
 
 
 def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:

@@ -170,6 +170,8 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         said = refused("compare", *given, "--fail-if-worse", "load_entropy")
         assert "More load_entropy is neither better nor worse; take one of: churn, " in said
         assert ", top1_match, " in said and "load_entropy, " not in said
+    said = refused("compare", probed["both"], "--fail-if-worse", "accuracy")
+    assert "There are: churn, " in said and said.strip().endswith("accuracy is measured by: sweep, eval.")
 
 
 @pytest.mark.usefixtures("unpictured")

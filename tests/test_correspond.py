@@ -45,6 +45,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     files = ("figures/correspond.png", "figures/correspond.svg", "pairs.csv", "table.json")
     assert all(name in result.output for name in files)
+    assert "the same expert in blocks.3 of prc" in result.output
     pairs = pd.read_csv(tmp_path / "one" / "pairs.csv")
     assert len(pairs) == 3 * 16 and pairs["image_id"].nunique() == 3
     there = pairs.dropna(subset="partner_row")
@@ -189,6 +190,7 @@ def test_lines_have_the_colour_of_same_and_other_experts(trained: Trained) -> No
     found = api.correspond(trained["prc"], view="random_crop", count=4, seed=3)
     figure = found.plot()["correspond"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["same expert", "another expert"]
+    assert "Experts are those of blocks.3 of prc." in words(figure).replace("\n", " ")
     colours: set[str] = set()
     for item, lines in zip(found.pairs, segments(figure), strict=True):
         assert item.experts is not None and item.same_expert is not None

@@ -41,6 +41,10 @@ def test_a_folder_holds_every_table_and_figure(
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "6 images of digits test" in result.output
+    assert "noise σ = 0.2: top-1 match" in result.output
+    # The main files by their names, the others by their folders.
+    (written,) = [line for line in result.output.splitlines() if line.startswith("Written to")]
+    assert "seeds.csv" in written and "match-ratio/ (" in written and "images.parquet" not in written
     assert {path.name for path in out.iterdir() if path.is_dir()} == FOLDERS
     assert all((out / name / "table.json").is_file() for name in FOLDERS)
     text = (out / "tables.md").read_text(encoding="utf-8")

@@ -107,10 +107,12 @@ class Analysis(ABC):
         signature: a column that its sums always have and no other analysis' do.
         trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
             histograms, that add up.
+        named: metrics that it gives of whatever it is applied to, and that a user may look for in another run.
     """
 
     signature: ClassVar[str]
     trial_lists: ClassVar[tuple[str, ...]] = ()
+    named: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:

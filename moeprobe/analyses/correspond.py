@@ -23,6 +23,7 @@ class Correspond:
         grid: the P patches of either view.
         partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
         experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
+        experts_of: which layer of which model they are of.
         points: ``(P, 2)`` where the centre of each patch of view 1 lies in view 2: x and y in pixels, perhaps outside.
     """
 
@@ -33,6 +34,7 @@ class Correspond:
     partner: NDArray[np.int64]
     points: NDArray[np.float64]
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    experts_of: str = ""
 
     @property
     def same_expert(self) -> NDArray[np.bool_] | None:
@@ -58,10 +60,11 @@ def correspond(
     source_size: tuple[int, int],
     grid: PatchGrid,
     experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    experts_of: str = "",
 ) -> Correspond:
     """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
 
-    ``experts`` are those of their patches ``(P,)``, where a model is at hand.
+    ``experts`` are those of their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
     """
     reference, view = (side[None] for side in to_source)
     pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))
@@ -75,4 +78,5 @@ def correspond(
         partner=(pairs.reference if pairs.view_first[0] else pairs.view)[0],
         points=geometry.apply(geometry.inverse(second) @ first, grid.centres()),
         experts=None if experts is None else (experts[order[0]], experts[order[1]]),
+        experts_of=experts_of,
     )

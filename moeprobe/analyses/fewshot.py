@@ -19,6 +19,7 @@ class Fewshot(OutputAnalysis):
     """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
 
     signature = "fewshot_predicted"
+    named = ("fewshot_accuracy",)
     trial_lists = ("fewshot_class", "fewshot_predicted")
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:

@@ -10,12 +10,14 @@ from moeprobe.finite import scores_are_not
 from moeprobe.statistics import Ratio, Share
 
 _TOP = 5
+_OF_LABELS = ("accuracy", "top5_accuracy", "loss")
 
 
 class Output(OutputAnalysis):
     """Accuracy, top-5 accuracy and cross-entropy of the view, and how often it keeps the reference's prediction."""
 
     signature = "predicted"
+    named = _OF_LABELS
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
         """Return per image: labelled, correct, correct among five, loss, agreement.
@@ -45,12 +47,7 @@ class Output(OutputAnalysis):
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
         """Return the ratios; nothing about labels where no image has one. Without a single answer there is no value."""
-        denominators = {
-            "accuracy": "labelled",
-            "top5_accuracy": "labelled",
-            "loss": "labelled",
-            "prediction_agreement": "predicted",
-        }
+        denominators = dict.fromkeys(_OF_LABELS, "labelled") | {"prediction_agreement": "predicted"}
         found, unanswered = [], not columns["predicted"].any()
         for name, denominator in denominators.items():
             count = columns[denominator]

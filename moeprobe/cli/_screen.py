@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from moeprobe.runs import Result
 
 _PIPE_WIDTH = 160
+# More files than this are not listed one by one.
+_MOST_FILES = 20
 
 
 class _Screen(Console):
@@ -111,13 +114,18 @@ def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_files(screen: Console, out: Path) -> None:
-    """Name every file of an output folder."""
+    """Name every file of an output folder; of many, those that lie in no folder inside, and count the others."""
     files = [
-        str(path.relative_to(out))
+        path.relative_to(out)
         for path in sorted(out.rglob("*"))
         if path.is_file() and path.name not in ("run.json", RECORD)
     ]
-    screen.print(f"Written to {out}/: {', '.join(files)}", soft_wrap=True)
+    names = [str(file) for file in files]
+    if len(files) > _MOST_FILES:
+        inside = Counter(file.parts[0] for file in files if len(file.parts) > 1)
+        names = [str(file) for file in files if len(file.parts) == 1]
+        names += [f"{folder}/ ({count} file{'s' if count > 1 else ''})" for folder, count in inside.items()]
+    screen.print(f"Written to {out}/: {', '.join(names)}", soft_wrap=True)
 
 
 def footing(result: "Result") -> str:

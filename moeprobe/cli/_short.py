@@ -1,4 +1,7 @@
-"""What is printed without --full: the verdict in words, then the headline of each layer. All of it is in table.csv."""
+"""What is printed of a run: the verdict in words, then the headline of each layer; with --full all that is read first.
+
+All of it is in table.csv.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,10 +30,10 @@ Shown = list[Table | str]
 
 def side_by_side(result: "Result", *, title: str, full: bool) -> Shown:
     """Return what is shown of checkpoints beside one another; everything with ``full``."""
-    found = [] if full else _found(result)
-    if not found:
-        return [*_tables.side_by_side(result, title=title)]
+    found = _found(result)
     run, zero = _run(result), _zeros(found)
+    if full or not found:
+        return [*_verdict(run, found, zero), *_tables.side_by_side(result, title=title)]
     metrics = {which for which in (item.headline.which for item in found) if which not in zero}
     table = _tables.side_by_side(result, title=title, only=metrics) if metrics else []
     return [*_verdict(run, found, zero), *_sentence_on(zero, result), *table, _MORE]
@@ -38,10 +41,10 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Shown:
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Shown:
     """Return what is shown of a sweep; everything with ``full``."""
-    found = [] if full else _found(result)
+    found = _found(result)
     kappa = next((item for item in found if item.headline.which[0].endswith("_kappa")), None)
-    if kappa is None:
-        return [*_tables.along_severity(result, title=title)]
+    if full or kappa is None:
+        return [*_verdict(_run(result), found, set()), *_tables.along_severity(result, title=title)]
     result = _tables.of_all_experts(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     which = kappa.headline.which

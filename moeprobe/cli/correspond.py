@@ -101,9 +101,11 @@ def correspond(
         first, second = (int(matched.sum()) for matched in item.matched)
         table.add_row(item.image_id, item.names[0], str(first), str(item.grid.num_patches), str(second))
     screen = console()
+    experts_of = result.pairs[0].experts_of
+    colors = f" Colors say whether both have the same expert in {experts_of}." if experts_of else ""
     screen.print(
         f"Images of {result.data}. View 1 is the one that shows less of the image, else the clean or first one. Each "
-        "of its patches has a partner if its center lies inside view 2.",
+        f"of its patches has a partner if its center lies inside view 2.{colors}",
         style="dim",
         soft_wrap=True,
     )

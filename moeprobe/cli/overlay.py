@@ -42,10 +42,11 @@ def overlay(
     *,
     common: Common,
 ) -> None:
-    """Draw the expert of each patch into clean and perturbed images, changed ones red.
+    """Draw the expert of each patch into clean and perturbed images, with patches that changed theirs outlined.
 
-    With --animate each layer gets a looping GIF, its single frames, and a strip of the first image: all severities are
-    one draw, scaled, and red is against the clean image.
+    Each expert tints its patches in a color of its own. With --animate each layer gets a looping GIF, its single
+    frames, and a strip of the first image: all severities are one draw, scaled, and outlined is what differs from the
+    clean image.
 
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """

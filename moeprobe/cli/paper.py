@@ -109,6 +109,7 @@ def _show(result: "PaperResult") -> None:
 
     from moeprobe.cli._fitting import fit
     from moeprobe.cli._screen import console
+    from moeprobe.paper.numbers import SIGMA
     from moeprobe.paper.tables import cell
 
     screen = console()
@@ -129,6 +130,7 @@ def _show(result: "PaperResult") -> None:
     for layer, of_layer in shown.groupby("layer", sort=False):
         table.add_section()
         for number, line in of_layer.groupby("number", sort=False):
-            table.add_row(str(layer) or "output", str(number), *(cell(row) for _, row in line.iterrows()))
+            name = str(number).replace("noise: ", f"noise σ = {SIGMA:g}: ")
+            table.add_row(str(layer) or "output", name, *(cell(row) for _, row in line.iterrows()))
     for part in fit(table, keys=2, width=screen.width):
         screen.print(part)

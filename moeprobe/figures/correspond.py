@@ -41,6 +41,7 @@ def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
     if any((item.partner >= 0).sum() > lines for item in pairs):
         legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
     if any(item.experts is not None for item in pairs):
+        legend.append(f"Experts are those of {pairs[0].experts_of}")
         for label, colour_of in (("same expert", _SAME), ("another expert", _OTHER)):
             axes[0].plot([], [], color=colour_of, linewidth=2, label=label)
     figure.suptitle(_parts.wrapped(title, figure.get_figwidth()))
