@@ -42,6 +42,14 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
 
 
+def shown(path: Path) -> Path:
+    """Return a path as sentences show it: from the working directory on where it lies in it."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # the working directory is gone; it lies elsewhere
+        return path
+
+
 def guard_of(path: Path) -> Guard | None:
     """Return who has the innermost guarded folder that an absolute path lies in; None where there is none."""
     return next((GUARDS[folder] for folder in path.parents if folder in GUARDS), None)
@@ -149,8 +157,10 @@ def whole(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the folder cannot be written to, or the disk is full. Nothing half-written is left behind.
     """
-    if (guard := guard_of(absolute(path))) is not None:
-        guard.writing(absolute(path))
+    # Where that is now, or a block that changes the working directory would have it renamed to another place.
+    path = absolute(path)
+    if (guard := guard_of(path)) is not None:
+        guard.writing(path)
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +173,7 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

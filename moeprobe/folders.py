@@ -9,6 +9,7 @@ from typing import Any
 
 from moeprobe import files
 from moeprobe.errors import UserError
+from moeprobe.files import shown
 from moeprobe.locks import Lock, check_free
 from moeprobe.records import LOCK, NEW_RECORD, RECORD, Contents, Family, Record, list_names, look, read_record
 
@@ -20,7 +21,7 @@ def check_family(path: Path, contents: Contents, family: Family) -> None:
     """Raise ``UserError`` where a folder's record is one of another kind."""
     if contents.of not in ("", family.name):
         raise UserError(
-            f"{path} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
+            f"{shown(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
         )
 
 
@@ -31,15 +32,15 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
         return
     if contents.foreign:
         raise UserError(
-            f"{path} holds files that moeprobe did not write: {list_names(contents.foreign)}. --overwrite leaves them "
-            "alone; move them away, or choose another folder."
+            f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
+            "--overwrite leaves them alone; move them away, or choose another folder."
         )
     there = path.resolve()
     for place, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
             if place().resolve().is_relative_to(there):
                 raise UserError(
-                    f"{path} is or holds {what}, which --overwrite never empties; choose another folder."
+                    f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
                 )
 
 
@@ -70,7 +71,7 @@ class RunFolder:
     is not on it, through a link out of the folder, or into a folder that was removed meanwhile.
 
     Args:
-        path: the folder.
+        path: the folder; where that is does not change with the working directory.
         family: what kind it is.
         shared: several processes may have it at once, all of which ask for it shared.
 
@@ -79,8 +80,8 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, family: Family, *, shared: bool = False) -> None:
-        self.path, self.family = path, family
-        self._root = files.absolute(path)
+        self.path = path = files.absolute(path)
+        self.family = family
         self._written: set[str] = set()
         self._made = _make(path)
         try:
@@ -90,7 +91,8 @@ class RunFolder:
                 contents = look(path, family)
                 check_family(path, contents, family)
                 if self._alone:
-                    _remove(path, contents.temporary)
+                    # Those of a run inside may be those of a process that is at it.
+                    _remove(path, [name for name in contents.temporary if not name.startswith(contents.runs)])
                 self._open_record(contents)
             except BaseException:
                 self._lock.release()
@@ -101,10 +103,10 @@ class RunFolder:
         if shared and self._alone:
             self._lock.share()
         self._alone = not shared
-        outer = files.guard_of(self._root / RECORD)
+        outer = files.guard_of(self.path / RECORD)
         if isinstance(outer, RunFolder) and outer.family.name == family.name:
-            outer._add(f"{self._root.relative_to(outer._root).as_posix()}/")
-        files.GUARDS[self._root] = self
+            outer._add(f"{self.path.relative_to(outer.path).as_posix()}/")
+        files.GUARDS[self.path] = self
 
     def _open_record(self, contents: Contents) -> None:
         path = self.path / RECORD
@@ -119,7 +121,7 @@ class RunFolder:
             elif not record.whole:
                 os.write(self._descriptor, b"\n")
         except OSError as error:
-            raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
+            raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
         if not contents.recorded:
             for name in contents.own:
                 self._add(name)
@@ -132,7 +134,9 @@ class RunFolder:
             try:
                 self._append(name)
             except OSError as error:
-                raise UserError(f"Cannot write {self.path / RECORD}: {error.strerror or error}.") from error
+                raise UserError(
+                    f"Cannot write {shown(self.path / RECORD)}: {error.strerror or error}."
+                ) from error
             self._names.add(name)
 
     def writing(self, path: Path) -> None:
@@ -142,9 +146,11 @@ class RunFolder:
             UserError: it is not this run's to write, or the folder is gone.
         """
         self._check_there()
-        name = path.relative_to(self._root).as_posix()
-        if not path.parent.resolve().is_relative_to(self._root.resolve()):
-            raise UserError(f"{path.parent} leads out of {self.path} through a link; remove the link.")
+        name = path.relative_to(self.path).as_posix()
+        if not path.parent.resolve().is_relative_to(self.path.resolve()):
+            raise UserError(
+                f"{shown(path.parent)} leads out of {shown(self.path)} through a link; remove the link."
+            )
         self._check_own(name, path)
         self._add(name)
         self._written.add(name)
@@ -155,7 +161,7 @@ class RunFolder:
         Raises:
             UserError: it is not this run's to remove.
         """
-        name = path.relative_to(self._root).as_posix()
+        name = path.relative_to(self.path).as_posix()
         self._check_own(name, path)
         self._written.discard(name)
 
@@ -166,7 +172,7 @@ class RunFolder:
             self._names |= set((read_record(self.path) or Record()).names)
             if name not in self._names:
                 raise UserError(
-                    f"{path} was not written by moeprobe; move it away, or choose another folder."
+                    f"{shown(path)} was not written by moeprobe; move it away, or choose another folder."
                 )
 
     def _check_there(self) -> None:
@@ -176,7 +182,7 @@ class RunFolder:
             there = False
         if not there:
             raise UserError(
-                f"{self.path} was removed or emptied while this run wrote to it; give its command again."
+                f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
             )
 
     def check(self, *, besides: str = "") -> None:
@@ -190,21 +196,28 @@ class RunFolder:
         gone = tuple(sorted(name for name in wanted if not os.path.lexists(self.path / name)))
         if gone:
             raise UserError(
-                f"{list_names(gone)} vanished from {self.path} while this run wrote to it; give its command again with "
-                "--overwrite."
+                f"{list_names(gone)} vanished from {shown(self.path)} while this run wrote to it; give its command "
+                "again with --overwrite."
             )
 
     def clear(self) -> None:
         """Remove what moeprobe wrote here.
 
         Raises:
-            UserError: there is something else, the folder is one that is never emptied, or another process uses it.
+            UserError: there is something else, the folder is one that is never emptied, or another process uses it or
+                a run inside.
         """
         contents = look(self.path, self.family)
         check_replaceable(self.path, contents, self.family)
         if not self._alone and not self._lock.make_exclusive():
-            raise UserError(f"{self.path} is in use by another process; --overwrite must wait for it.")
-        _remove(self.path, (*contents.own, *contents.temporary))
+            raise UserError(f"{shown(self.path)} is in use by another process; --overwrite must wait for it.")
+        with contextlib.ExitStack() as locks:
+            for run in contents.runs:
+                locks.enter_context(Lock(self.path / run / LOCK))
+            # Once more, when nobody else can add to it.
+            contents = look(self.path, self.family)
+            check_replaceable(self.path, contents, self.family)
+            _remove(self.path, (*contents.own, *contents.temporary))
         self._names = set()
         self._compact()
         if not self._alone:
@@ -231,14 +244,15 @@ class RunFolder:
             new.unlink(missing_ok=True)  # rather than to write through a link
             new.write_text(content, encoding="ascii")
             new.replace(self.path / RECORD)
+            descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
             os.close(self._descriptor)
-            self._descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
+            self._descriptor = descriptor
 
     def close(self) -> None:
         """Give the folder back; one that was made here and holds nothing goes again."""
-        if files.GUARDS.get(self._root) is not self:
+        if files.GUARDS.get(self.path) is not self:
             return
-        del files.GUARDS[self._root]
+        del files.GUARDS[self.path]
         with contextlib.suppress(UserError):
             self._check_there()
             if self._alone or self._lock.make_exclusive():
@@ -263,7 +277,7 @@ def _make(path: Path) -> list[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"Cannot write {path}: {error.strerror or error}.") from error
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
     return missing
 
 
@@ -281,9 +295,9 @@ def _remove(path: Path, names: Iterable[str]) -> None:
         try:
             (path / name).unlink(missing_ok=True)
         except OSError as error:
-            raise UserError(f"Cannot replace {path / name}: {error.strerror or error}.") from error
+            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
     for folder in held:
-        # A lock that nobody holds is all that may be left of a run inside.
+        # A lock that nobody else holds is all that may be left of a run inside.
         if folder.is_dir() and [item.name for item in folder.iterdir()] == [LOCK]:
             (folder / LOCK).unlink(missing_ok=True)
     _remove_empty(sorted(held, key=lambda folder: len(folder.parts), reverse=True))

@@ -16,6 +16,7 @@ from moeprobe.loading import Model, load_models
 from moeprobe.options import Options
 from moeprobe.origins import choose_data
 from moeprobe.probes import CLEAN, Checkpoint, Probe
+from moeprobe.runs import FinishedError
 from moeprobe.sources import Measured
 from moeprobe.tables import concatenate
 from moeprobe.watching import Watcher
@@ -108,17 +109,19 @@ class ToProbe:
     def measure(self, watcher: Watcher) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
         out = None if self.options.out is None else self.options.out / _PROBE
-        if out is not None and sources.is_finished(out):
+        try:
+            result = probing.probe(
+                self.kind,
+                self.loaded,
+                data=self.data,
+                view=self.view,
+                severities=self.severities,
+                options=dataclasses.replace(self.options, out=out, overwrite=False),
+                watcher=watcher,
+            )
+        except FinishedError:
+            assert out is not None
             return dataclasses.replace(sources.read(out), runs={})
-        result = probing.probe(
-            self.kind,
-            self.loaded,
-            data=self.data,
-            view=self.view,
-            severities=self.severities,
-            options=dataclasses.replace(self.options, out=out, overwrite=False),
-            watcher=watcher,
-        )
         return dataclasses.replace(
             self.asked(), images=result.images, checkpoints=result.sidecar["checkpoints"]
         )

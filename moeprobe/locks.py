@@ -19,7 +19,7 @@ import weakref
 from pathlib import Path
 
 from moeprobe.errors import UserError
-from moeprobe.files import read_json
+from moeprobe.files import absolute, read_json, shown
 
 try:
     import fcntl
@@ -52,7 +52,7 @@ class Lock:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, wait: bool = False, patience: float = 0) -> None:
-        self.path = path
+        self.path = path = absolute(path)
         self._shared = shared
         self._descriptor = self._take(wait, time.monotonic() + patience)
         _HELD.add(self._descriptor)
@@ -83,16 +83,16 @@ class Lock:
             try:
                 descriptor = os.open(self.path, flags, 0o644)
             except OSError as error:
-                raise UserError(f"Cannot write {self.path}: {error.strerror or error}.") from error
+                raise UserError(f"Cannot write {shown(self.path)}: {error.strerror or error}.") from error
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise UserError(f"{self.path} is not a regular file; remove it.")
+                    raise UserError(f"{shown(self.path)} is not a regular file; remove it.")
                 if _flock(descriptor, exclusive=not self._shared, wait=wait):
                     # An earlier holder may have removed the file since it was opened here: it locks nobody out then.
                     if os.fstat(descriptor).st_nlink > 0:
                         return descriptor
                 elif time.monotonic() >= until:
-                    raise InUseError(f"{self.path.parent} is in use by {_holder(self.path)}.")
+                    raise InUseError(f"{shown(self.path.parent)} is in use by {_holder(self.path)}.")
                 else:
                     time.sleep(_PAUSE)
             except BaseException:
@@ -129,7 +129,7 @@ def check_free(path: Path, *, shared: bool = False) -> None:
         if stat.S_ISREG(os.fstat(descriptor).st_mode) and not _flock(
             descriptor, exclusive=not shared, wait=False
         ):
-            raise InUseError(f"{path.parent} is in use by {_holder(path)}.")
+            raise InUseError(f"{shown(path.parent)} is in use by {_holder(path)}.")
     finally:
         os.close(descriptor)
 

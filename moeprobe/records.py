@@ -1,14 +1,15 @@
 """Which files of a folder moeprobe wrote: by the folder's own record, or by their names where it has none.
 
 ``.moeprobe.files`` holds a line of JSON per file, written before the file is. What ``--overwrite`` removes are these
-files and no others. In folders from before there was such a record, the known names of that kind of folder count as
-written by moeprobe.
+files and no others. A folder without a record, of an earlier version or copied without it, is moeprobe's if a file in
+it says so by its content (``Family.is_ours``): the known names of that kind of folder then count as written by
+moeprobe. Where none does, nothing is, whatever its name.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,7 +30,7 @@ class Family:
 
     Attributes:
         name: in the record, and in sentences after "a", e.g. "training".
-        marks: files of which a folder without a record must have one to be of this kind.
+        is_ours: whether a folder without a record is of this kind, judging by the content of its files.
         known: which files such a folder may hold: patterns, level by level; those ending in ``/`` are folders that
             are such folders in themselves.
         always: files that another library writes under names of its own, record or not.
@@ -37,7 +38,7 @@ class Family:
     """
 
     name: str
-    marks: tuple[str, ...]
+    is_ours: Callable[[Path], bool]
     known: tuple[str, ...]
     always: tuple[str, ...] = ()
     shares: bool = False
@@ -51,6 +52,8 @@ class Contents:
         own: files that moeprobe wrote.
         temporary: those of writers that did not come to an end, or are not at one yet.
         foreign: all else.
+        runs: folders inside that are runs of their own, which another process may be writing; their files are among
+            the above.
         recorded: whether there is a record.
         of: the family that the record names; empty where there is none.
     """
@@ -58,6 +61,7 @@ class Contents:
     own: tuple[str, ...] = ()
     temporary: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    runs: tuple[str, ...] = ()
     recorded: bool = False
     of: str = ""
 
@@ -79,13 +83,13 @@ def look(path: Path, family: Family) -> Contents:
         return Contents()
     record = read_record(path)
     if record is None:
-        marked = any((path / mark).is_file() for mark in family.marks)
-        names = _Names(patterns=family.known + family.always) if marked else _Names()
+        names = _Names(patterns=family.known + family.always) if family.is_ours(path) else _Names()
     else:
         names = _Names(record.names, family.always)
     own: list[str] = []
     temporary: list[str] = []
     foreign: list[str] = []
+    runs: list[str] = []
     try:
         for name, is_folder in _walk(path, names):
             if is_folder and names.holds(name):
@@ -94,6 +98,7 @@ def look(path: Path, family: Family) -> Contents:
                 own += [name + one for one in nested]
                 temporary += [name + one for one in inner.temporary]
                 foreign += [name + one for one in inner.foreign]
+                runs += [name, *(name + one for one in inner.runs)]
             elif names.holds(name):
                 own.append(name)
             else:
@@ -101,7 +106,12 @@ def look(path: Path, family: Family) -> Contents:
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
     return Contents(
-        tuple(own), tuple(temporary), tuple(foreign), record is not None, record.of if record else ""
+        tuple(own),
+        tuple(temporary),
+        tuple(foreign),
+        tuple(runs),
+        recorded=record is not None,
+        of=record.of if record else "",
     )
 
 

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from moeprobe import __version__, showing
 from moeprobe.errors import UserError
-from moeprobe.files import read_json, remove, write_json
-from moeprobe.folders import RunFolder, check_replaceable, in_use_first
-from moeprobe.records import Contents, Family, look
+from moeprobe.files import LAST, absolute, read_json, remove, shown, write_json
+from moeprobe.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.records import LOCK, Contents, Family, look
 from moeprobe.tables import write_csv, write_images
 
 _REQUEST, _FINISHED, _PARTS = "run.json", "table.json", "parts"
@@ -32,7 +32,7 @@ TAKEN = frozenset({_REQUEST, _FINISHED, _PARTS})
 # A run inside a run: that of a comparison, those of a trade-off's cells.
 _RUN = Family(
     "probe",
-    marks=(_REQUEST,),
+    is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
     known=(
         _REQUEST, _FINISHED, "table.csv", "comparison.csv", "images.parquet", "paths.csv", "switches.csv",
         "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
@@ -87,29 +87,39 @@ class Result:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))
 
 
+class FinishedError(UserError):
+    """A folder holds the very run that was asked for, finished."""
+
+
 class OutputFolder:
     """The folder of one run, which no other process writes to until it is closed.
 
     Args:
-        path: the folder.
+        path: the folder; where that is does not change with the working directory.
         request: what is asked, as JSON; a folder with another request is not touched.
         overwrite: replace what an earlier run left there.
         again: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
             may do so too.
 
     Raises:
-        UserError: the folder holds a finished or a different run and ``overwrite`` is off, or something that
-            moeprobe did not write, it is in use, or it cannot be written to.
+        FinishedError: it holds this run, finished, and ``overwrite`` is off; what a kill in its last moment left
+            undone is done.
+        UserError: the folder holds a different run and ``overwrite`` is off, or something that moeprobe did not
+            write, it is in use, or it cannot be written to.
     """
 
     def __init__(
         self, path: Path, request: dict[str, Any], *, overwrite: bool = False, again: bool = False
     ) -> None:
-        self.path = path
+        self.path = path = absolute(path)
         request = json.loads(json.dumps(request))
         # Before anything is made, and once more when nobody else can change it.
-        with in_use_first(path, shared=again):
-            _check(path, request, overwrite=overwrite, again=again)
+        try:
+            with in_use_first(path, shared=again):
+                _check(path, request, overwrite=overwrite, again=again)
+        except FinishedError:
+            _complete(path)
+            raise
         self._own = RunFolder(path, _family(path), shared=again)
         self._begun_here = overwrite or not (path / _REQUEST).exists()
         try:
@@ -171,15 +181,29 @@ def output_folder(
             yield folder
 
 
+def _complete(path: Path) -> None:
+    """Remove what a run that was killed after it had its mark left behind."""
+    if (path / _PARTS).exists() or (path / LOCK).exists():
+        # Where another process is at it, or nothing can be written, that is not why this run is refused.
+        with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
+            own.remove(_PARTS)
+
+
 def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
     """Raise ``UserError`` unless a run may begin, or go on, in a folder."""
     family = _family(path)
     contents = look(path, family)
     if contents.empty:
         return
+    check_family(path, contents, family)
     earlier = _read_request(path)
     if earlier is None and not contents.own:
-        raise UserError(f"{path} is not empty and not a folder of moeprobe; choose another --out.")
+        what = (
+            "holds a checkpoint and no probe"
+            if (path / LAST).exists()
+            else "is not empty and not a folder of moeprobe"
+        )
+        raise UserError(f"{shown(path)} {what}; choose another --out.")
     if overwrite:
         check_replaceable(path, contents, family)
     elif not (again and earlier is not None and earlier["kind"] == request["kind"]):
@@ -189,18 +213,18 @@ def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool)
 def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
     # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
     begun = set(contents.own) - {_REQUEST}
-    finished = _FINISHED in begun
-    if finished or (begun and earlier != request):
-        state = "holds a finished run" if finished else "holds an unfinished run of something else"
-        raise UserError(f"{path} {state}; add --overwrite to replace it, or choose another --out.")
+    advice = "add --overwrite to replace it, or choose another --out."
+    if _FINISHED in begun and earlier == request:
+        raise FinishedError(f"{shown(path)} holds a finished run; {advice}")
+    if _FINISHED in begun:
+        raise UserError(f"{shown(path)} holds a finished run of something else; {advice}")
+    if begun and earlier != request:
+        raise UserError(f"{shown(path)} holds an unfinished run of something else; {advice}")
 
 
 def _family(path: Path) -> Family:
     earlier = _read_request(path)
-    if earlier is None:
-        # Others too may call a file run.json.
-        return dataclasses.replace(_RUN, marks=())
-    return _TRACES if earlier["kind"] == "trace" else _RUN
+    return _TRACES if earlier is not None and earlier["kind"] == "trace" else _RUN
 
 
 def _read_request(path: Path) -> Any:

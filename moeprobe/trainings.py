@@ -16,6 +16,7 @@ from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.options import checked
 from moeprobe.records import Contents, Family, look
+from moeprobe.training.checkpoint import is_written_by_moeprobe
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
 
@@ -24,7 +25,7 @@ _SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_se
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
 _FAMILY = Family(
     "training",
-    marks=_WEIGHTS,
+    is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
     known=(
         *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", "training.png",
         "training.svg",

@@ -226,10 +226,15 @@ def test_what_was_interrupted_goes_on(
     assert "unfinished run of something else" in refused(*arguments, "--margin", 0.1)
     before = (out / "probe" / "table.json").stat().st_mtime_ns
     with monkeypatch.context() as patch:
-        patch.setattr(gathering.probing, "probe", stop)
+        patch.setattr(gathering.probing, "measure", stop)
         assert run(*arguments).exit_code == 0
     assert (out / "probe" / "table.json").stat().st_mtime_ns == before
     assert "holds a finished run; add --overwrite" in refused(*arguments)
+    # A probe that was replaced by hand is not the one of this comparison.
+    (out / "table.json").unlink()
+    by_hand = ("match-ratio", *trained.values(), "--limit", 4, "--out", out / "probe", "--overwrite")
+    assert run(*by_hand).exit_code == 0
+    assert "probe holds a finished run of something else; add --overwrite" in refused(*arguments)
     assert run(*arguments, "--overwrite").exit_code == 0
 
 

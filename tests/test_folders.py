@@ -7,16 +7,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.files import remove, write_text
+from moeprobe.files import remove, whole, write_text
 from moeprobe.folders import RunFolder
 from moeprobe.locks import Lock
 from moeprobe.records import LOCK, NEW_RECORD, RECORD, Family, look
 
-FAMILY = Family("probe", marks=("run.json",), known=("run.json",))
+FAMILY = Family("probe", is_ours=lambda path: (path / "run.json").is_file(), known=("run.json",))
 HOLD = """
 import sys, time
 from pathlib import Path
@@ -80,6 +81,67 @@ def test_a_killed_process_blocks_nobody_and_its_temporary_files_go(
     assert {path.name for path in tmp_path.iterdir()} == {RECORD, "table.csv"}
 
 
+def test_a_run_inside_that_another_process_is_at_is_not_removed(tmp_path: Path) -> None:
+    """Neither its files nor what it is writing, by a run around it that is begun or overwritten meanwhile."""
+    with RunFolder(tmp_path, FAMILY) as outer:
+        write_text(outer.path / "run.json", "{}")
+        with RunFolder(tmp_path / "inside", FAMILY) as inner:
+            write_text(inner.path / "run.json", "{}")
+    process = hold(tmp_path / "inside")
+    try:
+        there = {path.name for path in (tmp_path / "inside").iterdir()}
+        with RunFolder(tmp_path, FAMILY) as outer:
+            with pytest.raises(UserError, match=rf"inside is in use by process {process.pid} on "):
+                outer.clear()
+            assert (tmp_path / "run.json").exists()
+            assert {path.name for path in (tmp_path / "inside").iterdir()} == there and len(there) == 4
+    finally:
+        end(process)
+    with RunFolder(tmp_path, FAMILY) as outer:
+        outer.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_stays_where_it_was_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with RunFolder(Path("out"), FAMILY) as folder, whole(Path("beside.csv")) as temporary:
+        with pytest.raises(UserError, match=r"^out is in use"):
+            RunFolder(Path("out"), FAMILY)
+        temporary.write_text("")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        write_text(folder.path / "run.json", "{}")
+        write_text(folder.path / "a.csv", "")
+        folder.check()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "elsewhere", "beside.csv"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {RECORD, "run.json", "a.csv"}
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_record_that_cannot_be_opened_again_closes_nobody_elses_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if Path(path).name == RECORD and flags & os.O_APPEND and not flags & os.O_CREAT:
+            raise OSError("no more files")
+        return opened(path, flags, *more, **named)
+
+    folder = RunFolder(tmp_path, FAMILY)
+    write_text(tmp_path / "b.csv", "")
+    write_text(tmp_path / "a.csv", "")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        folder.clear()
+    with (tmp_path / "mine").open("w") as mine:  # would get the number of a file that was closed
+        folder.close()
+        mine.write("whole")
+    assert (tmp_path / "mine").read_text() == "whole"
+
+
 def test_a_lock_leaves_no_file_and_lets_one_in_at_a_time(tmp_path: Path) -> None:
     """Its file is removed and made again under those who wait; never do two hold it."""
     inside, most = [0], [0]
@@ -134,7 +196,7 @@ def test_a_record_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     with RunFolder(tmp_path, FAMILY) as folder:
         write_text(folder.path / "run.json", "{}")
     with pytest.raises(UserError, match="is the folder of a probe, not of a training"):
-        RunFolder(tmp_path, Family("training", (), ()))
+        RunFolder(tmp_path, Family("training", lambda _: False, ()))
 
 
 def test_a_file_that_is_recorded_but_is_a_folder_now_is_not_removed(tmp_path: Path) -> None:

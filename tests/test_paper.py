@@ -136,6 +136,19 @@ def test_an_interrupted_call_does_not_go_on_as_another(
         api.paper(models, names=("A", "B"), limit=2, out=out)
 
 
+def test_a_probe_that_was_replaced_by_hand_is_not_taken_for_its_own(
+    trained: Trained, tmp_path: Path, cut_off: None, unpictured: None
+) -> None:
+    models, out = list(trained.values()), tmp_path / "paper"
+    with pytest.raises(CutOffError):
+        api.paper(models, limit=2, out=out)
+    api.confidence(models, limit=3, out=out / "confidence", overwrite=True)
+    before = (out / "confidence" / "table.csv").read_bytes()
+    with pytest.raises(UserError, match="confidence holds a finished run of something else"):
+        api.paper(models, limit=2, out=out)
+    assert (out / "confidence" / "table.csv").read_bytes() == before
+
+
 def test_a_model_without_a_hash_is_not_taken_for_that_of_before(
     trained: Trained, tmp_path: Path, cut_off: None
 ) -> None:

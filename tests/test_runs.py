@@ -12,9 +12,10 @@ import pytest
 from moeprobe import runs
 from moeprobe.accumulators import Accumulator, Cell
 from moeprobe.errors import UserError
-from moeprobe.files import remove, write_text
-from moeprobe.records import RECORD
-from moeprobe.runs import OutputFolder, Result, provenance
+from moeprobe.files import LAST, remove, write_text
+from moeprobe.folders import RunFolder
+from moeprobe.records import LOCK, RECORD, Family
+from moeprobe.runs import FinishedError, OutputFolder, Result, provenance
 from moeprobe.tables import frame, image_table, read_images
 from tests.routings import routing
 
@@ -112,6 +113,51 @@ def test_foreign_folders_are_never_touched(tmp_path: Path, content: str) -> None
     with pytest.raises(UserError, match="not a folder of moeprobe"):
         OutputFolder(tmp_path, REQUEST, overwrite=True)
     assert tree(tmp_path) == before
+
+
+def test_files_in_a_folder_of_neither_record_nor_question_are_somebody_elses(tmp_path: Path) -> None:
+    """Whatever they are called; in a run inside of one of a time before records too."""
+    names = ("table.csv", "table.json", "figures/a.png")
+    for place in (tmp_path / "other", tmp_path / "run" / "probe"):
+        for name in names:
+            (place / name).parent.mkdir(exist_ok=True, parents=True)
+            (place / name).write_text("mine")
+        (place / "run.json").write_text('{"name": "somebody else"}')
+    (tmp_path / "run" / "run.json").write_text('{"kind": "compare"}')
+    before = tree(tmp_path)
+    with pytest.raises(UserError, match="not a folder of moeprobe"):
+        OutputFolder(tmp_path / "other", REQUEST, overwrite=True)
+    with pytest.raises(UserError, match=r"did not write: probe/"):
+        OutputFolder(tmp_path / "run", REQUEST, overwrite=True)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_folder_of_a_training_is_called_one(tmp_path: Path, recorded: bool) -> None:
+    with RunFolder(tmp_path, Family("training", lambda _: False, ())) as folder:
+        write_text(folder.path / LAST, "")
+    if not recorded:
+        (tmp_path / RECORD).unlink()
+    said = "folder of a training, not of a probe" if recorded else "holds a checkpoint and no probe"
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=rf"{said}; choose another"):
+            OutputFolder(tmp_path, REQUEST, overwrite=overwrite)
+
+
+def test_what_a_run_leaves_that_is_killed_after_its_mark_goes_when_it_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "remove", lambda *_: None)
+        with OutputFolder(tmp_path, REQUEST) as folder:
+            write_text(folder.parts / "a-00000.parquet", "part")
+            folder.finish({})
+    (tmp_path / LOCK).touch()
+    with pytest.raises(FinishedError, match="holds a finished run; add"):
+        OutputFolder(tmp_path, REQUEST)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "table.json", RECORD}
+    with pytest.raises(UserError, match="finished run of something else"):
+        OutputFolder(tmp_path, REQUEST | {"limit": 5})
 
 
 @pytest.mark.parametrize("recorded", [True, False])

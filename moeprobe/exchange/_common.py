@@ -9,13 +9,18 @@ from torch import nn
 
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
+from moeprobe.files import LAST
 from moeprobe.folders import RunFolder, check_replaceable
 from moeprobe.loading import open_data
 from moeprobe.records import Family, look
 from moeprobe.training import checkpoint
 
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
-_FAMILY = Family("checkpoint", marks=("last.safetensors",), known=("last.safetensors", "last.json"))
+_FAMILY = Family(
+    "checkpoint",
+    is_ours=lambda path: checkpoint.is_written_by_moeprobe(path / LAST),
+    known=(LAST, "last.json"),
+)
 
 
 class Unseen(TypedDict, total=False):
@@ -36,7 +41,7 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
     contents = look(folder, _FAMILY)
     if contents.empty:
         return
-    if not (folder / "last.safetensors").is_file():
+    if not (folder / LAST).is_file():
         raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
     if not overwrite:
         raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
@@ -61,7 +66,7 @@ def save(
     """
     with RunFolder(folder, _FAMILY) as own:
         checkpoint.save(
-            folder / "last.safetensors",
+            folder / LAST,
             model,
             config=config,
             training={"imported": imported, "source": str(source)},

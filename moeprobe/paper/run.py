@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import pandas as pd
 
@@ -22,11 +22,11 @@ from moeprobe.probes import CLEAN, Checkpoint
 from moeprobe.probing import Plan
 from moeprobe.report.reading import read_runs
 from moeprobe.routing import Replayable
-from moeprobe.runs import Result, output_folder, provenance
-from moeprobe.sources import is_finished
+from moeprobe.runs import FinishedError, Result, output_folder, provenance
 from moeprobe.tables import read_images, write_csv
 from moeprobe.watching import Watcher
 
+T = TypeVar("T")
 KIND = "paper"
 # Following one image takes hundreds of passes: a hundred images are enough to tell jumps apart.
 JUMP_IMAGES = 100
@@ -87,10 +87,6 @@ class _Job:
     def hashed(self) -> bool:
         """Whether the first pair can be recognised; a checkpoint without a hash is never taken for that of before."""
         return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
-
-    def keeps(self, run: Path) -> bool:
-        """Whether what an earlier call has finished in a folder is of these checkpoints."""
-        return self.hashed and is_finished(run)
 
     @property
     def notes(self) -> list[str]:
@@ -185,10 +181,7 @@ def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
     loads: list[dict[str, object]] = []
     for index, pair in enumerate(job.pairs):
         out = job.options.out if index == 0 else None
-        found = {
-            asked[2]: _kept(job, out, name, partial(_probe, job, pair, name, watcher))
-            for name, asked in job.probes.items()
-        }
+        found = {asked[2]: _result(job, pair, name, watcher, out) for name, asked in job.probes.items()}
         top_k, seed = glance(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
         called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
         rows += numbers.number_rows(found, called, top_k=top_k, seed=seed)
@@ -256,9 +249,17 @@ def _job(models: Sequence[Model], *, data: str | None, names: Sequence[str] | No
     )
 
 
-def _into(options: Options, out: Path | None) -> Options:
-    """Return the options of a probe with a folder of its own; a finished one that is not kept is replaced."""
-    return dataclasses.replace(options, out=out, overwrite=out is not None and is_finished(out))
+def _made(job: _Job, run: Callable[[Options], T], out: Path | None) -> T | None:
+    """Run a probe in a folder of its own; None where an earlier call has finished it there.
+
+    Raises:
+        UserError: something else was run in that folder meanwhile.
+    """
+    options = dataclasses.replace(job.options, out=out, overwrite=False)
+    try:
+        return run(options)
+    except FinishedError:
+        return None if job.hashed else run(dataclasses.replace(options, overwrite=True))
 
 
 def _limited(options: Options, most: int) -> Options:
@@ -266,20 +267,22 @@ def _limited(options: Options, most: int) -> Options:
     return dataclasses.replace(options, limit=limit)
 
 
-def _kept(job: _Job, out: Path | None, name: str, run: Callable[[Path | None], Result]) -> Result:
+def _result(
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, out: Path | None
+) -> Result:
     """Return the result of a probe: from its folder where an earlier call has finished it, else run."""
-    if out is None:
-        return run(None)
-    if not job.keeps(out / name):
-        return run(out / name)
-    (earlier,) = read_runs([out / name])
+    out = None if out is None else out / name
+    made = _made(job, partial(_probe, job, pair, name, watcher), out)
+    if made is not None:
+        return made
+    assert out is not None
+    (earlier,) = read_runs([out])
     assert earlier.table is not None
-    images = read_images(out / name / "images.parquet")
-    return Result(earlier.table, earlier.comparison, images, earlier.sidecar)
+    return Result(earlier.table, earlier.comparison, read_images(out / "images.parquet"), earlier.sidecar)
 
 
 def _probe(
-    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, out: Path | None
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, options: Options
 ) -> Result:
     """Run one probe of a pair; without a folder of its own only what the tables need."""
     kind, view, _ = _PROBES[name]
@@ -289,9 +292,9 @@ def _probe(
         pair,
         data=job.data,
         view=view,
-        severities=(numbers.SIGMA,) if noise and out is None else None,
-        attribute="recomputed" if noise and out is not None and job.replayable else None,
-        options=_into(job.options, out),
+        severities=(numbers.SIGMA,) if noise and options.out is None else None,
+        attribute="recomputed" if noise and options.out is not None and job.replayable else None,
+        options=options,
         watcher=watcher,
     )
 
@@ -321,8 +324,7 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
             pair, data=data, options=_limited(options, jump_images), watcher=watcher
         )
     for name, draw in drawn.items():
-        if not job.keeps(folder / name):
-            draw(_into(job.options, folder / name))
+        _made(job, draw, folder / name)
 
 
 def _of_a_run(options: Options) -> Options:

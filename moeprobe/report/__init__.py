@@ -25,13 +25,14 @@ from moeprobe.report.reading import Run, read_runs
 __all__ = ["Document", "report"]
 
 _HTML, _MARKDOWN = "report.html", "report.md"
+_LARGEST_PAGE = 2**30
+_GENERATOR = b'<meta name="generator" content="moeprobe '
 _FAMILY = Family(
     "report",
-    marks=(_HTML,),
+    is_ours=lambda path: _is_page(path / _HTML),
     known=(_HTML, _MARKDOWN, f"{render.FILES}/*/*"),
     shares=True,
 )
-_LARGEST_PAGE = 2**30
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
         raise UserError(
             f"{folder / held[0]} is there already; add --overwrite to replace it, or choose another --out."
         )
-    ours = contents.recorded or _is_page(folder / _HTML)
     for name in held:
-        if name in contents.foreign or not ours:
+        if name in contents.foreign or f"{name}/" in contents.foreign:
             raise UserError(
                 f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
             )
@@ -119,7 +119,7 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
 def _is_page(path: Path) -> bool:
     """Whether a file is the page of a report, from a time when none was on record."""
     try:
-        return not path.is_symlink() and b"moeprobe" in read_bytes(path, limit=_LARGEST_PAGE)
+        return not path.is_symlink() and _GENERATOR in read_bytes(path, limit=_LARGEST_PAGE)
     except UserError:
         return False
 

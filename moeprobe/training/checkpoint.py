@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from moeprobe import __version__
 from moeprobe.config import ModelConfig
 from moeprobe.errors import UserError
-from moeprobe.files import find_checkpoint, sha256, whole, write_json
+from moeprobe.files import find_checkpoint, is_file, sha256, whole, write_json
 from moeprobe.nn.build import build_model
 from moeprobe.nn.swin import build_swin
 from moeprobe.nn.transfer import transfer
@@ -140,6 +140,18 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not isinstance(description, dict):
         raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.")
     return tensors, description
+
+
+def is_written_by_moeprobe(path: Path) -> bool:
+    """Whether a file holds weights, or the state of a run, that say of themselves that moeprobe wrote them."""
+    if not is_file(path):
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            description = json.loads((file.metadata() or {})["description"])
+    except (SafetensorError, OSError, ValueError, KeyError, RecursionError):
+        return False
+    return isinstance(description, dict) and str(description.get("format")).startswith("moeprobe-")
 
 
 def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:

@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from moeprobe import api, config
 from moeprobe.errors import UserError
+from moeprobe.exchange._common import check_folder
 from moeprobe.records import RECORD, look
 from moeprobe.trainings import _FAMILY
 from tests.commands import Trained, refused, run
@@ -66,6 +69,19 @@ def test_overwrite_replaces_a_run_and_nothing_else(finished: Path, recorded: boo
     api.train("digits-baseline", overrides=SHORT, folder=finished, device="cpu", overwrite=True)
     assert look(finished, _FAMILY).foreign == ()
     assert (finished / "config.yaml").read_bytes() != before["config.yaml"]
+
+
+def test_weights_of_another_program_are_nobodys_to_replace(tmp_path: Path) -> None:
+    """In a folder without a record, whatever its files are called."""
+    save_file({"weight": torch.zeros(1)}, tmp_path / "last.safetensors", metadata={"format": "pt"})
+    for name in ("config.yaml", "metrics.csv", "training.png"):
+        (tmp_path / name).write_text("mine")
+    before = tree(tmp_path)
+    for more in (("--overwrite",), ("--resume",), ()):
+        assert "not a run folder of moeprobe" in refused(*TRAIN, *SHORT, "--folder", tmp_path, *more)
+    with pytest.raises(UserError, match="did not write"):
+        check_folder(tmp_path, Path("source"), overwrite=True)
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize(
