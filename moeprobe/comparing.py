@@ -22,7 +22,7 @@ from moeprobe.palette import colours
 from moeprobe.probes import CLEAN
 from moeprobe.probing import Plan
 from moeprobe.runs import output_folder, provenance
-from moeprobe.showing import Figures, one_line, table_html
+from moeprobe.showing import Figures, heading, one_line, table_html
 from moeprobe.sources import Measured
 from moeprobe.summaries import About, Analyses, metrics
 from moeprobe.tables import cells, over_draws, write_csv
@@ -56,8 +56,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         sentences = self.verdicts[["sentence"]].rename(columns={"sentence": "verdict"})
+        rests = heading(self.sidecar["request"]["probe"], self.table)
         return table_html(
-            sentences, caption="Verdicts; all differences in .table, the forest plot by .plot()"
+            sentences, caption=f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()"
         )
 
 

@@ -79,8 +79,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         request = self.sidecar.get("request", {})
-        data = f"{request.get('data', '')} {request.get('split', '')}".strip()
-        caption = f"{request.get('kind', '')}: {data}; 95 % intervals; all rows in .table, figures by .plot()"
+        rests = showing.heading(request, self.table)
+        caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
         return showing.table_html(self.summary(), caption=caption)
 
     def _checkpoints(self) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from moeprobe.medium import ORDINARY
+from moeprobe.medium import ORDINARY, medium_of
 from moeprobe.tables import FLOORS
-from moeprobe.wording import agreement, compared_first, interval
+from moeprobe.wording import agreement, compared_first, interval, sources
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,6 +82,25 @@ def _whole(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of all experts and ordinary tokens together, without the noise floor and single draws."""
     keep = table["expert"].isna() & table["tokens"].isin([*ORDINARY, ""]) & ~table["view"].isin(FLOORS)
     return table[keep & table["draw"].isna()] if "draw" in table else table[keep]
+
+
+def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
+    """Return what a result rests on: inputs, view, seed, and whether it has intervals.
+
+    Args:
+        request: of the probe, as in a sidecar.
+        table: its values or differences.
+    """
+    medium, images = medium_of(table["tokens"]), int(table["images"].max())
+    view = request.get("view", {})
+    intervals, units = table["ci_low"].notna().any(), medium.plural
+    parts = [
+        sources(images, medium, data=request.get("data", ""), split=request.get("split", "")),
+        f"view {view['name']}" if view.get("name") else "",
+        f"seed {request['seed']}" if "seed" in request else "",
+        f"95 % intervals over {units}" if intervals else f"no intervals: they need at least 20 {units}",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def table_html(table: pd.DataFrame, *, caption: str) -> str:

@@ -37,7 +37,9 @@ def test_a_result_shows_its_headlines(matched: Result) -> None:
     assert line["prc − baseline"].item()[0] in "+-"
     assert len(short) < len(matched.table) / 10
     page = matched._repr_html_()
-    assert "match-ratio: digits test" in page
+    assert (
+        "match-ratio: 25 images of digits test; view random_crop; seed 3; 95 % intervals over images;" in page
+    )
     assert line["prc"].item() in page
 
 
@@ -45,6 +47,11 @@ def test_a_sweep_shows_its_severities(trained: Trained) -> None:
     swept = api.noise_sweep(trained["prc"], sigmas=[0, 0.2], limit=6)
     short = swept.summary()
     assert set(short["severity"]) == {"0", "0.2"}
+    page = swept._repr_html_()
+    assert (
+        "6 images of digits test; view gaussian_noise; seed 0; no intervals: they need at least 20 images"
+        in page
+    )
     assert {"output", "blocks.1", "blocks.3"} == set(short["layer"])
     assert set(swept.plot()) == {"routing", "output"}
 
@@ -73,6 +80,7 @@ def test_every_result_draws_itself(trained: Trained) -> None:
     assert set(paired.plot()) == {"correspond"}
     compared = api.compare(list(trained.values()), limit=20)
     assert set(compared.plot()) == {"forest"}
+    assert "Verdicts: 20 images of digits test; view random_crop; seed 0;" in compared._repr_html_()
     assert compared.verdicts["sentence"].iloc[0].split()[0] in compared._repr_html_()
     for result in (overlaid, paired, compared):
         assert len(repr(result)) < 100

@@ -70,10 +70,13 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
         print(json.dumps(summary))
         return
     screen = console()
+    # Runs from before it was written do not say.
+    rests = f" on {summary['validated_on']}" if "validated_on" in summary else ""
     screen.print(
         f"{summary['name']}: {summary['steps']:,} steps, validation accuracy "
-        f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}), "
-        f"{summary['images_per_second']:,.0f} images/s"
+        f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}){rests}, "
+        f"{summary['images_per_second']:,.0f} images/s",
+        soft_wrap=True,
     )
     if summary["kept"]:
         screen.print(

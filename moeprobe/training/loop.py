@@ -23,6 +23,7 @@ from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
 from moeprobe.files import remove, write_json, write_text
 from moeprobe.geometry import PatchGrid
+from moeprobe.medium import IMAGE
 from moeprobe.nn.build import build_model
 from moeprobe.nn.capture import capture
 from moeprobe.seeds import generator, torch_seed
@@ -40,6 +41,7 @@ from moeprobe.training.tensorboard import Board
 from moeprobe.training.timing import Clock
 from moeprobe.training.upcycling import upcycle_from
 from moeprobe.views.base import Framing, PairView
+from moeprobe.wording import sources
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -367,6 +369,7 @@ class Trainer:
             "steps": self.total_steps,
             "val_accuracy": self.history[-1]["val_accuracy"],
             "best_val_accuracy": self.best_accuracy,
+            "validated_on": sources(len(self.val_data), IMAGE, data=self.config.data.source, split="val"),
             "images_per_second": images_per_second,
         } | self.clock.summary()
         if self.upcycled is not None:

@@ -127,6 +127,7 @@ def test_what_is_reported_and_written(tmp_path: Path) -> None:
     assert list(metrics["epoch"]) == pytest.approx([4 / 5, 8 / 5, 12 / 5])
     assert summary["val_accuracy"] == pytest.approx(last["val_accuracy"])
     assert summary["best_val_accuracy"] == pytest.approx(metrics["val_accuracy"].max())
+    assert summary["validated_on"] == "11 images of noise val"
     results(tmp_path)
     _, info = load(tmp_path)
     assert info.class_names == ("dark", "grey", "light") and info.model.num_classes == 3

@@ -22,6 +22,8 @@ def test_a_folder_of_classes_is_trained_and_probed_on_one_split(tmp_path: Path) 
     assert "test is 0.1 and val 0.3 of the images, by a hash of each path" in trained.stdout
     about = json.loads((tmp_path / "run" / "last.json").read_text())["training"]
     assert about["split"].startswith("test is 0.1") and about["data"].endswith("?val_fraction=0.3")
+    of_val = api.open_data(about["data"], split="val")
+    assert f" on {len(of_val)} images of {about['data']} val, " in trained.stdout
     train = set(api.open_data(about["data"], split="train").image_ids)
     for split in ("val", "test"):
         probed = run("eval", tmp_path / "run", "--split", split, "--json", "--device", "cpu")
