@@ -4,6 +4,7 @@
 tables and on the command line. Listing names reads the folder and imports nothing, so it costs no start-up time.
 """
 
+import ast
 import difflib
 import importlib
 import pkgutil
@@ -34,9 +35,7 @@ class Catalog:
 
     def names(self) -> list[str]:
         """Return the sorted names, without importing any plug-in."""
-        # By its place on disk: looking a package up by name would import its parents, and torch with them.
-        folder = Path(__file__).parent.joinpath(*self.package.split(".")[1:])
-        found = (module.name for module in pkgutil.iter_modules([str(folder)]))
+        found = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
         return sorted(name for name in found if name not in _NOT_PLUGINS and not name.startswith("_"))
 
     def get(self, name: str) -> Any:
@@ -55,8 +54,25 @@ class Catalog:
             raise UserError(unknown(self.kind, name, self.names()))
 
     def describe(self, name: str) -> str:
-        """Return the first line of the plug-in's docstring, as plain text."""
-        return (self.get(name).__doc__ or "").strip().splitlines()[0].replace("``", "")
+        """Return the first line of the plug-in's docstring, as plain text; nothing is imported.
+
+        Raises:
+            UserError: there is no such plug-in.
+        """
+        self.check(name)
+        path = self._folder / f"{name}.py"
+        module = ast.parse((path if path.is_file() else self._folder / name / "__init__.py").read_bytes())
+        described = [
+            ast.get_docstring(node) or ""
+            for node in module.body
+            if isinstance(node, ast.ClassDef) and node.name == class_name(name)
+        ]
+        return "".join(described).splitlines()[0].replace("``", "")
+
+    @property
+    def _folder(self) -> Path:
+        # By its place on disk: looking a package up by name would import its parents, and torch with them.
+        return Path(__file__).parent.joinpath(*self.package.split(".")[1:])
 
 
 def class_name(name: str) -> str:

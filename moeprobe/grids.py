@@ -82,6 +82,15 @@ def is_sweep(source: str) -> bool:
     return source in names() or Path(source).suffix in (".yaml", ".yml")
 
 
+def no_training(path: Path) -> UserError:
+    """Return the sentence for what is neither a sweep nor the folder of a training."""
+    if path.is_dir():
+        return UserError(f"{path} is no folder of a training: it needs config.yaml and last.safetensors.")
+    return UserError(
+        f"There is no sweep and no folder of a training called {path}; moeprobe list sweeps names the sweeps."
+    )
+
+
 def path_of(source: str) -> Path:
     """Return the file of the sweep called ``source``, a name or a path.
 

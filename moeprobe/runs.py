@@ -114,12 +114,7 @@ class OutputFolder:
         self.path = path = absolute(path)
         request = json.loads(json.dumps(request))
         # Before anything is made, and once more when nobody else can change it.
-        try:
-            with in_use_first(path, shared=again):
-                _check(path, request, overwrite=overwrite, again=again)
-        except FinishedError:
-            _complete(path)
-            raise
+        _check_outside(path, request, overwrite=overwrite, again=again)
         self._own = RunFolder(path, _family(path), shared=again)
         self._begun_here = overwrite or not (path / _REQUEST).exists()
         try:
@@ -187,6 +182,25 @@ def _complete(path: Path) -> None:
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
             own.remove(_PARTS)
+
+
+def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
+    """Raise the ``UserError`` that ``OutputFolder`` raises of a folder whatever is asked.
+
+    A run of something else that is not finished is found only when it is known what is asked.
+    """
+    path = absolute(path)
+    _check_outside(path, _read_request(path) or {"kind": ""}, overwrite=overwrite, again=False)
+
+
+def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+    """Raise what ``_check`` does of a folder that is not held, of a finished run when it is complete."""
+    try:
+        with in_use_first(path, shared=again):
+            _check(path, request, overwrite=overwrite, again=again)
+    except FinishedError:
+        _complete(path)
+        raise
 
 
 def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from moeprobe.runs import OutputFolder
 from tests.commands import refused
 
 # The command line -> what its sentence says.
@@ -41,8 +42,16 @@ REFUSALS = {
     "analyze-trace nosuch.parquet": "nosuch.parquet",
     "import trace nosuch.jsonl x.parquet": "There is no log nosuch.jsonl.",
     "report nosuch": "nosuch",
+    "confidence runs/demo-prc --out photos/full": "photos/full is not empty and not a folder of moeprobe",
+    "fewshot runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
+    "correspond --data digits --out done": "done holds a finished run; add --overwrite to replace it",
+    "confidence runs/demo-prc --out done --overwrite": "did not write: mine.txt",
+    "tradeoff nosuch --out x": "There is no sweep and no folder of a training called nosuch",
+    "tradeoff routers-digits epoch=5 --out x": "epoch",
     "list routrs": "Did you mean 'routers'?",
 }
+# What lists plug-ins reads what they say of themselves, and imports none.
+LISTS = ("list routers", "list views", "list analyses", "list data")
 _RUN = """
 import json, sys
 from typer.testing import CliRunner
@@ -58,15 +67,22 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     for name in ("cat.png", "lines.txt", "runs/demo-prc/last.safetensors"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
+    (tmp_path / "photos/full").mkdir()
+    (tmp_path / "photos/full/mine.txt").write_text("mine")
+    with OutputFolder(tmp_path / "done", {"kind": "eval"}) as folder:
+        folder.finish({})
+    (tmp_path / "done/mine.txt").write_text("mine")
     process = subprocess.run(
         [sys.executable, "-c", _RUN],
-        input=json.dumps(list(REFUSALS)),
+        input=json.dumps([*LISTS, *REFUSALS]),
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=True,
     )
-    found = [json.loads(line) for line in process.stdout.splitlines()]
+    every = [json.loads(line) for line in process.stdout.splitlines()]
+    listed, found = every[: len(LISTS)], every[len(LISTS) :]
+    assert [(code, torch) for _, code, _, torch in listed] == [(0, False)] * len(LISTS)
     assert [line for line, *_ in found] == list(REFUSALS)
     sentences = {line: said for line, code, said, _ in found if code != 2 or not said.startswith("Error: ")}
     assert not sentences

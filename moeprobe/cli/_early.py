@@ -10,7 +10,7 @@ from typing import Any
 
 from moeprobe.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.errors import UserError
-from moeprobe.files import find_checkpoint, is_file
+from moeprobe.files import find_checkpoint, is_file, is_folder
 
 
 def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
@@ -58,6 +58,25 @@ def check_configuration(config: Any) -> None:
     OBJECTIVES.check(config.objective.name)
     check_view(config.view.name)
     check_data(config.data.name, split="train")
+
+
+def check_trainings(sources: Sequence[str], overrides: Sequence[str], *, out: Path) -> None:
+    """Raise ``UserError`` where a sweep, a key of one or the folder of a training is mistyped."""
+    from moeprobe import grids
+
+    for source in sources:
+        if grids.is_sweep(source):
+            grids.load(source, overrides)
+        elif not is_folder(Path(source)) and not is_folder(out / "cells" / Path(source).name):
+            raise grids.no_training(Path(source))
+
+
+def check_folder(out: Path | None, *, overwrite: bool) -> None:
+    """Raise ``UserError`` where no run can begin in a folder, whatever it is about."""
+    if out is not None:
+        from moeprobe.runs import check_takes_a_run
+
+        check_takes_a_run(out, overwrite=overwrite)
 
 
 def check_traces(paths: Sequence[Path]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from moeprobe import hub
-from moeprobe.cli._early import check_arguments
+from moeprobe.cli._early import check_arguments, check_folder
 from moeprobe.errors import UserError
 
 Checkpoints = Annotated[
@@ -227,6 +227,9 @@ def probe(
     def wrapper(**values: Any) -> None:
         common = Common({name: values.pop(name) for name in _COMMON})
         check_arguments(values, split=common.options().split)
+        # A comparison knows whether what it compares lies there.
+        if not common.dry_run and "given" not in values:
+            check_folder(common.options().out, overwrite=common.options().overwrite)
         command(**values, common=common)
 
     keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

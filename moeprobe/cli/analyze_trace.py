@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._early import check_traces
+from moeprobe.cli._early import check_folder, check_traces
 from moeprobe.cli._options import Full, command_line, names
 
 
@@ -36,6 +36,7 @@ def analyze_trace(
     Example: `moeprobe analyze-trace traces/demo-prc/clean.parquet traces/demo-prc/gaussian_noise-0.1.parquet`
     """
     check_traces(traces)
+    check_folder(out, overwrite=overwrite)
     from moeprobe import api
     from moeprobe.analyzing import along_a_severity, labelled, steps_alone
     from moeprobe.cli._screen import Bar, print_result

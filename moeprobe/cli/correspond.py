@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._early import check_checkpoints, check_data, check_view
+from moeprobe.cli._early import check_checkpoints, check_data, check_folder, check_view
 from moeprobe.cli._options import (
     Data,
     File,
@@ -66,6 +66,7 @@ def correspond(
     check_checkpoints([] if checkpoint is None else [checkpoint])
     check_data(data, split=split)
     check_view(view)
+    check_folder(out, overwrite=overwrite)
     from moeprobe import api
     from moeprobe.cli._screen import Bar, console, print_files, records
 

@@ -48,12 +48,15 @@ def tradeoff(
     """
     if out is None:
         raise typer.BadParameter("name a folder, e.g. --out reports/tradeoff", param_hint="--out")
+    from moeprobe.cli._early import check_trainings
+
+    overrides = [text for text in given or [] if "=" in text]
+    sources = [text for text in given or [] if "=" not in text]
+    check_trainings(sources, overrides, out=out)
     from moeprobe import api
     from moeprobe.cli._options import command_line
     from moeprobe.cli._trainings import Bars
 
-    overrides = [text for text in given or [] if "=" in text]
-    sources = [text for text in given or [] if "=" not in text]
     if dry_run:
         plan = api.plan_tradeoff(
             sources, out=out, overrides=overrides, checkpoints=checkpoints, device=device

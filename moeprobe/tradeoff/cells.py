@@ -166,11 +166,7 @@ def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureCon
         return Cell(name, config, path, out / _CELLS / name, measure)
     if name in kept and not path.is_dir():
         return _kept(kept[name])
-    if path.is_dir():
-        raise UserError(f"{path} is no folder of a training: it needs config.yaml and last.safetensors.")
-    raise UserError(
-        f"There is no sweep and no folder of a training called {path}; moeprobe list sweeps names the sweeps."
-    )
+    raise grids.no_training(path)
 
 
 def _kept(folder: Path) -> Cell:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from moeprobe import api
+from tests.commands import PATIENCE
 from tests.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
 from tests.report.test_report import HOSTILE, hostile
 
@@ -212,7 +213,7 @@ def test_the_headline_table_sorts_by_value_not_by_its_interval(browser: Any, pag
 def test_a_csv_can_be_saved(browser: Any, page: Path) -> None:
     show(browser, page)
     find(browser, "a[download='match-table.csv']")[0].click()
-    saved, until = browser.downloads / "match-table.csv", time.monotonic() + 10
+    saved, until = browser.downloads / "match-table.csv", time.monotonic() + PATIENCE
     while not saved.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert saved.read_bytes() == (page.parent.parent / "match" / "table.csv").read_bytes()
