@@ -14,6 +14,8 @@ from moeprobe.probes import Checkpoint
 
 # A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: where it ran lies so many folders above.
 _MOST_ABOVE = 3
+# Splits that hold what a training takes.
+_TRAINED_ON = ("train", "all")
 # Where a location stops being an ordinary path and starts to be a pattern of shards.
 _WILD = "*?[{"
 
@@ -116,10 +118,11 @@ def find(origin: Origin) -> str:
     )
 
 
-def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str) -> dict[str, str]:
-    """Return for each checkpoint that is probed on other data than it was trained on what is to be said of it.
+def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str) -> dict[str, str]:
+    """Return what is to be said of checkpoints on other data than they were trained on, or on those very images.
 
-    A checkpoint that says neither its data nor its classes is not doubted, nor are image files of the user's own.
+    The images of a training are those of the split ``train``, which are in ``all`` too. A checkpoint that says
+    neither its data nor its classes is not doubted, nor are image files of the user's own.
     """
     found: dict[str, str] = {}
     if isinstance(dataset, Files):
@@ -137,12 +140,18 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str) -> dict[st
             found[model.name] = f"was trained on {origin.data} and is probed on {data}."
         elif others:
             found[model.name] = f"has other classes than {data}."
+        elif split in _TRAINED_ON and is_trained_on(origin, data):
+            found[model.name] = (
+                f"is probed on the split {split!r}, which holds images that it was trained on."
+            )
     return found
 
 
-def described(models: Sequence[Checkpoint], dataset: Dataset, data: str) -> dict[str, dict[str, Any]]:
-    """Return where checkpoints are from, for a sidecar; with a ``warning`` on other data than they were trained on."""
-    warnings = doubts(models, dataset, data)
+def described(
+    models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str
+) -> dict[str, dict[str, Any]]:
+    """Return where checkpoints are from, for a sidecar; with a ``warning`` where there are ``doubts``."""
+    warnings = doubts(models, dataset, data, split=split)
     return {
         model.name: dict(model.provenance)
         | ({"warning": warnings[model.name]} if model.name in warnings else {})

@@ -111,7 +111,7 @@ def overlay(
         sidecar: dict[str, Any] = {
             "request": request,
             "command": options.command,
-            "checkpoints": origins.described(loaded, question.dataset, data),
+            "checkpoints": origins.described(loaded, question.dataset, data, split=options.split),
         }
         result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
         if folder is not None:

@@ -143,7 +143,7 @@ def measure(
         groups={model.name: model.group for model in models},
     )
     table, comparison = summaries.summarise(images, analyses=question.analyses, about=about)
-    doubts = _doubts(kind, question, models, data, table, images)
+    doubts = _doubts(kind, question, models, data, options.split, table, images)
     sidecar = {
         "request": request,
         "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
@@ -166,12 +166,13 @@ def _doubts(
     question: Probe,
     models: Sequence[Checkpoint],
     data: str,
+    split: str,
     table: pd.DataFrame,
     images: pa.Table,
 ) -> dict[str, dict[str, str]]:
-    """Return a warning for each checkpoint that is on other data than it was trained on, or no better than chance."""
+    """Return a warning for each checkpoint whose data are in doubt, or that is no better than chance."""
     # Few-shot classifiers are for data that the model has not seen.
-    found = {} if kind == "fewshot" else origins.doubts(models, question.dataset, data)
+    found = {} if kind == "fewshot" else origins.doubts(models, question.dataset, data, split=split)
     names = question.dataset.class_names
     if question.labelled and names is not None and "accuracy" in set(table["metric"]):
         clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None

@@ -96,7 +96,7 @@ def record(
         sidecar = {
             "request": request,
             "command": options.command,
-            "checkpoints": origins.described(loaded, question.dataset, data),
+            "checkpoints": origins.described(loaded, question.dataset, data, split=options.split),
             "files": [str(path.relative_to(folder.path)) for path in files],
             "skipped_images": skipped[0],
             "wall_seconds": time.perf_counter() - started,

@@ -70,6 +70,18 @@ def test_other_data_are_doubted_aloud(project: Path, monkeypatch: pytest.MonkeyP
     assert "other classes than the model prc" in asked and "trained on folder:photos" in asked
 
 
+@pytest.mark.parametrize(("split", "seen"), [("train", True), ("val", False)])
+def test_images_of_the_training_are_doubted_aloud(
+    project: Path, split: str, seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    said = run("confidence", "checkpoints/prc", "--split", split, "--limit", 3).output
+    warning = f"Warning: prc is probed on the split {split!r}, which holds images that it was trained on."
+    assert (warning in said) == seen == ("Warning" in said), said
+    other = run("confidence", "checkpoints/prc", "--data", "digits", "--split", "train", "--limit", 3).output
+    assert "which holds images" not in other
+
+
 def test_no_checkpoint_and_no_data_is_asked_for(tmp_path: Path) -> None:
     assert "Name the data" in refused("correspond", "--out", tmp_path / "c")
 

@@ -156,7 +156,9 @@ def paper(
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         table, load = _numbers(job, watcher or Watcher())
         dataset = open_data(job.data, split=options.split)
-        checkpoints = described([model for pair in job.pairs for model in pair], dataset, job.data)
+        checkpoints = described(
+            [model for pair in job.pairs for model in pair], dataset, job.data, split=options.split
+        )
         sidecar = {"request": request, "command": options.command, "checkpoints": checkpoints} | provenance()
         text = tables.markdown(table, load, data=job.data, remarks=[*remarks, *job.notes])
         if folder is not None:

@@ -25,12 +25,15 @@ def test_a_folder_of_classes_is_trained_and_probed_on_one_split(tmp_path: Path) 
     of_val = api.open_data(about["data"], split="val")
     assert f" on {len(of_val)} images of {about['data']} val, " in trained.stdout
     train = set(api.open_data(about["data"], split="train").image_ids)
-    for split in ("val", "test"):
+    for split in ("val", "test", "all"):
         probed = run("eval", tmp_path / "run", "--split", split, "--json", "--device", "cpu")
         assert probed.exit_code == 0, probed.output
         images = set(api.open_data(about["data"], split=split).image_ids)
-        table = json.loads(probed.stdout)["table"]
-        assert max(row["images"] for row in table) == len(images) and not images & train
+        found = json.loads(probed.stdout)
+        assert max(row["images"] for row in found["table"]) == len(images)
+        # Images of the training are said to be such.
+        warning = found["sidecar"]["checkpoints"]["run"].get("warning", "")
+        assert bool(images & train) == (split == "all") == ("holds images that it was trained on" in warning)
 
 
 def test_a_share_of_what_has_splits_is_refused() -> None:
