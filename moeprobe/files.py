@@ -150,6 +150,18 @@ def check_regular_files(folder: Path, pattern: str) -> None:
         raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from error
 
 
+def check_can_write(folder: Path) -> None:
+    """Raise ``UserError`` unless a folder is there that can be written to, or could be made; nothing is made.
+
+    A later attempt may fail nevertheless; it is for what comes before hours of computing.
+    """
+    there = next(one for one in (absolute(folder), *absolute(folder).parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise UserError(f"Cannot write {folder}: {shown(there)} is no folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write {folder}: {shown(there)} is not writable.")
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.

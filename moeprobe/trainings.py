@@ -15,7 +15,7 @@ from moeprobe.folders import RunFolder, check_family, check_replaceable, in_use_
 from moeprobe.loading import choose_device, open_images, open_view
 from moeprobe.medium import IMAGE
 from moeprobe.options import checked
-from moeprobe.records import Contents, Family, look
+from moeprobe.records import LOCK, Contents, Family, look
 from moeprobe.training.checkpoint import is_written_by_moeprobe
 from moeprobe.training.loop import Report, Trainer
 from moeprobe.views.base import PairView
@@ -77,7 +77,7 @@ def train(
             trainer.resume()
         elif overwrite:
             own.clear()
-        summary = trainer.run(report, draw=partial(_draw, folder, resolved))
+        summary = trainer.run(report, draw=partial(_draw, own.path, resolved))
         own.check()
     return summary | {"folder": str(folder), "kept": False}
 
@@ -88,7 +88,7 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     Raises:
         UserError: its files cannot be read or written.
     """
-    if _pictured(folder) and not (folder / "state.safetensors").exists():
+    if _at_its_end(folder):
         return read_summary(folder)
     with RunFolder(folder, _FAMILY):
         return _complete(folder, config)
@@ -97,15 +97,14 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
 def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     summary = read_summary(folder)
     if not _pictured(folder):
-        try:
-            metrics = pd.read_csv(folder / "metrics.csv")
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
-            ) from error
-        _draw(folder, config, metrics)
+        _draw(folder, config)
     remove(folder / "state.safetensors")
     return summary
+
+
+def _at_its_end(folder: Path) -> bool:
+    """Whether a finished run was not killed before it had put everything in order."""
+    return _pictured(folder) and not any((folder / name).exists() for name in ("state.safetensors", LOCK))
 
 
 def _pictured(folder: Path) -> bool:
@@ -129,10 +128,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _draw(folder: Path, config: TrainConfig, metrics: pd.DataFrame) -> None:
+def _draw(folder: Path, config: TrainConfig) -> None:
+    """Draw what ``metrics.csv`` says, and not what was computed, which has more digits."""
     from moeprobe.figures import save
     from moeprobe.figures.training import draw
 
+    try:
+        metrics = pd.read_csv(folder / "metrics.csv")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
+        ) from error
     save(draw(metrics, name=config.name), folder / "training")
 
 
@@ -188,7 +194,7 @@ def check_run_folder(
         return "new"
     if not finished:
         return "unfinished"
-    if resume or left or not (folder / "training.png").exists():
+    if resume or not _at_its_end(folder):
         return "finished"
     raise UserError(
         f"{folder} holds a finished run; add --resume to take it as it is, --overwrite to replace it, or choose "

@@ -19,17 +19,16 @@ from moeprobe.records import LOCK, NEW_RECORD, RECORD, Family, look
 
 FAMILY = Family("probe", is_ours=lambda path: (path / "run.json").is_file(), known=("run.json",))
 HOLD = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from moeprobe.files import whole
 from moeprobe.folders import RunFolder
 from tests.test_folders import FAMILY
 with RunFolder(Path(sys.argv[1]), FAMILY) as folder, whole(folder.path / "table.csv") as temporary:
     temporary.write_text("half")
-    if "fork" in sys.argv:
-        import os
-        if os.fork() == 0:
-            time.sleep(600)
+    # The forked one says so, for only when it has run at all is it without the lock.
+    if "fork" in sys.argv and os.fork() > 0:
+        time.sleep(600)
     print("holding", flush=True)
     time.sleep(600)
 """

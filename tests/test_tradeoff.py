@@ -1,6 +1,7 @@
 """Trainings beside one another: trained once, measured once, drawn as often as wanted."""
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from moeprobe import api, probing
 from moeprobe.batches import Batch
+from moeprobe.errors import UserError
 from moeprobe.figures.tradeoff import draw, draw_published, setting, shared_kappa
 from moeprobe.locks import Lock
 from moeprobe.tables import COLUMNS
 from moeprobe.tradeoff import TradeoffWatcher
+from moeprobe.tradeoff.cells import find_cells
+from moeprobe.tradeoff.run import _Work
 from moeprobe.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.training.loop import Trainer
 from tests.commands import PATIENCE, Trained, refused, run, started, wait_for
@@ -292,6 +296,27 @@ def test_finished_trainings_without_a_sweep(trained: Trained, tmp_path: Path) ->
     assert "limit is 24 there and 30 now" in refused(
         "tradeoff", *trained.values(), "measure.limit=30", *more[1:], "--out", out
     )
+
+
+def test_a_place_for_checkpoints_that_cannot_be_written_is_found_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep_file(tmp_path)
+    Path("file").write_text("mine")
+    command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu", "--checkpoints")
+    assert "file/below/small/softmax_token_choice-k1-seed0: file is no folder." in refused(
+        *command, "file/below"
+    )
+    # As root everything may be written, but not on a file system that is mounted to be read.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "new/small/softmax_token_choice-k1-seed0: . is not writable." in refused(*command, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"small.yaml", "file"}
+    monkeypatch.undo()
+    # What was writable then may not be any more.
+    cell = find_cells([tmp_path / "small.yaml"], out=tmp_path / "out", checkpoints=tmp_path / "file")[0]
+    with pytest.raises(UserError, match=r"Cannot write .*small: Not a directory"):
+        _Work("cpu", "", TradeoffWatcher()).finish(cell, 1, wait=False)
 
 
 def test_wrong_input_is_one_sentence(copy: Path, trained: Trained) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.arguments import several
 from moeprobe.catalog import ROUTERS, VIEWS
 from moeprobe.errors import UserError
-from moeprobe.files import read_json, write_json, write_text
+from moeprobe.files import check_can_write, read_json, write_json, write_text
 from moeprobe.inspection import inspect_checkpoint
 from moeprobe.loading import load_model
 from moeprobe.locks import InUseError, Lock
@@ -101,6 +101,7 @@ def tradeoff(
         # What does not fit is found before hours of training.
         if (overwrite or not cell.done()) and not cell.trained():
             check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)
+            check_can_write(cell.checkpoint)
     request = _request(cells)
     with OutputFolder(out, request, overwrite=overwrite, again=True) as folder:
         work = _Work(device, command, watcher)
@@ -118,9 +119,9 @@ def tradeoff(
             busy = left
         watcher.start("table", len(cells))
         table = make_table(cells, run=out.name, progress=watcher.advance)
-        write_csv(out / "table.csv", table)
-        write_csv(out / "paper.csv", published())
-        _draw(table, out / "figures")
+        write_csv(folder.path / "table.csv", table)
+        write_csv(folder.path / "paper.csv", published())
+        _draw(table, folder.path / "figures")
         sidecar = {
             "request": request,
             "command": command,
@@ -178,7 +179,10 @@ class _Work:
             return self._finish(cell, place)
         if wait:
             self.watcher.waiting(cell.name)
-        cell.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            cell.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot write {cell.checkpoint.parent}: {error.strerror or error}.") from error
         try:
             lock = Lock(cell.checkpoint.with_name(f".{cell.name}.lock"), wait=wait)
         except InUseError:

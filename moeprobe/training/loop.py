@@ -21,7 +21,7 @@ from moeprobe.batches import Batch, batches
 from moeprobe.config import TrainConfig
 from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from moeprobe.files import remove, write_json, write_text
+from moeprobe.files import absolute, remove, shown, write_json, write_text
 from moeprobe.geometry import PatchGrid
 from moeprobe.medium import IMAGE
 from moeprobe.nn.build import build_model
@@ -97,7 +97,7 @@ class Trainer:
         self.class_names = fitting.check_data(config, train_data, val_data)
         self.config = config
         self.model_config = config.model.model_copy(update={"num_classes": len(self.class_names)})
-        self.folder = folder
+        self.folder = absolute(folder)
         self.device = device
         self.train_data, self.val_data, self.view = train_data, val_data, view
         self.objective = fitting.make_objective(config)
@@ -138,13 +138,13 @@ class Trainer:
         self,
         report: Callable[[Report], None] = lambda _: None,
         *,
-        draw: Callable[[pd.DataFrame], None] = lambda _: None,
+        draw: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Train to the end and return the summary.
 
         Args:
             report: called now and then with where the run is.
-            draw: called with the metrics before the run is marked as finished.
+            draw: called when ``metrics.csv`` is complete, before the run is marked as finished.
 
         Ctrl-C at any moment (on the command line SIGTERM and SIGHUP too) leaves a run that can be resumed exactly; a
         loss that is no number stops with a sentence and leaves the last checkpoints as they were.
@@ -183,11 +183,11 @@ class Trainer:
         except KeyboardInterrupt as error:
             with uninterrupted():
                 if (self.folder / "finished.json").exists():
-                    error.add_note(f"The run in {self.folder} is finished.")
+                    error.add_note(f"The run in {shown(self.folder)} is finished.")
                 else:
                     self._check_finite(*self.averages.sums.values(), *self.model.parameters())
                     self._save_state()
-                    done = f"Step {self.step:,} of {self.total_steps:,} is saved in {self.folder}"
+                    done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
                     error.add_note(f"{done}; the same command goes on from there.")
             raise
         finally:
@@ -204,7 +204,7 @@ class Trainer:
         self.averages, description = load_state(path, self.model, self.optimizer, device=self.device)
         if description["train_images"] != len(self.train_data):
             raise UserError(
-                f"The run in {self.folder} was started on {description['train_images']} images and "
+                f"The run in {shown(self.folder)} was started on {description['train_images']} images and "
                 f"{self.config.data.name} now has {len(self.train_data)}; add --overwrite to start again."
             )
         self.step = description["step"]
@@ -284,8 +284,8 @@ class Trainer:
     def _check_finite(self, *values: Tensor) -> None:
         if not all(bool(torch.isfinite(value).all()) for value in values):
             raise UserError(
-                f"The loss stopped being a number by step {self.step}; what was saved in {self.folder} is of the "
-                "evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
+                f"The loss stopped being a number by step {self.step}; what was saved in {shown(self.folder)} is of "
+                "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
             )
 
     def _learning_rate(self) -> dict[str, float]:
@@ -362,7 +362,7 @@ class Trainer:
         path = self.folder / "state.safetensors"
         save_state(path, self.model, self.optimizer, self.averages, description)
 
-    def _finish(self, images_per_second: float, draw: Callable[[pd.DataFrame], None]) -> dict[str, Any]:
+    def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
         summary = {
             "name": self.config.name,
@@ -376,7 +376,7 @@ class Trainer:
             summary["upcycled"] = self.upcycled
         if self.train_data.split_note:
             summary["split"] = self.train_data.split_note
-        draw(pd.DataFrame(self.history))
+        draw()
         write_json(self.folder / "finished.json", summary)
         remove(self.folder / "state.safetensors")
         return summary

@@ -12,6 +12,7 @@ from moeprobe import api, config, trainings
 from moeprobe.batches import Batch
 from moeprobe.cli._signals import Ending, Terminated
 from moeprobe.errors import UserError
+from moeprobe.records import LOCK
 from moeprobe.training import loop
 from moeprobe.training.interrupts import uninterrupted
 from moeprobe.training.loop import Trainer
@@ -138,13 +139,15 @@ def test_killed_in_its_last_moment_it_is_completed(
 def test_what_an_earlier_version_left_undone_is_done(
     command: list[str], whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """A finished run without a picture; the weights are not touched."""
+    """A finished run without a picture, or one killed with its lock; the weights are not touched."""
     folder = tmp_path / "run"
     api.train(command[2], folder=folder, device="cpu")
-    (folder / "training.png").unlink()
     changed = (folder / "last.safetensors").stat().st_mtime_ns
-    assert api.train(command[2], folder=folder, device="cpu")["kept"] is True
-    assert contents(folder) == whole and (folder / "last.safetensors").stat().st_mtime_ns == changed
+    for undo in ((folder / "training.png").unlink, (folder / LOCK).touch):
+        undo()
+        assert api.train(command[2], folder=folder, device="cpu")["kept"] is True
+        assert contents(folder) == whole and (folder / "last.safetensors").stat().st_mtime_ns == changed
+        assert not (folder / LOCK).exists()
     (folder / "last.safetensors").unlink()
     with pytest.raises(UserError, match=r"without its last\.safetensors"):
         api.train(command[2], folder=folder, device="cpu", resume=True)

@@ -122,6 +122,23 @@ def test_a_second_training_in_a_folder_is_refused_and_changes_nothing(tmp_path: 
     assert f"in use by process {os.getpid()} on " in tried[0]
 
 
+def test_a_training_stays_in_its_folder_when_the_working_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    api.train(
+        "digits-baseline",
+        overrides=SHORT,
+        folder="run",
+        device="cpu",
+        report=lambda _: os.chdir(tmp_path / "elsewhere"),
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "elsewhere"}
+    assert {"last.safetensors", "training.png", "finished.json"} < set(tree(tmp_path / "run"))
+    assert tree(tmp_path / "elsewhere") == {}
+
+
 def test_a_folder_that_is_removed_during_a_training_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was removed or emptied"):
         api.train(
