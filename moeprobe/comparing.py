@@ -81,7 +81,7 @@ def compare(
 
     Args:
         given: folders of finished runs, or checkpoints (loaded or by path).
-        probe: what to measure of checkpoints, one of ``gathering.PROBES``; None = match-ratio. Of finished runs it is
+        probe: what to measure of checkpoints, one of ``comparable.PROBES``; None = match-ratio. Of finished runs it is
             settled, as are the next three.
         data: data set; None = the one that the checkpoints were trained on.
         view: view of a match-ratio or a sweep; None = the probe's own.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from moeprobe import asking, probing, sources, sweeps
-from moeprobe.catalog import unknown
+from moeprobe.comparable import USUAL, offered
 from moeprobe.errors import UserError
 from moeprobe.loading import Model, load_models
 from moeprobe.options import Options
@@ -21,18 +21,6 @@ from moeprobe.sources import Measured
 from moeprobe.tables import concatenate
 from moeprobe.watching import Watcher
 
-# What checkpoints can be probed with: the kind of probe, and its view where it has no choice (or a usual one).
-PROBES: dict[str, tuple[str, str | None]] = {
-    "match-ratio": ("match-ratio", "random_crop"),
-    "s-matrix": ("s-matrix", "random_crop"),
-    "noise-sweep": ("sweep", "gaussian_noise"),
-    "sweep": ("sweep", None),
-    "confidence": ("confidence", CLEAN),
-    "eval": ("eval", CLEAN),
-}
-_WITH_VIEW = ("match-ratio", "s-matrix", "sweep")
-# Probes with options that a comparison does not have: theirs are given to the probe, and its folder is compared.
-_BY_RUN = ("contagion", "discontinuity", "fewshot", "analyze-trace")
 # Fields of Options that settle what is probed, by their names on the command line.
 _OF_THE_PROBE = {
     "split": "--split",
@@ -158,23 +146,15 @@ def probe_arguments(
     Raises:
         UserError: there is no such probe, or it takes no view or no severities.
     """
-    name = probe or "match-ratio"
-    if name in _BY_RUN:
-        raise UserError(
-            f"{name} has options of its own, so it is run first: moeprobe {name} ... --out FOLDER, and then compared: "
-            "moeprobe compare FOLDER."
-        )
-    if name not in PROBES:
-        raise UserError(unknown("probe", name, PROBES))
-    kind, usual = PROBES[name]
-    if view is not None and name not in _WITH_VIEW:
+    name, asked = probe or USUAL, offered(probe)
+    if view is not None and not asked.chooses:
         raise UserError(f"The probe {name} has no choice of view; leave --view out.")
-    if severities is not None and kind != "sweep":
+    if severities is not None and asked.kind != "sweep":
         raise UserError(f"The probe {name} has no severities; leave --severities out.")
-    chosen = view or usual
-    if chosen is None:
+    chosen = view or asked.view
+    if chosen is None and asked.chooses:
         raise UserError("Name the view of the sweep, e.g. --view affine.")
-    return {"kind": kind, "data": data, "view": chosen, "severities": severities}
+    return {"kind": asked.kind, "data": data, "view": chosen or CLEAN, "severities": severities}
 
 
 def are_runs(given: Sequence[Model]) -> bool:

@@ -10,9 +10,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
 LEVELS = {
     0: {
-        "_torchvision", "alignment", "arguments", "catalog", "characters", "config", "errors", "files", "folders",
-        "geometry", "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions", "records", "seeds",
-        "tokens", "validation", "watching", "wording", "yamls",
+        "_torchvision", "alignment", "arguments", "catalog", "characters", "comparable", "config", "errors", "files",
+        "folders", "geometry", "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions",
+        "records", "seeds", "tokens", "validation", "watching", "wording", "yamls",
     },
     1: {
         "accumulators", "chance", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
@@ -65,6 +65,8 @@ NEIGHBOURS = {
     ("arguments", "errors"),
     ("options", "arguments"),
     ("catalog", "errors"),
+    ("comparable", "catalog"),
+    ("comparable", "errors"),
     ("comparing", "gathering"),
     ("comparing", "asking"),
     ("comparing", "loading"),

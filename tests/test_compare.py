@@ -1,6 +1,7 @@
 """``moeprobe compare`` as a user meets it: from checkpoints, from finished runs, in a continuous integration."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from moeprobe import api, comparing, gathering
+from moeprobe import api, comparable, comparing, gathering
 from moeprobe.asking import KINDS
 from moeprobe.errors import UserError
 from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
@@ -366,10 +367,12 @@ def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: P
 
 
 def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str, Path]) -> None:
+    words = set(re.split(r"[\s,;:.│]+", run("compare", "--help").output))
+    assert {*comparable.PROBES, *comparable.BY_RUN} <= words
     assert "leave out --max-length" in refused("compare", probed["both"], "--max-length", 64)
     for name in ("contagion", "fewshot", "discontinuity"):
         said = refused("compare", *trained.values(), "--probe", name)
         assert f"moeprobe {name} ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
     # Each kind of probe is compared, directly or by its run.
-    comparable = {kind for kind, _ in gathering.PROBES.values()} | set(gathering._BY_RUN)
-    assert comparable == {kind for kind, analyses in KINDS.items() if analyses}
+    known = {one.kind for one in comparable.PROBES.values()} | set(comparable.BY_RUN)
+    assert known == {kind for kind, analyses in KINDS.items() if analyses}

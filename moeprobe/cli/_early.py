@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
+from moeprobe.comparable import offered
 from moeprobe.errors import UserError
 from moeprobe.files import find_checkpoint, is_file, is_folder
 
@@ -17,10 +18,11 @@ def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
     """Check the arguments of a probe by their names.
 
     Raises:
-        UserError: a checkpoint, a data set or a view does not exist.
+        UserError: a checkpoint, a data set, a view or a probe does not exist.
     """
     check_checkpoints(values.get("checkpoints") or ())
     check_checkpoints(values.get("given") or (), runs=True)
+    offered(values.get("probe"))
     check_view(values.get("view"))
     check_data(values.get("data"), split=split)
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from moeprobe.cli._options import Common, Full, numbers, probe
+from moeprobe.comparable import BY_RUN, PROBES, USUAL
 
 if TYPE_CHECKING:
     from moeprobe.comparing import Comparison
@@ -24,7 +25,7 @@ def compare(
     probe: Annotated[
         str | None,
         typer.Option(
-            help="Of checkpoints: match-ratio (the default), s-matrix, noise-sweep, sweep, confidence or eval."
+            help=f"Of checkpoints: one of {', '.join(PROBES)}; default {USUAL}. Of {', '.join(BY_RUN)}: give the run."
         ),
     ] = None,
     data: Annotated[
