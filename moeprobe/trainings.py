@@ -60,6 +60,10 @@ def train(
     Raises:
         UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
     """
+    if resume and overwrite:
+        raise UserError(
+            "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
+        )
     resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
     with in_use_first(folder):
@@ -176,7 +180,7 @@ def check_run_folder(
     if not contents.empty and not contents.own:
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
     check_family(folder, contents, _FAMILY)
-    if overwrite and not resume:
+    if overwrite:
         check_replaceable(folder, contents, _FAMILY)
         _check_start(folder, contents, config)
         return "new"

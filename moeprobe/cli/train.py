@@ -24,7 +24,7 @@ def train(
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier run of this name.")
+        bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")
     ] = False,
     folder: Annotated[Path | None, typer.Option(help="Run folder; default checkpoints/NAME.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",

@@ -60,6 +60,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(finished: Path, recorded: boo
         (finished / RECORD).unlink()
     (finished / "mine.txt").write_text("mine")
     before = tree(finished)
+    assert "leave one of them out" in refused(*TRAIN, *SHORT, "--folder", finished, "--overwrite", "--resume")
     assert "did not write: mine.txt" in refused(*TRAIN, *SHORT, "--folder", finished, "--overwrite")
     assert tree(finished) == before
     (finished / "mine.txt").unlink()
