@@ -63,4 +63,5 @@ def _settle(figure: Figure) -> None:
     for axes, corners in places:
         axes.set_position(Bbox(corners.round(4)))
     for text in figure.texts:  # a title above all panels is centered over them
-        text.set_position(tuple(round(value, 4) for value in text.get_position()))
+        x, y = text.get_position()
+        text.set_position((round(x, 4), round(y, 4)))
