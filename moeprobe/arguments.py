@@ -81,8 +81,9 @@ def _of(kinds: Any, value: Any) -> Any:
     return value
 
 
-def _wholes(value: Any) -> list[int]:
-    return [_whole(one) for one in _many(value)]
+def _wholes(value: Any) -> list[float]:
+    # As the command line reads them, 5.0 is 5; what is not whole is refused where it is known what is counted.
+    return [int(one) if float(one).is_integer() else one for one in _numbers(value)]
 
 
 def _numbers(value: Any) -> list[float]:

@@ -87,7 +87,7 @@ def test_values_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
         (lambda: api.sweep("x", view="affine", severities=[0, "a"]),  # type: ignore[list-item]
          "severities takes a number, or a list of numbers; got [0, 'a']."),
         (lambda: api.fewshot("x", shots=1.5),  # type: ignore[arg-type]
-         "shots takes a whole number, or a list of them; got 1.5."),
+         "shots takes different whole numbers from 1 up"),
         (lambda: api.contagion("x", share="half"), "share takes a number; got 'half'."),  # type: ignore[arg-type]
         (lambda: api.overlay("x", animate=1), "animate takes True or False; got 1."),  # type: ignore[arg-type]
         (lambda: api.match_ratio("x", view=3), "view takes a string; got 3."),  # type: ignore[arg-type]
