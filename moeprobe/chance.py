@@ -4,6 +4,7 @@ Axes: R resamples, n images, M trials, U (stratum, code) cells that occur on bot
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,22 +130,30 @@ class Kappa:
 
     def influence(self) -> Array:
         """Return (dm − (1 − κ) dc) / (1 − c)."""
+        return self._influence
+
+    @cached_property
+    def _influence(self) -> Array:
         match, chance = self.match.influence(), self.chance.influence()
         once = np.ones((len(match), 1))
         kappa, level = self.evaluate(once)[0], self.chance.evaluate(once)[0]
         return (match - (1 - kappa) * chance) / (np.nan if np.isnan(kappa) else 1 - level)
 
+    @cached_property
+    def _level(self) -> float:
+        """The level of chance over all images."""
+        return float(self.chance.evaluate(np.ones((len(self._influence), 1)))[0])
+
     def bounds(self, images: int) -> tuple[float, float]:
         """Return the κ of the ends of a score interval of m, whose error is that of κ: chance varies too."""
-        once = np.ones((len(self.influence()), 1))
-        match, chance = (float(side.evaluate(once)[0]) for side in (self.match, self.chance))
-        error = standard_error(self.influence(), images) * (1 - chance)
+        match, chance = float(self.match.evaluate(np.ones((len(self._influence), 1)))[0]), self._level
+        error = standard_error(self._influence, images) * (1 - chance)
         low, high = proportions.score_interval(match, error, images)
         return (low - chance) / (1 - chance), (high - chance) / (1 - chance)
 
     def swing(self) -> float:
         """Return by how much a match of one moves it."""
-        return 1 / (1 - float(self.chance.evaluate(np.ones((len(self.influence()), 1)))[0]))
+        return 1 / (1 - self._level)
 
     def is_binary(self) -> bool:
         """Whether every image matches or does not as a whole."""

@@ -7,6 +7,8 @@ Sources: Wilson 1927; an effective number of observations in its place where the
 and Graubard 1998, Dean and Pagano 2015; t widened percentiles, Hesterberg 2015.
 """
 
+import functools
+
 import numpy as np
 from scipy import stats
 
@@ -38,11 +40,13 @@ def score_interval(
     return max(float(min(low, share)), 0.0), min(float(max(high, share)), 1.0)
 
 
+@functools.cache
 def critical(images: int, *, confidence: float = CONFIDENCE) -> float:
     """Return the quantile of t with images − 1 degrees of freedom that leaves out half of the rest on either side."""
     return float(stats.t.isf((1 - confidence) / 2, images - 1))
 
 
+@functools.cache
 def tail(images: int, *, confidence: float = CONFIDENCE) -> float:
     """Return the share of resamples beyond either end of a percentile interval.
 
