@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix bench reports clean
+.PHONY: help setup demo test test-slow check fix bench reports clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages
 
@@ -25,8 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Train V-MoE with and without PRC on digits, then measure their routing
 	$(BIN)/moeprobe demo
 
-test: setup ## Run the quick and the slow tests
-	$(BIN)/python -m pytest
+test: setup ## Run the tests, but for the slow ones, in as many processes as there are cores
+	$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --maxprocesses=8 --dist=worksteal
+
+test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
+	$(BIN)/python -m pytest -m slow --numprocesses=auto --maxprocesses=8 --dist=worksteal
 
 check: setup ## Lint, format check, types
 	$(BIN)/ruff check .

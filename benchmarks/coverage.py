@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.chance import Chance, Kappa
-from moeprobe.entropy import Entropy
-from moeprobe.statistics import Bootstrap, Replicates, Share, Statistic
-from moeprobe.within_image import chance_within_image
+from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates, Share, Statistic
+from moeprobe.metrics.stats.chance import Chance, Kappa
+from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.within_image import chance_within_image
 
 Array = NDArray[np.float64]
 

@@ -27,13 +27,13 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from moeprobe.catalog import ROUTERS
-from moeprobe.files import whole
-from moeprobe.nn.dispatch import SoftPlan
-from moeprobe.nn.experts import MlpExperts
-from moeprobe.nn.moe import MoeLayer
-from moeprobe.nn.routers.base import Decision
-from moeprobe.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.dispatch import SoftPlan
+from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.moe import MoeLayer
+from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.runtime.catalog import ROUTERS
+from moeprobe.runtime.files import whole
 
 REFERENCE = "softmax_token_choice"
 FACTOR = 1.05

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 
 from moeprobe import api
-from moeprobe.config import load
-from moeprobe.files import write_json
-from moeprobe.training import checkpoint
+from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.config import load
+from moeprobe.runtime.files import write_json
 
 # Relative, since a fine-tuned checkpoint remembers what it started from: run this in the root of the checkout.
 FOLDER = Path("checkpoints/reference")

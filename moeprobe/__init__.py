@@ -15,7 +15,7 @@ class _BeforeTorchvision:
     def find_spec(self, name: str, *_: Any) -> None:
         if name == "torchvision":
             sys.meta_path.remove(self)
-            from moeprobe._torchvision import mend
+            from moeprobe.runtime.torchvision_compat import mend
 
             mend()
 

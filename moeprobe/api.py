@@ -16,43 +16,38 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
-from moeprobe.analyzing import analyze_trace
-from moeprobe.comparing import Comparison, compare, plan_comparison
-from moeprobe.corresponding import CorrespondResult, correspond
+from moeprobe.adapters.open import Model, Models, as_checkpoint, load_model, wrap
 from moeprobe.errors import UserError
-from moeprobe.exchange.swin_moe import ImportedSwinMoe, import_swin_moe
-from moeprobe.exchange.trace import ImportedTrace, import_trace
-from moeprobe.exchange.vmoe import Exported, Imported, export_vmoe, import_vmoe
-from moeprobe.fewshot import fewshot, plan_fewshot
-from moeprobe.following import DiscontinuityResult, discontinuity, plan_discontinuity
-from moeprobe.hub import downloads
-from moeprobe.loading import (
-    Model,
-    Models,
-    as_checkpoint,
-    choose_device,
-    load_model,
-    open_data,
-    open_view,
-    wrap,
-)
-from moeprobe.options import Keywords, Options, checked
-from moeprobe.overlaying import OverlayResult, overlay, plan_overlay
-from moeprobe.paper import PaperPlan, PaperResult, paper, plan_paper
-from moeprobe.pixels import to_pixels
-from moeprobe.probes import Checkpoint
-from moeprobe.probing import Plan, plan, probe
-from moeprobe.report import Document, report
-from moeprobe.routing import RoutingTrace
-from moeprobe.runs import Result
-from moeprobe.spreading import contagion, plan_contagion
-from moeprobe.tracing import Recorded, plan_record, record
-from moeprobe.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
-from moeprobe.training.loop import Report
-from moeprobe.trainings import train
-from moeprobe.views.base import Framing
-from moeprobe.watching import Watcher
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.pixels import to_pixels
+from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
+from moeprobe.models.checkpoints.vmoe import Exported, Imported, export_vmoe, import_vmoe
+from moeprobe.models.training.loop import Report
+from moeprobe.probes.analyze_trace.measure import analyze_trace
+from moeprobe.probes.contagion.measure import contagion, plan_contagion
+from moeprobe.probes.correspond.measure import CorrespondResult, correspond
+from moeprobe.probes.discontinuity.measure import DiscontinuityResult, discontinuity, plan_discontinuity
+from moeprobe.probes.engine.options import Keywords, Options, with_options
+from moeprobe.probes.engine.run import Plan, plan, probe
+from moeprobe.probes.fewshot.measure import fewshot, plan_fewshot
+from moeprobe.probes.overlay.measure import OverlayResult, overlay, plan_overlay
+from moeprobe.probes.trace.measure import Recorded, plan_record, record
+from moeprobe.results.folder import Result
+from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.hub import downloads
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Watcher
+from moeprobe.studies.compare import Comparison, compare, plan_comparison
+from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
+from moeprobe.studies.report import Document, report
+from moeprobe.studies.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
+from moeprobe.studies.train import train
 
 __all__ = [
     "Checkpoint",
@@ -140,7 +135,7 @@ def trace(
     return opened.model.trace(given, layers=Options(layers=layers).layers)  # type: ignore[arg-type]
 
 
-@checked
+@with_options
 def match_ratio(
     models: Models,
     *,
@@ -165,7 +160,7 @@ def match_ratio(
     return probe("match-ratio", models, data=data, view=view, options=options, watcher=watcher, **changes)
 
 
-@checked
+@with_options
 def s_matrix(
     models: Models,
     *,
@@ -182,7 +177,7 @@ def s_matrix(
     return probe("s-matrix", models, data=data, view=view, options=options, watcher=watcher, **changes)
 
 
-@checked
+@with_options
 def confidence(
     models: Models,
     *,
@@ -198,7 +193,7 @@ def confidence(
     return probe("confidence", models, data=data, options=options, watcher=watcher, **changes)
 
 
-@checked
+@with_options
 def sweep(
     models: Models,
     *,
@@ -237,7 +232,7 @@ def sweep(
     )
 
 
-@checked
+@with_options
 def noise_sweep(
     models: Models,
     *,
@@ -262,7 +257,7 @@ def noise_sweep(
     )
 
 
-@checked
+@with_options
 def evaluate(
     models: Models,
     *,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
 
-from moeprobe.paper.numbers import dead
-from moeprobe.paper.tables import cell, layers_of
+from moeprobe.studies.paper.numbers import dead
+from moeprobe.studies.paper.tables import cell, layers_of
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "reports"

@@ -15,9 +15,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moeprobe import api, sources, summaries
-from moeprobe.asking import make_analyses
-from moeprobe.tables import concatenate, in_order, write_csv
+from moeprobe import api
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.results import finished, summaries
+from moeprobe.results.tables import concatenate, in_order
+from moeprobe.runtime.csv import write_csv
 
 REPORTS = Path("reports/routers")
 
@@ -138,7 +140,7 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(out: Path, pair: tuple[str, str], folder: str, analysis: str) -> pd.DataFrame:
     """Return all differences that an analysis of one probe gives of two cells."""
-    runs = [sources.read(out / "cells" / one / folder) for one in pair]
+    runs = [finished.read(out / "cells" / one / folder) for one in pair]
     images = concatenate([run.images for run in runs])
     layers = [
         layer for layer in pc.unique(images["layer"]).to_pylist() if bool(layer) == (analysis == "weights")

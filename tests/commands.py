@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from moeprobe.cli._app import app
-from moeprobe.records import RECORD
+from moeprobe.cli.app import app
+from moeprobe.runtime.records import RECORD
 
 Trained = dict[str, Path]
 # Seconds until something hangs: far more than anything takes on a machine with ten times the load.
@@ -55,7 +55,7 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 def without_pictures() -> Iterator[None]:
     """Figures are laid out of their tables, and not written: that takes longer than many a probe."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.figures.save", lambda *_, **__: [])
+        patch.setattr("moeprobe.results.figures.save", lambda *_, **__: [])
         yield
 
 

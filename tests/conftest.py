@@ -10,11 +10,10 @@ import pytest
 # Figures are drawn without a screen, and two processes on two cores should not fight for them; before torch loads.
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from moeprobe._torchvision import mend
-
-# Tests import timm in any order; that the package itself mends first is tested by its architecture.
-mend()
+import moeprobe  # noqa: F401  (prepares torch for torchvision, before any test imports timm)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

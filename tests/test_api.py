@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from moeprobe import api, demo
-from moeprobe.data.digits import Digits
+from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.inputs.data.digits import Digits
+from moeprobe.studies import demo
 
 Trained = dict[str, Path]
 
@@ -73,7 +74,7 @@ def test_a_comparison_is_the_difference_of_the_values(trained: Trained) -> None:
 
 
 def test_the_subset_is_the_same_for_all_and_seeded() -> None:
-    from moeprobe.probes import choose_images
+    from moeprobe.probes.engine.question import choose_images
 
     data = api.open_data("digits")
     first, again = choose_images(data, limit=20, seed=1), choose_images(data, limit=20, seed=1)
@@ -136,15 +137,15 @@ def test_the_demo_probes_what_it_trains_on(
     seen: dict[str, object] = {}
 
     def recorder(name: str) -> Any:
-        def call(*_: object, **named: Any) -> str:
-            seen[name] = named.get("data")
+        def call(*given: Any, **named: Any) -> str:
+            seen[given[0] if name == "probe" else name] = named.get("data")
             return name
 
         return call
 
-    probes = ("match_ratio", "confidence", "noise_sweep", "overlay", "evaluate")
-    for name in (*probes, "train", "load_model", "report"):
-        monkeypatch.setattr(api, name, recorder(name))
+    probes = ("match-ratio", "confidence", "sweep", "overlay", "eval")
+    for name in ("probe", "overlay", "train", "load_model", "write_report"):
+        monkeypatch.setattr(demo, name, recorder(name))
     announced: list[tuple[str, str]] = []
     monkeypatch.chdir(project)
     overrides = ("data=folder:photos",)

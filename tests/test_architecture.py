@@ -1,6 +1,7 @@
-"""Who may import whom: only downwards, over the table of the README."""
+"""Who may import whom: six layers, each of which imports only from those below."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,230 +9,128 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "moeprobe"
-LEVELS = {
-    0: {
-        "_torchvision", "alignment", "arguments", "catalog", "characters", "comparable", "config", "errors", "files",
-        "folders", "geometry", "grids", "hub", "keys", "locks", "medium", "options", "palette", "proportions",
-        "records", "seeds", "tokens", "validation", "watching", "wording", "yamls",
-    },
-    1: {
-        "accumulators", "chance", "data", "divergence", "entropy", "families", "finite", "formats", "nn", "regions",
-        "ridge", "routing", "showing", "sidecars", "similarity", "statistics", "tables", "verdicts", "views",
-        "within_image",
-    },
-    2: {"adapters", "analyses", "batches", "text_batches"},
-    3: {
-        "applicability", "comparisons", "corners", "exhibits", "figures", "floors", "neighbours", "origins", "pairing",
-        "paths", "pixels", "plausibility", "probes", "recording", "report", "runs", "shots", "sources", "summaries",
-        "sweeps",
-        "trace_pairs", "trace_rows", "training",
-    },
-    4: {
-        "analyzing", "api", "asking", "comparing", "corresponding", "demo", "doctor", "exchange", "fewshot",
-        "following", "gathering", "inspection", "loading", "overlaying", "paper", "probing", "spreading", "tracing",
-        "tradeoff", "trainings",
-    },
-    5: {"cli", "__main__"},
-}  # fmt: skip
-# Neighbours on one floor that may meet, in this direction alone.
-NEIGHBOURS = {
-    ("analyzing", "asking"),
-    ("analyzing", "loading"),
-    ("analyzing", "probing"),
-    ("api", "analyzing"),
-    ("api", "tracing"),
-    ("recording", "probes"),
-    ("recording", "trace_rows"),
-    ("trace_pairs", "trace_rows"),
-    ("tracing", "asking"),
-    ("tracing", "loading"),
-    ("tracing", "probing"),
-    ("__main__", "cli"),
-    ("api", "comparing"),
-    ("api", "corresponding"),
-    ("api", "fewshot"),
-    ("api", "exchange"),
-    ("api", "following"),
-    ("api", "loading"),
-    ("api", "overlaying"),
-    ("api", "paper"),
-    ("api", "probing"),
-    ("api", "spreading"),
-    ("applicability", "probes"),
-    ("api", "tradeoff"),
-    ("api", "trainings"),
-    ("asking", "loading"),
-    ("batches", "text_batches"),
-    ("arguments", "errors"),
-    ("options", "arguments"),
-    ("catalog", "errors"),
-    ("comparable", "catalog"),
-    ("comparable", "errors"),
-    ("comparing", "gathering"),
-    ("comparing", "asking"),
-    ("comparing", "loading"),
-    ("comparing", "probing"),
-    ("comparisons", "summaries"),
-    ("config", "catalog"),
-    ("config", "errors"),
-    ("config", "validation"),
-    ("config", "yamls"),
-    ("keys", "config"),
-    ("keys", "validation"),
-    ("yamls", "errors"),
-    ("yamls", "files"),
-    ("corresponding", "loading"),
-    ("demo", "api"),
-    ("exchange", "loading"),
-    ("exhibits", "probes"),
-    ("chance", "statistics"),
-    ("families", "statistics"),
-    ("files", "catalog"),
-    ("files", "errors"),
-    ("finite", "routing"),
-    ("hub", "options"),
-    ("folders", "errors"),
-    ("folders", "files"),
-    ("folders", "locks"),
-    ("folders", "records"),
-    ("locks", "errors"),
-    ("locks", "files"),
-    ("records", "errors"),
-    ("records", "files"),
-    ("fewshot", "asking"),
-    ("fewshot", "loading"),
-    ("fewshot", "probing"),
-    ("following", "asking"),
-    ("following", "loading"),
-    ("following", "probing"),
-    ("gathering", "asking"),
-    ("gathering", "loading"),
-    ("gathering", "probing"),
-    ("inspection", "loading"),
-    ("neighbours", "pairing"),
-    ("neighbours", "probes"),
-    ("grids", "config"),
-    ("grids", "errors"),
-    ("grids", "validation"),
-    ("options", "catalog"),
-    ("options", "errors"),
-    ("overlaying", "asking"),
-    ("overlaying", "loading"),
-    ("overlaying", "probing"),
-    ("origins", "probes"),
-    ("pairing", "probes"),
-    ("paper", "comparing"),
-    ("paper", "corresponding"),
-    ("paper", "following"),
-    ("paper", "loading"),
-    ("paper", "overlaying"),
-    ("paper", "probing"),
-    ("paths", "probes"),
-    ("probing", "asking"),
-    ("probing", "loading"),
-    ("ridge", "statistics"),
-    ("shots", "probes"),
-    ("shots", "sweeps"),
-    ("spreading", "asking"),
-    ("spreading", "loading"),
-    ("spreading", "probing"),
-    ("entropy", "statistics"),
-    ("showing", "tables"),
-    ("similarity", "statistics"),
-    ("similarity", "within_image"),
-    ("sweeps", "corners"),
-    ("sweeps", "floors"),
-    ("sweeps", "pairing"),
-    ("sweeps", "probes"),
-    ("tables", "accumulators"),
-    ("tradeoff", "comparing"),
-    ("tradeoff", "fewshot"),
-    ("tradeoff", "inspection"),
-    ("tradeoff", "loading"),
-    ("tradeoff", "probing"),
-    ("tradeoff", "spreading"),
-    ("tradeoff", "trainings"),
-    ("trainings", "loading"),
-    ("validation", "catalog"),
-    ("verdicts", "families"),
-    ("within_image", "statistics"),
-    ("wording", "medium"),
-}
-NEVER = {(part, "nn") for part in ("analyses", "views", "figures", "data")} | {
-    ("nn", "training"),
-    ("views", "data"),
-}
+# From the ground up. What lies on one layer does not meet, but for the pairs below.
+LAYERS = (
+    {"errors", "runtime"},
+    {"inputs", "routing"},
+    {"metrics", "models"},
+    {"adapters", "results"},
+    {"probes", "studies"},
+    {"api", "cli"},
+    {"__main__"},
+)
+SIDEWAYS = {("runtime", "errors"), ("routing", "inputs"), ("studies", "probes"), ("cli", "api")}
+# What no layer implies: a view never sees a data set, a network not how it is trained.
+NEVER = (("inputs.views", "inputs.data"), ("models.nn", "models.training"))
+# What holds for whole folders where torch must not be imported.
+LIGHT = ("results/figures", "studies/report")
+LINES = 400
 
 
-def part_of(module: str) -> str:
-    """``moeprobe.nn.moe`` -> ``nn``; ``moeprobe`` itself -> the empty string."""
-    return module.split(".")[1] if "." in module else ""
+def module_of(path: Path, root: Path = PACKAGE) -> str:
+    """``inputs/views/base.py`` -> ``inputs.views.base``; a package is called by its folder."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
-    """Every part of moeprobe that a file imports anywhere in it."""
+    """Every module of moeprobe that a file imports anywhere in it, without the leading ``moeprobe.``."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {part_of(alias.name) for alias in node.names if alias.name.split(".")[0] == "moeprobe"}
+            found |= {alias.name for alias in node.names if alias.name.startswith("moeprobe.")}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "moeprobe":
             assert node.level == 0, f"{path}: imports are absolute"
             if node.module == "moeprobe":
-                found |= {alias.name for alias in node.names if not alias.name.startswith("__")}
+                found |= {f"moeprobe.{alias.name}" for alias in node.names if not alias.name.startswith("__")}
             else:
-                found.add(part_of(node.module or ""))
-    return found - {""}
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("moeprobe.") for name in found}
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
-FIGURES = [f"moeprobe.figures.{path.stem}" for path in FILES if path.parent == PACKAGE / "figures"]
-LEVEL_OF = {part: level for level, parts in LEVELS.items() for part in parts}
+LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 
 
-def own_part(path: Path) -> str:
-    relative = path.relative_to(PACKAGE)
-    return relative.parts[0].removesuffix(".py")
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
 
 
-def test_every_part_has_its_floor() -> None:
-    parts = {own_part(path) for path in FILES} - {"__init__"}
-    assert parts == set(LEVEL_OF)
+def test_every_part_has_its_layer() -> None:
+    assert {module_of(path).split(".")[0] for path in FILES} - {"__init__"} == set(LAYER_OF)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_downwards(path: Path) -> None:
-    own = own_part(path)
-    if own == "__init__":
-        return
-    for other in imports(path) - {own}:
-        assert other in LEVEL_OF, f"{path} imports {other}, which has no floor"
-        lower = LEVEL_OF[other] < LEVEL_OF[own]
-        assert lower or (own, other) in NEIGHBOURS, f"{own} must not import {other}"
-        assert (own, other) not in NEVER, f"{own} must never import {other}"
+    module = module_of(path)
+    own = module.split(".")[0]
+    for other in imports(path):
+        for one, never in NEVER:
+            assert not (within(module, one) and within(other, never)), f"{module} must never import {other}"
+        part = other.split(".")[0]
+        if own in ("__init__", part):
+            continue
+        assert part in LAYER_OF, f"{path} imports {other}, which has no layer"
+        below = LAYER_OF[part] < LAYER_OF[own]
+        assert below or (own, part) in SIDEWAYS, f"{own} must not import {part} ({other})"
+
+
+def test_no_circle() -> None:
+    """Modules can be sorted so that each imports only from those before it."""
+    modules = {module_of(path) for path in FILES}
+
+    def target(name: str) -> str | None:
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    # Imports for the type checker alone, and those within a function, run later.
+    arrows = {
+        module_of(path): {target(name) for name in at_import(path)} - {None, module_of(path)}
+        for path in FILES
+    }
+    left = dict(arrows)
+    while left:
+        ready = {module for module, needs in left.items() if not needs & set(left)}
+        assert ready, f"these import one another: {sorted(left)}"
+        for module in ready:
+            del left[module]
+
+
+def at_import(path: Path) -> set[str]:
+    """The modules of moeprobe that are imported while the file is: those at its top level."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moeprobe"):
+            found |= {f"{node.module}.{alias.name}".removeprefix("moeprobe.") for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {
+                alias.name.removeprefix("moeprobe.")
+                for alias in node.names
+                if alias.name.startswith("moeprobe.")
+            }
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_stay_readable(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_torchvision_is_mended_before_timm_is_imported(path: Path) -> None:
-    """Whoever imports timm or torchvision lies in a package whose ``__init__`` mends first."""
-    code = path.read_text(encoding="utf-8")
-    if any(
-        line.startswith(("import timm", "from timm", "import torchvision", "from torchvision"))
-        for line in code.splitlines()
-    ):
-        assert "_mend()" in (PACKAGE / own_part(path) / "__init__.py").read_text(encoding="utf-8")
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
 
 
 def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
-        "def f():\n    from moeprobe.nn import moe\n    import moeprobe.cli.train\n    from moeprobe import api\n"
+        "def f():\n    from moeprobe.models.nn import moe\n    import moeprobe.cli.train\n"
+        "    from moeprobe import api\n"
     )
-    assert imports(bad) == {"nn", "cli", "api"}
+    assert imports(bad) == {"models.nn.moe", "cli.train", "api"}
+
+
+def light() -> list[str]:
+    """Modules that must not import torch: figures, wherever they lie, and what is said of finished runs."""
+    found = [module_of(path) for path in FILES if path.name == "figure.py"]
+    found += [module_of(path) for folder in LIGHT for path in FILES if (PACKAGE / folder) in path.parents]
+    return [f"moeprobe.{name}" for name in found]
 
 
 @pytest.mark.parametrize(
@@ -239,15 +138,20 @@ def test_the_check_itself_sees_an_upward_import(tmp_path: Path) -> None:
     [
         "import moeprobe",
         "import moeprobe.cli",
-        "import " + ", ".join(FIGURES),
-        "import moeprobe.ridge",
-        "import moeprobe.catalog; moeprobe.catalog.VIEWS.names(); moeprobe.catalog.ROUTERS.names()",
-        "import moeprobe.config; moeprobe.config.load('digits-prc')",
-        "import moeprobe.grids; moeprobe.grids.load('routers-digits')",
-        "import moeprobe.formats.vmoe, moeprobe.formats.vmoe_writing",
-        "import moeprobe.formats.trace_reading, moeprobe.formats.trace_log",
+        "import " + ", ".join(light()),
+        "import moeprobe.probes.fewshot.ridge",
+        "from moeprobe.runtime import catalog; catalog.VIEWS.names(); catalog.ROUTERS.names()",
+        "from moeprobe.models import config; config.load('digits-prc')",
+        "from moeprobe.models import grid; grid.load('routers-digits')",
+        "import moeprobe.models.checkpoints.vmoe_files, moeprobe.models.checkpoints.vmoe_write",
+        "import moeprobe.routing.traces.reading, moeprobe.routing.traces.log",
     ],
 )
 def test_what_must_not_import_torch(statement: str) -> None:
     code = f"import sys; {statement}; assert 'torch' not in sys.modules, 'torch was imported'"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_torchvision_is_prepared_whoever_imports_it_first() -> None:
+    """A CPU build of torch has torchvision's operators declared before torchvision is imported, by timm say."""
+    subprocess.run([sys.executable, "-c", "import moeprobe; import timm; import torchvision"], check=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.catalog import ROUTERS
+from moeprobe.runtime.catalog import ROUTERS
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "routers.py"
 SMALL = [

@@ -12,12 +12,13 @@ import pandas as pd
 import pytest
 from typer.main import get_command
 
-from moeprobe import catalog, config, grids
-from moeprobe.adapters._settings import FileSettings
-from moeprobe.cli._app import app
-from moeprobe.paper.tables import markdown
-from moeprobe.tables import COLUMNS, COMPARISON_COLUMNS
-from moeprobe.tradeoff.table import TRADEOFF_COLUMNS
+from moeprobe.adapters.hooks.settings import FileSettings
+from moeprobe.cli.app import app
+from moeprobe.models import config_files, grid
+from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
+from moeprobe.runtime import catalog
+from moeprobe.studies.paper.tables import markdown
+from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS
 from tests.commands import run
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +86,7 @@ def test_every_plugin_is_named(plugins: catalog.Catalog) -> None:
 
 
 def test_every_configuration_is_named() -> None:
-    for name in [*config.names(), *grids.names()]:
+    for name in [*config_files.names(), *grid.names()]:
         assert f"`{name}`" in README, name
 
 
@@ -176,6 +177,7 @@ def test_the_papers_tables_are_those_of_the_numbers(data: str, regenerating: Cal
     assert (folder / "tables.md").read_text(encoding="utf-8") == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", sorted((ROOT / "reports" / "routers").iterdir()), ids=lambda path: path.name
 )

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeprobe.catalog import unknown
 from moeprobe.errors import UserError
-from moeprobe.routing import Traceable
-from moeprobe.views._text import TextFraming
-from moeprobe.views.base import Framing
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.texts import TextFraming
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.runtime.catalog import unknown
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,29 @@ def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[st
         if name not in known:
             raise UserError(unknown("MoE layer", name, known))
     return [name for name in known if layers is None or name in layers]
+
+
+AnyFraming = Framing | TextFraming
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model to be probed, and what the tables say of it.
+
+    Attributes:
+        name: what the tables call it.
+        model: what is run.
+        framing: how an unperturbed image, or text, is brought to its input.
+        class_names: what its scores are about; empty if unknown.
+        train_seed: seed of its training, None if unknown.
+        group: name shared by checkpoints that differ in their training seed alone.
+        provenance: file, hash, training: for the sidecar.
+    """
+
+    name: str
+    model: Traceable
+    framing: AnyFraming
+    class_names: tuple[str, ...] = ()
+    train_seed: int | None = None
+    group: str = ""
+    provenance: Mapping[str, Any] = field(default_factory=dict)

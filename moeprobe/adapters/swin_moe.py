@@ -1,8 +1,8 @@
 """Imported Swin-MoEs, made traceable."""
 
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.geometry import PatchGrid
-from moeprobe.nn.swin import swin_grids
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.models.nn.swin import swin_grids
 
 
 class SwinMoe(Vmoe):

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
-from moeprobe.geometry import PatchGrid
-from moeprobe.nn.capture import capture, capture_inputs, moe_layers
-from moeprobe.nn.dispatch import CapacityRule, SoftPlan
-from moeprobe.nn.replay import Choices, replaying
-from moeprobe.nn.routers.base import Decision
-from moeprobe.routing import LayerRouting, RoutingTrace, order_choices
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
+from moeprobe.models.nn.dispatch import CapacityRule, SoftPlan
+from moeprobe.models.nn.replay import Choices, replaying
+from moeprobe.models.nn.routers.base import Decision
+from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
 
 class Vmoe:

@@ -10,8 +10,8 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli._app import USER_ERROR, app
-from moeprobe.cli._environment import prepare
+from moeprobe.cli.app import USER_ERROR, app
+from moeprobe.cli.environment import prepare
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._early import check_folder, check_traces
-from moeprobe.cli._options import Full, command_line, names
+from moeprobe.cli.early import check_folder, check_traces
+from moeprobe.cli.options import Full, command_line, names
 
 
 def analyze_trace(
@@ -38,9 +38,9 @@ def analyze_trace(
     check_traces(traces)
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.analyzing import along_a_severity, labelled, steps_alone
-    from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._short import along_severity, side_by_side
+    from moeprobe.cli.screen import Bar, print_result
+    from moeprobe.cli.short import along_severity, side_by_side
+    from moeprobe.probes.analyze_trace.measure import along_a_severity, labelled, steps_alone
 
     with Bar("inputs") as bar:
         result = api.analyze_trace(

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Common, Full, numbers, probe
-from moeprobe.comparable import BY_RUN, PROBES, USUAL
+from moeprobe.cli.options import Common, Full, numbers, probe
+from moeprobe.studies.comparable import BY_RUN, PROBES, USUAL
 
 if TYPE_CHECKING:
-    from moeprobe.comparing import Comparison
+    from moeprobe.studies.compare import Comparison
 
 FAILED = 3
 
@@ -70,8 +70,8 @@ def compare(
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar
 
     asked: dict[str, Any] = {
         "probe": probe,
@@ -102,8 +102,8 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
     import json
     from pathlib import Path
 
-    from moeprobe.cli._comparison import failures, footing, sentences, tables
-    from moeprobe.cli._screen import console, print_files, print_warnings, records
+    from moeprobe.cli.comparison import failures, footing, sentences, tables
+    from moeprobe.cli.screen import console, print_files, print_warnings, records
 
     if common.json:
         content = {

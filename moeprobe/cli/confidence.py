@@ -1,6 +1,6 @@
 """``moeprobe confidence``."""
 
-from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, Full, probe
 
 
 @probe
@@ -11,8 +11,8 @@ def confidence(checkpoints: Checkpoints, data: Data = None, full: Full = False, 
 
     Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
     """
-    from moeprobe.cli._run import run
-    from moeprobe.cli._short import side_by_side
+    from moeprobe.cli.run import run
+    from moeprobe.cli.short import side_by_side
 
     run(
         "confidence",

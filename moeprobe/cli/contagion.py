@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, Full, probe
 
 
 @partial(probe, group_images=4)
@@ -28,9 +28,9 @@ def contagion(
     Example: `moeprobe contagion checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/contagion`
     """
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._short import side_by_side
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar, print_result
+    from moeprobe.cli.short import side_by_side
 
     options = common.options()
     if common.dry_run:

@@ -4,16 +4,8 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._early import check_checkpoints, check_data, check_folder, check_view
-from moeprobe.cli._options import (
-    Data,
-    File,
-    Images,
-    OutOfFigures,
-    command_line,
-    names,
-    require_folder,
-)
+from moeprobe.cli.early import check_checkpoints, check_data, check_folder, check_view
+from moeprobe.cli.options import Data, File, Images, OutOfFigures, command_line, names, require_folder
 
 
 def correspond(
@@ -68,7 +60,7 @@ def correspond(
     check_view(view)
     check_folder(out, overwrite=overwrite)
     from moeprobe import api
-    from moeprobe.cli._screen import Bar, console, print_files, records
+    from moeprobe.cli.screen import Bar, console, print_files, records
 
     require_folder(out, json=json, command="correspond")
     with Bar() as bar:

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from moeprobe.demo import DemoResult
-    from moeprobe.runs import Result
-    from moeprobe.training.loop import Report
+    from moeprobe.models.training.loop import Report
+    from moeprobe.results.folder import Result
+    from moeprobe.studies.demo import DemoResult
 
 
 def demo(
@@ -35,10 +35,10 @@ def demo(
 
     Example: `moeprobe demo`
     """
-    from moeprobe import demo as demonstration
-    from moeprobe.cli._live import Live
-    from moeprobe.cli._options import command_line
-    from moeprobe.cli._screen import Bar, console
+    from moeprobe.cli.live import Live
+    from moeprobe.cli.options import command_line
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.studies import demo as demonstration
 
     screen = console()
     with Live("demo") as live, Bar() as bar:
@@ -83,8 +83,8 @@ def closing_table(found: "DemoResult") -> "Table":
     """
     from rich.table import Table
 
-    from moeprobe.demo import BASELINE, NOISE, PRC
-    from moeprobe.wording import interval
+    from moeprobe.metrics.wording import interval
+    from moeprobe.studies.demo import BASELINE, NOISE, PRC
 
     table = Table(title="How steady is the routing? First MoE layer, test images", title_justify="left")
     table.add_column("")

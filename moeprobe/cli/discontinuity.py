@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, File, Full, names, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, File, Full, names, probe
 
 if TYPE_CHECKING:
-    from moeprobe.runs import Result
+    from moeprobe.results.folder import Result
 
 
 @probe
@@ -37,9 +37,9 @@ def discontinuity(
     Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
     """
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, print_result
-    from moeprobe.cli._short import side_by_side
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar, print_result
+    from moeprobe.cli.short import side_by_side
 
     options = common.options()
     asked: dict[str, Any] = {

@@ -14,8 +14,8 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
     from rich.text import Text
 
-    from moeprobe.cli._screen import console
-    from moeprobe.doctor import examine
+    from moeprobe.cli.screen import console
+    from moeprobe.runtime.doctor import examine
 
     findings = examine()
     if json:

@@ -1,6 +1,6 @@
 """``moeprobe eval``."""
 
-from moeprobe.cli._options import Checkpoints, Common, Data, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, probe
 
 
 @probe
@@ -9,8 +9,8 @@ def evaluate(checkpoints: Checkpoints, data: Data = None, *, common: Common) -> 
 
     Example: `moeprobe eval checkpoints/demo-baseline checkpoints/demo-prc --data digits`
     """
-    from moeprobe.cli._run import run
-    from moeprobe.cli._tables import side_by_side
+    from moeprobe.cli.run import run
+    from moeprobe.cli.tables import side_by_side
 
     run(
         "eval",

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, numbers, probe
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from moeprobe.runs import Result
+    from moeprobe.results.folder import Result
 
 _COLUMNS = (
     ("fewshot_accuracy", "accuracy"),
@@ -40,8 +40,8 @@ def fewshot(
     Example: `moeprobe fewshot checkpoints/demo-baseline checkpoints/demo-prc --shots 1,5,10 --out reports/fewshot`
     """
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, print_result
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar, print_result
 
     options = common.options()
     asked: dict[str, Any] = {"data": data, "shots": numbers(shots, "--shots"), "draws": draws}
@@ -57,7 +57,7 @@ def _tables(result: "Result") -> "list[Table]":
     """Return one table: a line per checkpoint and number of shots, the differences last."""
     from rich.table import Table
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     draws = result.sidecar["request"]["draws"]
     title = f"Few-shot accuracy of frozen features, {draws} draw{'' if draws == 1 else 's'} of the training images"
@@ -88,7 +88,7 @@ def _tables(result: "Result") -> "list[Table]":
 
 def _cells(rows: "pd.DataFrame", *, signed: bool, stacked: bool) -> list[str]:
     """Return the values of all draws together, then the lowest and the highest accuracy of a single one."""
-    from moeprobe.wording import interval, number
+    from moeprobe.metrics.wording import interval, number
 
     together = rows[rows["draw"].isna()].set_index("metric")
     single = rows[rows["draw"].notna() & (rows["metric"] == "fewshot_accuracy")]["value"]

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._early import check_checkpoints
-from moeprobe.cli._options import Download
+from moeprobe.cli.early import check_checkpoints
+from moeprobe.cli.options import Download
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,10 +29,10 @@ def inspect(
 
     from rich.table import Table
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     check_checkpoints([checkpoint])
-    from moeprobe.inspection import inspect_checkpoint
+    from moeprobe.adapters.inspection import inspect_checkpoint
 
     found = inspect_checkpoint(checkpoint)
     if json:

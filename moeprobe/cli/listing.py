@@ -31,9 +31,9 @@ def listing(
 
     from rich.table import Table
 
-    from moeprobe import catalog
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
     from moeprobe.errors import UserError
+    from moeprobe.runtime import catalog
 
     if not kind:
         print(json_module.dumps(KINDS) if json else "\n".join(f"moeprobe list {name}" for name in KINDS))
@@ -62,8 +62,8 @@ def _print_keys(*, as_json: bool) -> None:
 
     from rich.table import Table
 
-    from moeprobe.cli._screen import console
-    from moeprobe.keys import list_keys
+    from moeprobe.cli.screen import console
+    from moeprobe.models.keys import list_keys
 
     keys = list_keys()
     if as_json:
@@ -85,14 +85,15 @@ def _print_keys(*, as_json: bool) -> None:
 
 def _find(kind: str) -> dict[str, str]:
     """Return name -> first line of the description."""
-    from moeprobe import catalog, config, grids
+    from moeprobe.models import config_files, grid
+    from moeprobe.runtime import catalog
 
     if kind == "configs":
-        return {name: _first_comment(config.path_of(name)) for name in config.names()}
+        return {name: _first_comment(config_files.path_of(name)) for name in config_files.names()}
     if kind == "sweeps":
-        return {name: _first_comment(grids.path_of(name)) for name in grids.names()}
+        return {name: _first_comment(grid.path_of(name)) for name in grid.names()}
     if kind == "models":
-        import moeprobe.nn  # noqa: F401  (registers the models; must come before timm)
+        import moeprobe.models.nn  # noqa: F401  (registers the models; must come before timm)
 
         from timm.models import list_models, model_entrypoint  # isort: skip
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, Full, probe
 
 
 @probe
@@ -24,8 +24,8 @@ def match_ratio(
 
     Example: `moeprobe match-ratio checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/match`
     """
-    from moeprobe.cli._run import run
-    from moeprobe.cli._short import side_by_side
+    from moeprobe.cli.run import run
+    from moeprobe.cli.short import side_by_side
 
     run(
         "match-ratio",

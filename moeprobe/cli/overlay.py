@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import (
+from moeprobe.cli.options import (
     Checkpoints,
     Common,
     Data,
@@ -19,7 +19,7 @@ from moeprobe.cli._options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from moeprobe.overlaying import OverlayResult
+    from moeprobe.probes.overlay.measure import OverlayResult
 
 
 @drawing
@@ -53,8 +53,8 @@ def overlay(
     import json
 
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, console, print_files, print_warnings, records
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar, console, print_files, print_warnings, records
 
     options = common.options()
     asked: dict[str, Any] = {
@@ -87,8 +87,8 @@ def _tables(result: "OverlayResult", view: str) -> "list[Table]":
     """Return how many of the compared patches changed: a line per layer, checkpoint and image, severity by severity."""
     from rich.table import Table
 
-    from moeprobe.cli._fitting import fit
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.fit import fit
+    from moeprobe.cli.screen import console
 
     severities = list(dict.fromkeys(item.severity for item in result.overlays))
     table = Table(title=f"Patches that changed their expert, {view} at severity", title_justify="left")

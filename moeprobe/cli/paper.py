@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moeprobe.cli._options import Common, Data, drawing, require_folder
-from moeprobe.cli._options import names as split_names
+from moeprobe.cli.options import Common, Data, drawing, require_folder
+from moeprobe.cli.options import names as split_names
 
 if TYPE_CHECKING:
-    from moeprobe.paper import PaperPlan, PaperResult
+    from moeprobe.studies.paper import PaperPlan, PaperResult
 
 
 @drawing
@@ -44,7 +44,7 @@ def paper(
     import json
 
     from moeprobe import api
-    from moeprobe.cli._screen import Bar, console, print_files, print_warnings, records
+    from moeprobe.cli.screen import Bar, console, print_files, print_warnings, records
 
     options = common.options()
     if common.dry_run:
@@ -85,7 +85,7 @@ def _print_plan(plan: "PaperPlan", *, pairs: int, as_json: bool) -> None:
     import dataclasses
     import json
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     if as_json:
         print(json.dumps(dataclasses.asdict(plan)))
@@ -107,10 +107,10 @@ def _show(result: "PaperResult") -> None:
     """Print the numbers of the paper's tables: first MoE layer first."""
     from rich.table import Table
 
-    from moeprobe.cli._fitting import fit
-    from moeprobe.cli._screen import console
-    from moeprobe.paper.numbers import SIGMA
-    from moeprobe.paper.tables import cell
+    from moeprobe.cli.fit import fit
+    from moeprobe.cli.screen import console
+    from moeprobe.studies.paper.numbers import SIGMA
+    from moeprobe.studies.paper.tables import cell
 
     screen = console()
     first = result.table[["top_k", "seed"]].drop_duplicates().iloc[0]

@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table as Screen
 
-    from moeprobe.report.cells import Table
+    from moeprobe.studies.report.cells import Table
 
 
 def report(
@@ -34,9 +34,9 @@ def report(
     """
     import json as json_module
 
-    from moeprobe.cli._screen import console, records
-    from moeprobe.report import report as make
-    from moeprobe.report.summary import headline_table
+    from moeprobe.cli.screen import console, records
+    from moeprobe.studies.report import report as make
+    from moeprobe.studies.report.summary import headline_table
 
     document = make(runs, out=out, overwrite=overwrite)
     if json:
@@ -59,7 +59,7 @@ def report(
 def _screen(table: "Table", width: int) -> "list[Screen]":
     from rich.table import Table as Screen
 
-    from moeprobe.cli._fitting import fit
+    from moeprobe.cli.fit import fit
 
     shown = Screen(title=table.caption, title_justify="left", title_style="bold")
     for number, column in enumerate(table.columns):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, Full, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, Full, probe
 
 
 @probe
@@ -25,8 +25,8 @@ def s_matrix(
 
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """
-    from moeprobe.cli._run import run
-    from moeprobe.cli._short import side_by_side
+    from moeprobe.cli.run import run
+    from moeprobe.cli.short import side_by_side
 
     run(
         "s-matrix",

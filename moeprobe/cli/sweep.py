@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from moeprobe.cli._options import (
+from moeprobe.cli.options import (
     Attribute,
     Checkpoints,
     Common,
@@ -35,8 +35,8 @@ def sweep(
 
     Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
     """
-    from moeprobe.cli._run import run
-    from moeprobe.cli._short import along_severity
+    from moeprobe.cli.run import run
+    from moeprobe.cli.short import along_severity
 
     run(
         "sweep",

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moeprobe.cli._importing import channels, factor
+from moeprobe.cli.importing import channels, factor
 
 if TYPE_CHECKING:
-    from moeprobe.exchange.swin_moe import ImportedSwinMoe
+    from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe
 
 
 def import_swin_moe(
@@ -64,7 +64,7 @@ def import_swin_moe(
     Example: `moeprobe import swin-moe ckpt.pth checkpoints/swin-moe --eval-capacity-factor 1.25 --crop-fraction 0.875`
     """
     from moeprobe import api
-    from moeprobe.cli._screen import Bar
+    from moeprobe.cli.screen import Bar
 
     with Bar("files") as bar:
         imported = api.import_swin_moe(
@@ -91,7 +91,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
     import dataclasses
     import json
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     sizes, model, folder = imported.sizes, imported.model, imported.folder
     if as_json:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moeprobe.cli._options import Checkpoints, Common, Data, numbers, probe
+from moeprobe.cli.options import Checkpoints, Common, Data, numbers, probe
 
 _Out = Annotated[Path | None, typer.Option(help="Folder for the traces; required.")]
 
@@ -35,8 +35,8 @@ def trace(
     import json
 
     from moeprobe import api
-    from moeprobe.cli._run import print_plan
-    from moeprobe.cli._screen import Bar, console, print_warnings
+    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.screen import Bar, console, print_warnings
 
     options = common.options()
     asked: dict[str, Any] = {
@@ -110,8 +110,8 @@ def import_trace(
     """
     import json as json_module
 
-    from moeprobe.cli._screen import Bar, console
-    from moeprobe.exchange.trace import import_trace
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.routing.traces.import_log import import_trace
 
     with Bar("bytes") as bar:
         found = import_trace(

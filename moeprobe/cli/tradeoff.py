@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from moeprobe.tradeoff import TradeoffPlan, TradeoffResult
+    from moeprobe.studies.tradeoff import TradeoffPlan, TradeoffResult
 
 
 def tradeoff(
@@ -48,14 +48,14 @@ def tradeoff(
     """
     if out is None:
         raise typer.BadParameter("name a folder, e.g. --out reports/tradeoff", param_hint="--out")
-    from moeprobe.cli._early import check_trainings
+    from moeprobe.cli.early import check_trainings
 
     overrides = [text for text in given or [] if "=" in text]
     sources = [text for text in given or [] if "=" not in text]
     check_trainings(sources, overrides, out=out)
     from moeprobe import api
-    from moeprobe.cli._options import command_line
-    from moeprobe.cli._trainings import Bars
+    from moeprobe.cli.options import command_line
+    from moeprobe.cli.training_progress import Bars
 
     if dry_run:
         plan = api.plan_tradeoff(
@@ -82,7 +82,7 @@ def _print_plan(plan: "TradeoffPlan", *, as_json: bool) -> None:
 
     from rich.table import Table
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     if as_json:
         print(json.dumps(dataclasses.asdict(plan)))
@@ -108,8 +108,8 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     import json
     from collections import Counter
 
-    from moeprobe.cli._fitting import fit
-    from moeprobe.cli._screen import console, records
+    from moeprobe.cli.fit import fit
+    from moeprobe.cli.screen import console, records
 
     if as_json:
         content = {
@@ -146,8 +146,8 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     """Return a line per cell: last MoE layer, patches."""
     from rich.table import Table
 
-    from moeprobe.figures.tradeoff import numbers_of, shared_kappa
-    from moeprobe.wording import full_label, interval
+    from moeprobe.metrics.wording import full_label, interval
+    from moeprobe.results.figures.tradeoff import numbers_of, shared_kappa
 
     numbers = numbers_of(rows)
     accuracy = rows[rows["metric"] == "accuracy"].iloc[0]

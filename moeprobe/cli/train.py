@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from moeprobe.cli._early import check_configuration
-from moeprobe.cli._options import Download
+from moeprobe.cli.early import check_configuration
+from moeprobe.cli.options import Download
 
 
 def train(
@@ -43,7 +43,7 @@ def train(
     """
     if not config:
         raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
-    from moeprobe.config import dump, load
+    from moeprobe.models.config import dump, load
 
     resolved = load(config, overrides or [])
     check_configuration(resolved)
@@ -51,7 +51,7 @@ def train(
         print(dump(resolved), end="")
         return
     from moeprobe import api
-    from moeprobe.cli._live import Live
+    from moeprobe.cli.live import Live
 
     with Live(resolved.name) as live:
         summary = api.train(
@@ -64,7 +64,7 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     """Print what a run came to and where it lies."""
     import json
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     if as_json:
         print(json.dumps(summary))

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli._importing import channels, factor
+from moeprobe.cli.importing import channels, factor
 
 if TYPE_CHECKING:
-    from moeprobe.exchange.vmoe import Imported
+    from moeprobe.models.checkpoints.vmoe import Imported
 
 
 def import_vmoe(
@@ -57,7 +57,7 @@ def import_vmoe(
     Example: `moeprobe import vmoe ckpt_46449 checkpoints/vmoe-s32 --eval-capacity-factor 4 --bfloat16-dispatch`
     """
     from moeprobe import api
-    from moeprobe.cli._screen import Bar
+    from moeprobe.cli.screen import Bar
 
     with Bar("arrays") as bar:
         imported = api.import_vmoe(
@@ -99,7 +99,7 @@ def export_vmoe(
     import json as json_module
 
     from moeprobe import api
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     exported = api.export_vmoe(checkpoint, prefix, shards=shards, overwrite=overwrite)
     files = [str(file) for file in exported.files]
@@ -125,7 +125,7 @@ def _print_imported(imported: "Imported", *, as_json: bool) -> None:
     import dataclasses
     import json
 
-    from moeprobe.cli._screen import console
+    from moeprobe.cli.screen import console
 
     sizes, model = imported.sizes, imported.model
     if as_json:

@@ -83,7 +83,7 @@ def small(family: str, **changes: Any) -> Any:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-    from moeprobe.adapters._hf_files import kind_of
+    from moeprobe.adapters.huggingface.files import kind_of
 
     names = [name for name in CONFIG_MAPPING_NAMES if name.replace("-", "_") in (family, f"{family}_text")]
     kind = CONFIG_MAPPING[names[-1]]

@@ -12,10 +12,10 @@ from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.routing import Featured, Replayable, Routable, Traceable
+from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
 from tests.adapters import zoo
 from tests.adapters.zoo import MEAN, STD, VIT
-from tests.routings import tiny
+from tests.routing.routings import tiny
 
 GATES = "blocks.*.mlp.gate"
 SQUARE: dict[str, Any] = {"image_size": 32, "mean": MEAN, "std": STD}

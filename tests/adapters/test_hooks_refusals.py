@@ -12,18 +12,20 @@ import torch
 import yaml
 from torch import Tensor
 
-from moeprobe import api, sweeps, tracing
-from moeprobe.adapters._factories import load_weights
+from moeprobe import api
 from moeprobe.adapters.base import Opened
 from moeprobe.adapters.hooks import Hooks
-from moeprobe.config import UpcycleConfig
+from moeprobe.adapters.hooks.factory import load_weights
+from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
-from moeprobe.loading import load_model
-from moeprobe.options import Options
-from moeprobe.training.upcycling import _from_file
+from moeprobe.models.config import UpcycleConfig
+from moeprobe.models.training.dense_weights import _from_file
+from moeprobe.probes.engine import loop
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.trace import measure as tracing
 from tests.adapters import zoo
 from tests.adapters.zoo import VIT, TokenMoe
-from tests.routings import checkpoint
+from tests.routing.routings import checkpoint
 
 Choose = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
@@ -186,7 +188,7 @@ def test_models_with_the_same_parameters_have_hashes_of_their_own(
 
 def test_part_files_of_a_checkpoint_without_a_hash_are_not_used() -> None:
     path = Path(__file__)  # anything that is there: it must not even be read
-    assert sweeps._kept(path, {"checkpoint": None}) is None
+    assert loop._kept(path, {"checkpoint": None}) is None
 
 
 JUNK = {

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe import hub, loading
+from moeprobe.adapters import open
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.huggingface import Huggingface
-from moeprobe.alignment import align
 from moeprobe.errors import UserError
-from moeprobe.probes import Checkpoint
-from moeprobe.tokens import TokenBatch
-from moeprobe.views._text import TextFraming, stack
-from moeprobe.views.embedding_noise import EmbeddingNoise
+from moeprobe.inputs.alignment import align
+from moeprobe.inputs.texts import TextFraming, stack
+from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.views.embedding_noise import EmbeddingNoise
+from moeprobe.runtime import hub
 from tests.adapters import families
 from tests.adapters.tiny_texts import olmoe, texts, tokenizer
 
@@ -174,7 +175,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(folder: Path) -> Checkpoint:
-    return loading.load_model(f"hf:{folder}", device="cpu")
+    return open.load_model(f"hf:{folder}", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,7 @@ def test_special_tokens_behind_a_text_are_left_out(folder: Path, tmp_path: Path)
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     tokenizer(eos=True).save_pretrained(tmp_path)
-    found = loading.load_model(f"hf:{tmp_path}", device="cpu")
+    found = open.load_model(f"hf:{tmp_path}", device="cpu")
     assert isinstance(found.framing, TextFraming)
     made = several(found.framing, [texts(1)[0]])
     layer = found.model.trace(made)[1].layers["layers.0"]
@@ -283,7 +284,7 @@ def test_the_pass_ends_behind_the_last_layer_asked_for(opened: Checkpoint, frami
 
 def test_what_cannot_be_opened_is_one_sentence(folder: Path, opened: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder '/no/such/model'"):
-        loading.load_model("hf:/no/such/model")
+        open.load_model("hf:/no/such/model")
     with pytest.raises(UserError, match=r"There is no MoE layer 'layers.7'"):
         opened.model.trace(opened.framing.blank(), layers=["layers.7"])
     for file in folder.iterdir():
@@ -295,12 +296,12 @@ def test_what_cannot_be_opened_is_one_sentence(folder: Path, opened: Checkpoint,
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(UserError, match=reason):
-            loading.load_model(f"hf:{tmp_path}")
+            open.load_model(f"hf:{tmp_path}")
 
 
 def test_a_folder_is_called_by_its_own_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    assert loading.load_model("hf:.", device="cpu").name == "tiny"
+    assert open.load_model("hf:.", device="cpu").name == "tiny"
 
 
 def test_gates_that_are_no_numbers_are_refused() -> None:
@@ -323,7 +324,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["nobody/nothing", "x" * 10_000], ids=["owner", "long"])
 def test_without_the_hub_a_name_is_one_sentence(name: str) -> None:
     with hub.downloads(), pytest.raises(UserError, match="cannot be loaded") as caught:
-        loading.load_model(f"hf:{name}")
+        open.load_model(f"hf:{name}")
     assert "\n" not in str(caught.value)
     assert name[:30] in str(caught.value)
     assert len(str(caught.value)) < 800
@@ -335,13 +336,13 @@ def test_no_hub_is_asked_unless_somebody_says_so(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(
         UserError, match=r"no model of that name in the local cache; with api\.downloads\(\) the hub"
     ):
-        loading.load_model(f"hf:{name}")
+        open.load_model(f"hf:{name}")
 
 
 def test_a_fifo_in_a_folder_of_a_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"config\.json: it is not a regular file"):
-        loading.load_model(f"hf:{tmp_path}")
+        open.load_model(f"hf:{tmp_path}")
 
 
 def test_a_token_of_spaces_has_its_place(framing: TextFraming) -> None:

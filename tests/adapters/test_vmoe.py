@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.nn.capture import moe_layers
-from moeprobe.nn.moe import MoeLayer
-from moeprobe.nn.sparse import MoeConfig, make_sparse
-from moeprobe.routing import Featured, LayerRouting, Replayable, Routable, RoutingTrace, Traceable
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.moe import MoeLayer
+from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
+from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.golden import assert_golden, oracle
-from tests.nn.test_vit import released_images, released_model
-from tests.routings import tiny
+from tests.models.nn.test_vit import released_images, released_model
+from tests.routing.routings import tiny
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeprobe.catalog import DATA
-from moeprobe.data.base import ImageDataset
 from moeprobe.errors import UserError
-from tests.data.making import location_of
-from tests.mediums import IMAGE_DATA
+from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.runtime.catalog import DATA
+from tests.adapters.mediums import IMAGE_DATA
+from tests.inputs.data.making import location_of
 
 
 @pytest.fixture(scope="module", params=IMAGE_DATA)

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from moeprobe.catalog import OBJECTIVES
-from moeprobe.config import Plugin, make_plugin
 from moeprobe.errors import UserError
-from moeprobe.training.objectives.base import Objective, Views
-from tests.training.deciding import Routed, random_views, route
+from moeprobe.models.training.objectives.base import Objective, Views
+from moeprobe.runtime.catalog import OBJECTIVES
+from moeprobe.runtime.schema import Plugin, make_plugin
+from tests.models.training.deciding import Routed, random_views, route
 
 KINDS: dict[str, type[Objective]] = {name: OBJECTIVES.get(name) for name in OBJECTIVES.names()}
 EVERY = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.catalog import ROUTERS
-from moeprobe.config import ModelConfig
-from moeprobe.nn.dispatch import DispatchPlan, run_experts
-from moeprobe.nn.experts import MlpExperts
-from moeprobe.nn.routers.base import Decision, Router
-from moeprobe.nn.sparse import MoeConfig, make_router
-from moeprobe.routing import LayerRouting, order_choices
-from moeprobe.training import checkpoint
-from tests.routings import tiny
-from tests.training.tiny import trainer
+from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn.dispatch import DispatchPlan, run_experts
+from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.routers.base import Decision, Router
+from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.routing.record import LayerRouting, order_choices
+from moeprobe.runtime.catalog import ROUTERS
+from tests.models.training.tiny import trainer
+from tests.routing.routings import tiny
 
 EVERY = pytest.mark.parametrize("name", ROUTERS.names())
 GROUPS, SIZE, WIDTH, NUM_EXPERTS = 3, 10, 12, 8

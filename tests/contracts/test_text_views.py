@@ -9,14 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moeprobe.alignment import align
-from moeprobe.catalog import VIEWS
 from moeprobe.errors import UserError
-from moeprobe.medium import TEXT
-from moeprobe.seeds import generator
-from moeprobe.views._text import TextFraming, TextSample, TextView
+from moeprobe.inputs.alignment import align
+from moeprobe.inputs.medium import TEXT
+from moeprobe.inputs.texts import TextFraming, TextSample
+from moeprobe.inputs.views.text import TextView
+from moeprobe.runtime.catalog import VIEWS
+from moeprobe.runtime.seeds import generator
+from tests.adapters.mediums import TEXT_VIEWS
 from tests.adapters.tiny_texts import SENTENCE, texts
-from tests.mediums import TEXT_VIEWS
 
 
 class Pieces:
@@ -159,7 +160,7 @@ def test_tokens_lie_in_the_source_and_what_is_untouched_keeps_its_partner(
 
 
 def test_typos_change_one_place_of_a_word() -> None:
-    from moeprobe.views.typos import Typos
+    from moeprobe.inputs.views.typos import Typos
 
     seen = set()
     for draw in range(200):
@@ -173,7 +174,7 @@ def test_typos_change_one_place_of_a_word() -> None:
 
 
 def test_every_slip_changes_the_word() -> None:
-    from moeprobe.views.typos import Typos
+    from moeprobe.inputs.views.typos import Typos
 
     for word in ("aa", "aab", "been", "ßß", "AAa"):
         for draw in range(60):
@@ -182,7 +183,7 @@ def test_every_slip_changes_the_word() -> None:
 
 
 def test_letter_case_knows_letters_that_grow() -> None:
-    from moeprobe.views.letter_case import LetterCase
+    from moeprobe.inputs.views.letter_case import LetterCase
 
     made = sweep(LetterCase(), "Straße OK 日本 7", [1.0])[0]
     assert made.spans[1:-1].max() == len("Straße OK 日本 7")

@@ -8,11 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from moeprobe import catalog
 from moeprobe.errors import UserError
-from moeprobe.seeds import generator
-from moeprobe.views.base import Framing, PairView, Sample, SeverityView, View
-from tests.mediums import IMAGE_VIEWS
+from moeprobe.inputs.images import Framing, Sample
+from moeprobe.inputs.views.base import PairView, SeverityView, View
+from moeprobe.runtime import catalog
+from moeprobe.runtime.seeds import generator
+from tests.adapters.mediums import IMAGE_VIEWS
 
 SIZE = 32
 FRAMINGS = [Framing(SIZE), Framing(SIZE, crop_fraction=0.875)]

@@ -1,0 +1,271 @@
+"""Any torch module, made traceable by forward hooks on its routers.
+
+    from moeprobe import api
+    from moeprobe.adapters.hooks import Hooks
+
+    model = Hooks(net, routers="blocks.*.mlp.gate", top_k=2, image_size=224, num_prefix_tokens=1, mean=..., std=...)
+    result = api.noise_sweep([api.wrap(model, name="mine")], data="imagenet:PATH")
+
+Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moeprobe.adapters.base import Opened, wanted_layers
+from moeprobe.adapters.hooks import factory
+from moeprobe.adapters.hooks.module import Running
+from moeprobe.adapters.hooks.reading import described
+from moeprobe.adapters.hooks.settings import Activation, Place, Read, checked
+from moeprobe.adapters.hooks.trial import coupling, images_to_try, learn
+from moeprobe.errors import UserError
+from moeprobe.inputs.images import Framing
+from moeprobe.routing.record import RoutingTrace, joined
+from moeprobe.runtime.catalog import DATA
+from moeprobe.runtime.files import sha256
+
+
+class Hooks:
+    """Any torch module whose routers are submodules, read by forward hooks; nothing is left on it.
+
+    On making it a few images are run, together and one by one: to find the routers' order and shapes, and whether an
+    image's routing depends on its batch-mates. Where it does, or cannot be told, ``group_images`` images are run at a
+    time. What the model itself drops for lack of room is not seen: every choice counts as served.
+
+    Args:
+        net: the model; it is called with normalised images ``(B, 3, image_size, image_size)``, in evaluation mode. What
+            ``torch.compile`` or data parallelism has wrapped is taken out.
+        routers: submodules that route, as a glob over their names (``"blocks.*.mlp.gate"``) or a class, itself or as
+            ``"package.module.Class"``. None = the modules whose output is followed by a top-k.
+        read: where in a router's output the logits are, and the experts it chose if it says so: ``{"logits": 0,
+            "indices": 1}``, by index, key or attribute; or a function of (module, arguments, output) that returns
+            such a mapping to tensors. None = the output is the logits.
+        before: what makes gates of the logits: "softmax" (the default, unless detection has seen a sigmoid), "sigmoid",
+            or "none" where the output is the gates.
+        top_k: experts per token, where the router does not give its own indices and they were not detected.
+        image_size: side of the input in pixels.
+        patch_size: side of a patch in pixels at the routers; of stages, by a glob over the routers' names. None = the
+            patches are a square, as many as there are tokens.
+        num_prefix_tokens: tokens before the patches (CLS, registers).
+        sequence_first: the routers' tokens come before their images, ``(T, B, E)`` or flattened so.
+        token_local: what a token chooses depends on no other image; None = tried out.
+        mean: of the normalisation, per channel, in units of [0, 1].
+        std: of the normalisation.
+        crop_fraction: of an image's shorter side that is shown; None = the whole image, squashed.
+        classes: names of the classes in the order of the scores, or the data set whose classes they are.
+        output: where in the model's output the class scores are; None = the output is the scores.
+        head: the submodule that reads the features, for ``fewshot``.
+        group_images: images that are run at a time where they are not independent.
+
+    Raises:
+        UserError: there are no such routers, they do not run exactly once, or their outputs do not fit what is told.
+    """
+
+    # There where ``head`` is told (``routing.Featured``).
+    features: Callable[[Tensor], Tensor]
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        routers: str | type[nn.Module] | None = None,
+        read: Read | None = None,
+        before: Activation | None = None,
+        top_k: int | None = None,
+        image_size: int,
+        patch_size: int | Mapping[str, int] | None = None,
+        num_prefix_tokens: int = 0,
+        sequence_first: bool = False,
+        token_local: bool | None = None,
+        mean: Sequence[float],
+        std: Sequence[float],
+        crop_fraction: float | None = None,
+        classes: str | Sequence[str] | None = None,
+        output: Place | None = None,
+        head: str | None = None,
+        group_images: int = 1,
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise UserError(f"Hooks takes a torch module; got {described(net)}.")
+        self.settings = checked(
+            {
+                "routers": routers,
+                "read": read,
+                "before": before,
+                "top_k": top_k,
+                "image_size": image_size,
+                "patch_size": patch_size,
+                "num_prefix_tokens": num_prefix_tokens,
+                "sequence_first": sequence_first,
+                "token_local": token_local,
+                "mean": mean,
+                "std": std,
+                "crop_fraction": crop_fraction,
+                "classes": classes,
+                "output": output,
+                "head": head,
+            }
+        )
+        self._running = Running(net, self.settings)
+        self.class_names = _class_names(self.settings.classes)
+        images = images_to_try(image_size)
+        self._layers = learn(self._running, images)
+        self.layer_names = tuple(self._layers)
+        self._coupling = coupling(self._running, self._layers, images)
+        self.group_images = 1
+        self.group(group_images)
+        if self.class_names:
+            self._check_classes(images)
+        if head is not None:
+            self.features = self._features
+            self.features(images)
+
+    def group(self, group_images: int) -> None:
+        """Run so many images at a time where they are not independent.
+
+        Raises:
+            UserError: the number is not positive.
+        """
+        if group_images < 1:
+            raise UserError(f"A group needs at least one image; got group_images {group_images}.")
+        self.group_images = group_images if self._coupling else 1
+
+    @property
+    def framing(self) -> Framing:
+        """How an image is brought to the input."""
+        return Framing(self.settings.image_size, self.settings.crop_fraction)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        return self._running.device
+
+    def to(self, device: torch.device | str) -> "Hooks":
+        """Move the model, in place."""
+        self._running.net.to(device)
+        return self
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        """Run the model; see ``routing.Traceable``."""
+        wanted = {name: self._layers[name] for name in wanted_layers(layers, self.layer_names)}
+        assert wanted or logits, "nothing is asked for"
+        passes = [self._running.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
+        scores = [one.scores for one in passes if one.scores is not None]
+        return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
+
+    def opened(self, name: str) -> Opened:
+        """Return the model as probes take it, called ``name``."""
+        return Opened(name, self, self.framing, self.class_names, self.provenance)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What a sidecar says of the model."""
+        net, told = self._running.net, self.settings.plain()
+        found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as told"
+        return {
+            "sha256": self._running.hash(self._layers),
+            "capacity": "its own",
+            "group_images": self.group_images,
+            "training": {"imported": "hooks"},
+            "model": type(net).__name__,
+            "parameters": sum(parameter.numel() for parameter in net.parameters()),
+            "routers": {name: layer.described() for name, layer in self._layers.items()},
+            "routers_found": found,
+            "batches": self._coupling or "images do not depend on their batch-mates",
+            "normalisation": {"mean": told["mean"], "std": told["std"]},
+            "settings": told,
+        }
+
+    @classmethod
+    def open(
+        cls, reference: str, *, device: torch.device, trained_capacity: bool, group_images: int
+    ) -> Opened:
+        """Open ``package.module:factory`` or ``package.module:factory@settings.yaml``.
+
+        The factory returns a torch module (then the settings are needed), a ``Hooks``, or an ``Opened``. The limits of
+        a foreign model's experts are its own, so ``trained_capacity`` changes nothing.
+
+        Raises:
+            UserError: it is not there, raises, returns something else, or what is told does not fit.
+        """
+        made = factory.make(reference)
+        model, settings = made.value, made.settings
+        if isinstance(model, nn.Module):
+            if settings is None:
+                raise UserError(
+                    f"{made.factory} gives a {type(model).__name__}, of which nothing is known; say how it is probed "
+                    f"in a YAML file, py:{made.factory}@settings.yaml, or let it return a moeprobe Hooks."
+                )
+            told = settings.model_dump(exclude={"name", "weights"})
+            model = cls(model.to(device), **told, group_images=group_images)
+        elif settings is not None:
+            raise UserError(f"{made.factory} gives a {type(model).__name__}, which takes no settings file.")
+        name = made.factory.rpartition(":")[2] if settings is None else settings.name
+        if isinstance(model, Hooks):
+            model.to(device).group(group_images)
+            model = _with_code(model.opened(name), made)
+        if not isinstance(model, Opened):
+            raise UserError(
+                f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
+                "a moeprobe.adapters.base.Opened."
+            )
+        return dataclasses.replace(model, provenance=_of_files(made) | dict(model.provenance))
+
+    def _check_classes(self, images: Tensor) -> None:
+        """Raise ``UserError`` unless there is a name for every class score."""
+        scores = self._running.run(images, self._layers).scores
+        assert scores is not None
+        if scores.shape[1] != len(self.class_names):
+            raise UserError(
+                f"The scores are about {scores.shape[1]:,} classes, and classes names {len(self.class_names):,}."
+            )
+
+    def _features(self, images: Tensor) -> Tensor:
+        """Return what the head is called with; see ``routing.Featured``."""
+        assert self.settings.head is not None
+        return torch.cat(
+            [self._running.features(piece, self.settings.head) for piece in self._pieces(images)]
+        )
+
+    def _pieces(self, images: Tensor) -> Sequence[Tensor]:
+        """Return the images as they are run at a time."""
+        return images.split(self.group_images) if self._coupling else [images]
+
+
+def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the classes, given or those of a data set.
+
+    Raises:
+        UserError: there is no such data set, or its images have no labels.
+    """
+    if not isinstance(classes, str):
+        return tuple(classes or ())
+    kind, _, location = classes.partition(":")
+    names = DATA.get(kind)(split="test", location=location or None).class_names
+    if names is None:
+        raise UserError(f"The images of {classes} have no classes.")
+    return tuple(names)
+
+
+def _with_code(opened: Opened, made: factory.Made) -> Opened:
+    """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
+    code = "" if made.file is None else sha256(made.file)
+    whole = f"{opened.provenance['sha256']} {made.factory} {code}"
+    return dataclasses.replace(
+        opened,
+        provenance={**opened.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
+    )
+
+
+def _of_files(made: factory.Made) -> dict[str, Any]:
+    """Return where a model is from."""
+    files = {"path": made.settings_file, "file": made.file}
+    found = {"path": made.factory, "factory": made.factory}
+    return found | {key: str(path) for key, path in files.items() if path is not None}

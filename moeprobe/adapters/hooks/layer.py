@@ -1,0 +1,254 @@
+"""One router of a foreign module: how its outputs become a ``LayerRouting``.
+
+Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices.
+"""
+
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.hooks.reading import by_image
+from moeprobe.errors import UserError
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.routing.record import LayerRouting, order_choices
+
+# Gates that differ from a distribution by no more are one: what is left of a softmax in half precision.
+_ROUNDING = 5e-3
+# Tokens before the patches that are guessed at: a class token and registers.
+_MOST_PREFIX = 8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is known of a router.
+
+    Attributes:
+        module: its name in the model.
+        router: its class.
+        before: what makes gates of its logits: softmax, sigmoid, or none.
+        top_k: K where it does not say itself what it chose.
+        grid: how the tokens after the prefix lie in the image.
+        num_prefix_tokens: tokens before the patches.
+        gates_sum_to_one: whether a token's gates are a distribution.
+        sequence_first: tokens come before images.
+    """
+
+    module: str
+    router: str
+    before: str
+    top_k: int | None
+    grid: PatchGrid
+    num_prefix_tokens: int
+    gates_sum_to_one: bool
+    sequence_first: bool
+
+    @property
+    def identity(self) -> tuple[str, str, int | None]:
+        """What of it tells a model from another with the same parameters and settings."""
+        return self.module, self.before, self.top_k
+
+    def described(self) -> str:
+        """Return where it is and how it is read, in words."""
+        choice = "its own choice" if self.top_k is None else f"the {self.top_k} highest gates"
+        gates = "as given" if self.before == "none" else f"the {self.before} of its logits"
+        return f"{self.module} ({self.router}): gates {gates}, experts {choice}"
+
+    def routing(self, read: Mapping[str, Tensor], *, num_images: int, token_local: bool) -> LayerRouting:
+        """Return what the router decided, of the tensors that were read off it.
+
+        Raises:
+            UserError: they have other shapes than is known.
+        """
+        gates = _gates(_tokens(read["logits"], num_images, self.sequence_first), self.before)
+        expected = self.num_prefix_tokens + self.grid.num_patches
+        if gates.shape[1] != expected:
+            raise UserError(f"it gives {gates.shape[1]} tokens of an image; there were {expected} before.")
+        if self.top_k is None:
+            selected = _tokens(read["indices"], num_images, self.sequence_first)
+        else:
+            # As everywhere: ties go to the lower expert.
+            selected = gates.sort(dim=-1, descending=True, stable=True).indices[..., : self.top_k]
+        selected, processed = order_choices(selected, selected >= 0, gates)
+        return LayerRouting(
+            gates=gates,
+            scores=None,
+            selected=selected,
+            processed=processed,
+            valid=torch.ones(gates.shape[:2], dtype=torch.bool, device=gates.device),
+            grid=self.grid,
+            num_prefix_tokens=self.num_prefix_tokens,
+            gates_sum_to_one=self.gates_sum_to_one,
+            token_local=token_local,
+            router=self.router,
+        )
+
+    def otherwise(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
+        """Return for how many tokens the model itself chose experts that do not have the highest gates.
+
+        Args:
+            read: what was read off the router.
+            chosen: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
+            precision: of what it was read off, the smallest step from one.
+        """
+        logits = read["logits"].flatten(0, -2)
+        gates, own = _gates(logits, self.before), chosen.flatten(0, -2)
+        if len(own) != len(gates):
+            return len(gates)
+        # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
+        rounding = 4 * max(precision, torch.finfo(logits.dtype).eps)
+        fits = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
+        for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
+            lowest = scores.topk(own.shape[1]).values[:, -1]
+            taken = scores.gather(1, own).amin(1)
+            fits |= (taken == lowest) | (taken >= lowest - rounding * lowest.abs().clamp_min(least))
+        return int((~fits).sum())
+
+
+def read_layer(
+    module: str,
+    router: str,
+    read: Mapping[str, Tensor],
+    *,
+    num_images: int,
+    before: str,
+    top_k: int | None,
+    image_size: int,
+    patch_size: int | Mapping[str, int] | None,
+    num_prefix_tokens: int,
+    sequence_first: bool,
+) -> Layer:
+    """Return what a router is, judging by its outputs for a few images.
+
+    Raises:
+        UserError: what was told does not fit them.
+    """
+    logits = _tokens(read["logits"], num_images, sequence_first)
+    _check_logits(logits, before)
+    gates = _gates(logits, before)
+    num_experts = gates.shape[-1]
+    if "indices" in read:
+        indices = _tokens(read["indices"], num_images, sequence_first)
+        if indices.is_floating_point() or indices.shape[:2] != gates.shape[:2]:
+            raise UserError(
+                f"its indices should be whole numbers for the same tokens as its logits; they are {indices.dtype} "
+                f"{tuple(read['indices'].shape)} beside {tuple(read['logits'].shape)}."
+            )
+        if indices.min() < -1 or indices.max() >= num_experts or indices.shape[-1] > num_experts:
+            raise UserError(
+                f"its indices run from {indices.min()} to {indices.max()}, {indices.shape[-1]} per token, and it has "
+                f"{num_experts} experts."
+            )
+        if top_k not in (None, indices.shape[-1]):
+            raise UserError(f"its indices are {indices.shape[-1]} per token, and top_k is {top_k}.")
+        top_k = None
+    elif top_k is None:
+        raise UserError("how many experts a token has is not known; say top_k.")
+    elif top_k > num_experts:
+        raise UserError(f"it has {num_experts} experts, and top_k is {top_k}.")
+    return Layer(
+        module=module,
+        router=router,
+        before=before,
+        top_k=top_k,
+        grid=_grid(
+            module,
+            tokens=gates.shape[1],
+            prefix=num_prefix_tokens,
+            image_size=image_size,
+            patch_size=patch_size,
+        ),
+        num_prefix_tokens=num_prefix_tokens,
+        gates_sum_to_one=_sum_to_one(gates),
+        sequence_first=sequence_first,
+    )
+
+
+def _tokens(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
+    return by_image(values, num_images=num_images, sequence_first=sequence_first)
+
+
+def _gates(logits: Tensor, before: str) -> Tensor:
+    """Return the gates ``(..., E)`` float32.
+
+    Raises:
+        UserError: some are not finite.
+    """
+    gates = logits.float()
+    if before != "none":
+        gates = gates.softmax(-1) if before == "softmax" else gates.sigmoid()
+    if not gates.isfinite().all():
+        raise UserError(
+            "its gates are not finite (NaN or infinity), so no expert is the highest; are the model's parameters, and "
+            "mean and std of its images, sound?"
+        )
+    return gates
+
+
+def _check_logits(logits: Tensor, before: str) -> None:
+    """Raise ``UserError`` where what was read is no logits, or no gates, but the other."""
+    if before == "none" and bool((logits < 0).any()):
+        raise UserError(
+            "its output has negative values, so these are no gates; say before: softmax or sigmoid."
+        )
+    if before != "none" and logits.shape[-1] > 1 and _sum_to_one(logits.float()):
+        raise UserError("its output sums to one over the experts already; say before: none.")
+
+
+def _sum_to_one(gates: Tensor) -> bool:
+    ones = torch.ones((), device=gates.device)
+    return bool((gates >= 0).all()) and torch.allclose(gates.sum(-1), ones, atol=_ROUNDING)
+
+
+def _grid(
+    module: str, *, tokens: int, prefix: int, image_size: int, patch_size: int | Mapping[str, int] | None
+) -> PatchGrid:
+    """Return the grid of a router's tokens: told, or the square that they form."""
+    if isinstance(patch_size, Mapping):
+        of = [size for pattern, size in patch_size.items() if fnmatch.fnmatchcase(module, pattern)]
+        if not of:
+            raise UserError(f"no entry of patch_size is for it; there are: {', '.join(patch_size)}.")
+        patch_size = of[0]
+    patches = tokens - prefix
+    if patch_size is None:
+        side = math.isqrt(max(patches, 0))
+        if side == 0 or side * side != patches or image_size % side:
+            others = [
+                count
+                for count in range(min(tokens, _MOST_PREFIX + 1))
+                if math.isqrt(tokens - count) ** 2 == tokens - count
+                and image_size % math.isqrt(tokens - count) == 0
+            ]
+            hint = f"; num_prefix_tokens: {others[0]} would fit" if others else ""
+            raise UserError(
+                f"its {tokens} tokens of an image, {prefix} of them before the patches (num_prefix_tokens), are no "
+                f"square of patches of an image of {image_size} pixels{hint}."
+            )
+        return PatchGrid(side, side, image_size // side)
+    if image_size % patch_size:
+        raise UserError(f"patches of {patch_size} pixels do not fill an image of {image_size}.")
+    side = image_size // patch_size
+    if side * side != patches:
+        more = tokens - side * side
+        hint = f"; num_prefix_tokens: {more} would fit" if 0 <= more <= _MOST_PREFIX else ""
+        raise UserError(
+            f"it sees {tokens} tokens of an image; {side} x {side} patches of {patch_size} pixels and "
+            f"{prefix} before them (num_prefix_tokens) are {side * side + prefix}{hint}."
+        )
+    return PatchGrid(side, side, patch_size)
+
+
+def layer_names(modules: Sequence[str]) -> dict[str, str]:
+    """Return what tables call the layers -> module: the block a router sits in, its name up to the last number.
+
+    Where that is not one router alone, all keep their modules' names.
+    """
+    short = {}
+    for module in modules:
+        parts = module.split(".")
+        ends = [place for place, name in enumerate(parts, start=1) if name.isdigit()]
+        short[".".join(parts[: ends[-1]]) if ends else module] = module
+    return short if len(short) == len(modules) else {module: module for module in modules}

@@ -1,0 +1,180 @@
+"""A torch module with what was told of it: images in, class scores, routings and features out.
+
+Axes: B images, D width of the features.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moeprobe.adapters.hooks.detection import unwrapped
+from moeprobe.adapters.hooks.forward import arguments_of, forward
+from moeprobe.adapters.hooks.layer import Layer
+from moeprobe.adapters.hooks.reading import described, part, read
+from moeprobe.adapters.hooks.settings import Settings
+from moeprobe.errors import UserError
+from moeprobe.routing.record import LayerRouting
+from moeprobe.runtime.catalog import unknown
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What some images gave: the class scores ``(B, classes)``, None where not wanted, and each layer's routing."""
+
+    scores: Tensor | None
+    layers: dict[str, LayerRouting]
+
+
+class Running:
+    """A module and what was told of it.
+
+    Args:
+        net: the module.
+        settings: what was told.
+    """
+
+    def __init__(self, net: nn.Module, settings: Settings) -> None:
+        self.net = unwrapped(net)
+        self.settings = settings
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters are."""
+        return self._like.device
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor of the device and dtype of the module's numbers."""
+        numbers = itertools.chain(self.net.parameters(), self.net.buffers())
+        return next((value for value in numbers if value.is_floating_point()), torch.empty(0))
+
+    def fire(
+        self, images: Tensor, modules: Sequence[str], *, stop_after: str | None = None
+    ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
+        """Run images; return the output and, for each time that a router ran, its name and what was read off it."""
+        return forward(
+            self.net, self._normalised(images), names=modules, collect=self._collect, stop_after=stop_after
+        )
+
+    def first(
+        self, images: Tensor, modules: Sequence[str] = ()
+    ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
+        """Run images for the first time; what goes wrong in the module is the user's to mend."""
+        try:
+            return self.fire(images, modules)
+        except UserError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or ["no more is said"]
+            raise UserError(
+                f"The model raised {type(error).__name__} on images {tuple(images.shape)}: {lines[0].rstrip('.')}."
+            ) from error
+
+    def run(self, images: Tensor, layers: Mapping[str, Layer], *, logits: bool = True) -> Pass:
+        """Run images and route them in these layers, which come in forward order.
+
+        Raises:
+            UserError: a router did not run once, or gives something else than before, or there are no class scores.
+        """
+        modules = [layer.module for layer in layers.values()]
+        output, fired = self.fire(images, modules, stop_after=None if logits else modules[-1])
+        check_fired([name for name, _ in fired], modules)
+        values, routings = dict(fired), {}
+        for name, layer in layers.items():
+            told = self.settings.token_local
+            with naming(layer.module):
+                routings[name] = layer.routing(
+                    values[layer.module],
+                    num_images=len(images),
+                    token_local=layer.top_k is not None if told is None else told,
+                )
+        return Pass(self.scores(output, len(images)) if logits else None, routings)
+
+    def scores(self, output: Any, num_images: int) -> Tensor:
+        """Return the class scores ``(B, classes)`` float32 in the module's output.
+
+        Raises:
+            UserError: there are none.
+        """
+        place = self.settings.output
+        scores = output if place is None else part(output, place)
+        if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != num_images:
+            raise UserError(
+                f"The class scores of {num_images} images should be a tensor ({num_images}, classes); the model gives "
+                f"{described(output)}. Say where they are, e.g. output: 0."
+            )
+        return scores.float()
+
+    def features(self, images: Tensor, head: str) -> Tensor:
+        """Return what the submodule ``head`` is called with, ``(B, D)`` float32.
+
+        Raises:
+            UserError: there is no such submodule, it never runs, or is called with something else.
+        """
+        modules = [name for name, _ in self.net.named_modules() if name]
+        if head not in modules:
+            raise UserError(unknown("module", head, [name for name, _ in self.net.named_children()]))
+        seen = arguments_of(self.net, self._normalised(images), head)
+        features = seen[0][0] if seen and seen[0] else None
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
+            found = f"is called with {described(seen[0])}" if seen else "never runs"
+            raise UserError(
+                f"The head {head} should be called with features ({len(images)}, D) of as many images; it {found}."
+            )
+        return features.float()
+
+    def hash(self, layers: Mapping[str, Layer]) -> str:
+        """Return a hash of the parameters, of what was told and of what was learnt."""
+        learnt = {name: layer.identity for name, layer in layers.items()}
+        digest = hashlib.sha256(json.dumps([self.settings.plain(), learnt], sort_keys=True).encode())
+        for name, value in self.net.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def _collect(
+        self, name: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
+    ) -> dict[str, Tensor]:
+        with naming(name):
+            return read(module, arguments, output, how=self.settings.read)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        size = self.settings.image_size
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
+            raise UserError(f"The model takes images (B, 3, {size}, {size}); got {tuple(images.shape)}.")
+        like = self._like
+        moments = (self.settings.mean, self.settings.std)
+        mean, std = (torch.tensor(values, device=like.device).view(3, 1, 1) for values in moments)
+        return ((images.to(like.device) - mean) / std).to(like.dtype)
+
+
+@contextmanager
+def naming(module: str) -> Iterator[None]:
+    """Put the router's name before what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"Of the router {module}: {error}") from None
+
+
+def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:
+    """Raise ``UserError`` unless each of the modules has run exactly once."""
+    ran = ", ".join(dict.fromkeys(fired)) or "none of them"
+    for name in modules:
+        if name not in fired:
+            raise UserError(
+                f"The router {name} did not run in a forward pass (of the routers, {ran} did): it is not used, or what "
+                "it holds is used without calling it; take the module that calls it, and say how to read it."
+            )
+        if fired.count(name) > 1:
+            raise UserError(
+                f"The router {name} ran {fired.count(name)} times in one forward pass; a module that several layers "
+                "share cannot be told apart, so give each layer its own, or name the modules around it."
+            )

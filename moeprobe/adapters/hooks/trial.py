@@ -1,0 +1,127 @@
+"""Try a module out on a few images: in which order its routers run, what they give, whether images meet.
+
+Axes: B images.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.hooks.detection import Choice, Found, choosing, detect, named
+from moeprobe.adapters.hooks.layer import Layer, layer_names, read_layer
+from moeprobe.adapters.hooks.module import Pass, Running, check_fired, naming
+from moeprobe.errors import UserError
+from moeprobe.runtime.seeds import generator
+
+# What batches may change by rounding alone, as a share of the largest value.
+_ROUNDING = 1e-3
+
+
+def images_to_try(size: int) -> Tensor:
+    """Return a black image, a ramp from black to white, and noise: ``(3, 3, size, size)`` in [0, 1]."""
+    noise = generator(0, "try a module out").random((3, size, size), dtype="float32")
+    ramp = torch.linspace(0, 1, size).expand(3, size, size)
+    return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
+
+
+def learn(running: Running, images: Tensor) -> dict[str, Layer]:
+    """Return the layers in forward order, by what tables call them.
+
+    Raises:
+        UserError: there are no routers, they do not run exactly once, or give something else than was told.
+    """
+    told = running.settings
+    found = (
+        detect(running.net, lambda: running.first(images))
+        if told.routers is None
+        else [Found(name) for name in named(running.net, told.routers)]
+    )
+    seen = {item.name: item for item in found}
+    with choosing(running.net) if told.routers is None else nullcontext() as chosen:
+        _, fired = running.first(images, list(seen))
+    check_fired([name for name, _ in fired], list(seen))
+    layers = {}
+    for name, read in fired:
+        with naming(name):
+            layers[name] = read_layer(
+                name,
+                type(running.net.get_submodule(name)).__name__,
+                read,
+                num_images=len(images),
+                before=told.before or seen[name].before or "softmax",
+                top_k=told.top_k or seen[name].top_k,
+                image_size=told.image_size,
+                patch_size=told.patch_size,
+                num_prefix_tokens=told.num_prefix_tokens,
+                sequence_first=told.sequence_first,
+            )
+            if chosen is not None:
+                _check_choice(layers[name], read, chosen)
+    return {short: layers[name] for short, name in layer_names(list(layers)).items()}
+
+
+def _check_choice(
+    layer: Layer, read: Mapping[str, Tensor], chosen: Callable[[str, int], list[Choice]]
+) -> None:
+    """Raise ``UserError`` where the model chose other experts than those with the highest gates."""
+    if layer.top_k is None:
+        return
+    for own in chosen(layer.module, layer.top_k):
+        others = layer.otherwise(read, own.experts, precision=own.precision)
+        if others:
+            raise UserError(
+                f"the model's choice is made of more than its logits (a bias, groups, other images): of "
+                f"{read['logits'].flatten(0, -2).shape[0]} tokens {others} have other experts than the highest "
+                f"{layer.top_k}. Take a module that returns the choice too, by routers, and say where both are, e.g. "
+                "read: {logits: 0, indices: 1}."
+            )
+
+
+def coupling(running: Running, layers: Mapping[str, Layer], images: Tensor) -> str:
+    """Return why images cannot be run in any batch; nothing if they can.
+
+    Raises:
+        UserError: an image's tokens are found among those of another: their order is not what was told.
+    """
+    whole, again = (running.run(images, layers, logits=False) for _ in range(2))
+    singly = [running.run(image, layers, logits=False) for image in images.split(1)]
+    told = running.settings.token_local
+    reason = ""
+    if not _alike(whole, [again]):
+        reason = "random at evaluation, so whether images depend on their batch-mates cannot be tried"
+    elif not _alike(whole, singly):
+        _check_order(running, layers, images, singly)
+        reason = "images depend on their batch-mates, as tried"
+    if told is None:
+        return reason
+    return "" if told else "images depend on their batch-mates, as told"
+
+
+def _check_order(
+    running: Running, layers: Mapping[str, Layer], images: Tensor, singly: Sequence[Pass]
+) -> None:
+    """Raise ``UserError`` where the tokens make sense in the other order only."""
+    name, layer = next(iter(layers.items()))
+    other = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
+    _, fired = running.fire(images, [layer.module])
+    try:
+        turned = other.routing(fired[0][1], num_images=len(images), token_local=True)
+    except UserError:
+        return
+    if _alike(Pass(None, {name: turned}), singly):
+        raise UserError(
+            f"The router {layer.module} gives its tokens in another order: say "
+            f"sequence_first: {str(other.sequence_first).lower()}."
+        )
+
+
+def _alike(whole: Pass, parts: Sequence[Pass]) -> bool:
+    """Whether images have the same gates together as in parts, but for rounding."""
+    for name, layer in whole.layers.items():
+        gates = torch.cat([part.layers[name].gates for part in parts])
+        if (layer.gates - gates).abs().max() > _ROUNDING * layer.gates.abs().max():
+            return False
+    return True

@@ -1,0 +1,290 @@
+"""Mixture-of-experts language models of Hugging Face's library ``transformers`` (optional: ``moeprobe[hf]``).
+
+``hf:LOCATION``, where LOCATION is a folder that ``save_pretrained`` wrote (weights in safetensors, with a fast
+tokenizer) or a name on the hub. Code that a model brings along is never run.
+
+Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
+outputs mean is told in ``_hf_outputs``. Of a model with encoder and decoder the encoder is probed.
+
+Axes: B texts, T tokens, E experts, K choices, D width.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moeprobe.adapters.base import Opened, wanted_layers
+from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
+from moeprobe.adapters.huggingface.outputs import learn
+from moeprobe.adapters.huggingface.routers import (
+    Layer,
+    Stop,
+    blocks_without,
+    find_routers,
+    set_capacity,
+    watch,
+)
+from moeprobe.errors import UserError
+from moeprobe.inputs.texts import MAX_LENGTH, TextFraming
+from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from moeprobe.runtime.files import expanded
+
+# Tokens of the pass from which routers are learnt.
+_LESSON = 24
+
+
+class Huggingface:
+    """A mixture-of-experts language model of Hugging Face's ``transformers``, ready to be probed.
+
+    Gates are the router's softmax (or sigmoid, …) over all experts, before those of the chosen ones are brought to any
+    sum; where its weights are in proportion to no such function, they are the weights themselves.
+
+    Args:
+        model: put into evaluation mode.
+        trained_capacity: keep the capacity of routers that have one; False lifts it.
+
+    Attributes:
+        dense_layers: blocks of the model that have no router.
+
+    Raises:
+        UserError: no router is recorded, or one does not say what it chose.
+    """
+
+    def __init__(self, model: Any, *, trained_capacity: bool = False) -> None:
+        self.model = model.eval().requires_grad_(False)
+        # Each text is read once.
+        model.config.get_text_config().use_cache = False
+        self._body = model.get_encoder() if model.config.is_encoder_decoder else model
+        self._head = None if self._body is not model else model.get_output_embeddings()
+        self._embedding: Any = self._body.get_input_embeddings()
+        self.group_images = 1
+        self._limited = set_capacity(self._body, trained=trained_capacity)
+        routers = find_routers(self._body)
+        if not routers:
+            raise UserError(
+                f"A model of type {model.config.model_type!r} has no router that transformers records, so there is no "
+                "routing to probe."
+            )
+        self._layers = self._learn(routers)
+        self.layer_names = tuple(self._layers)
+        self.dense_layers = blocks_without(self._body, [layer.module for layer in self._layers.values()])
+        self.router_name = model.config.model_type
+        self._rms = self._root_mean_square()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's parameters are."""
+        return self._embedding.weight.device
+
+    @property
+    def width(self) -> int:
+        """D of the embeddings."""
+        return self._embedding.weight.shape[-1]
+
+    def trace(
+        self, images: TokenBatch, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        """Run the model on texts; its scores are those of the token that follows. See ``routing.Traceable``."""
+        if not isinstance(images, TokenBatch):
+            raise UserError("The model reads texts: it takes a TokenBatch.")
+        texts = images.to(self.device)
+        wanted = wanted_layers(layers, self.layer_names)
+        scored = logits and self._head is not None
+        output = None
+        with torch.inference_mode(), self._watching(wanted, stop=not scored), self._noisy(texts):
+            with suppress(Stop):
+                output = self._forward(texts, scored=scored)
+            traced = {name: self._routing(name, texts) for name in wanted}
+        return output, RoutingTrace(traced)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
+        total = sum(parameter.numel() for parameter in self.model.parameters())
+        idle, rows = 0, []
+        for name, layer in self._layers.items():
+            reader = layer.reader
+            assert reader is not None
+            experts = (
+                sum(p.numel() for p in layer.experts.parameters()) if layer.experts is not None else None
+            )
+            idle += round((experts or 0) * (reader.num_experts - reader.top_k) / reader.num_experts)
+            rows.append(
+                {
+                    "layer": name,
+                    "router": type(layer.module).__name__,
+                    "num_experts": reader.num_experts,
+                    "top_k": reader.top_k,
+                    "gates": reader.gate,
+                    "biased_choice": reader.bias is not None,
+                    "expert_parameters": experts,
+                }
+            )
+        known = all(row["expert_parameters"] is not None for row in rows)
+        return {
+            "model": self.router_name,
+            "reads": "texts",
+            "part": "encoder" if self.model.config.is_encoder_decoder else "whole",
+            "width": self.width,
+            "vocabulary": self._embedding.weight.shape[0],
+            "parameters": total,
+            "active_parameters": total - idle if known else None,
+            "dense_layers": list(self.dense_layers),
+            "layers": rows,
+        }
+
+    def _forward(self, texts: TokenBatch, *, scored: bool) -> Tensor | None:
+        """Return the scores ``(B, vocabulary)`` of the next token, if wanted."""
+        arguments = {"input_ids": texts.ids, "attention_mask": texts.present.long()}
+        if not scored:
+            self._body(**arguments)
+            return None
+        rows, last = torch.arange(len(texts), device=texts.ids.device), texts.last
+
+        # The head is the most expensive layer: it sees the last token of each text alone.
+        def keep_last(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (inputs[0][rows, last][:, None], *inputs[1:])
+
+        assert self._head is not None
+        with ExitStack() as stack:
+            stack.callback(self._head.register_forward_pre_hook(keep_last).remove)
+            scores: Tensor = self._body(**arguments).logits
+        return scores[:, 0].float()
+
+    @contextmanager
+    def _watching(self, names: Sequence[str], *, stop: bool) -> Iterator[None]:
+        """Keep what the routers called so give out; ``stop`` ends the pass behind the last of them."""
+        with ExitStack() as stack:
+            for name in names:
+                layer = self._layers[name]
+                layer.fired.clear()
+                stack.callback(layer.fired.clear)
+                watch(layer, stack, stop=stop and name == names[-1])
+            yield
+
+    @contextmanager
+    def _noisy(self, texts: TokenBatch) -> Iterator[None]:
+        """Add the noise of the texts to what the embedding gives."""
+        if texts.noise is None or texts.sigma is None:
+            yield
+            return
+        noise = texts.noise * (texts.sigma * self._rms)[:, None, None]
+
+        def add(embedding: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return output + noise.to(output.dtype)
+
+        handle = self._embedding.register_forward_hook(add)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _routing(self, name: str, texts: TokenBatch) -> LayerRouting:
+        layer, shape = self._layers[name], texts.ids.shape
+        if len(layer.fired) != 1:
+            raise UserError(
+                f"The router of {name} fired {len(layer.fired)} times in one pass; once is expected."
+            )
+        assert layer.reader is not None
+        (fired,) = layer.fired
+        logits, choice = layer.reader.logits(fired), layer.reader.choice(fired)
+        if len(logits) != shape.numel():
+            raise UserError(
+                f"The router of {name} saw {len(logits)} tokens where the batch has {shape.numel()}."
+            )
+        gates = layer.reader.gates(logits, choice)
+        if not gates.isfinite().all():
+            raise UserError(
+                f"The gates of {name} are not finite (NaN or infinity), so no expert is the highest; are the model's "
+                "weights sound, in the precision that it is loaded in?"
+            )
+        scores = layer.reader.scores(logits, gates)
+        selected, processed = order_choices(
+            choice.selected, choice.processed, gates if scores is None else scores
+        )
+        place = torch.arange(shape[1], device=texts.ids.device)
+        return LayerRouting(
+            gates=gates.reshape(*shape, -1),
+            scores=None if scores is None else scores.reshape(*shape, -1),
+            selected=selected.reshape(*shape, -1),
+            processed=processed.reshape(*shape, -1),
+            valid=texts.ordinary | (texts.present & (place < texts.num_prefix_tokens)),
+            grid=None,
+            num_prefix_tokens=texts.num_prefix_tokens,
+            gates_sum_to_one=layer.reader.gates_sum_to_one,
+            token_local=not self._limited,
+            router=self.router_name,
+        )
+
+    def _learn(self, routers: dict[str, Layer]) -> dict[str, Layer]:
+        """Return the routers in the order in which they fire, each with its reader."""
+        self._layers = routers
+        # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often stand for them.
+        vocabulary = self._embedding.weight.shape[0]
+        ids = torch.arange(_LESSON, device=self.device) * max(vocabulary // 2 // _LESSON, 1) % vocabulary
+        whole = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)
+        texts = TokenBatch(ids[None], whole, whole, 0)
+        order: list[str] = []
+        with torch.inference_mode(), ExitStack() as stack, self._watching(list(routers), stop=False):
+            for name, layer in routers.items():
+                handle = layer.module.register_forward_hook(lambda *_, name=name: order.append(name))
+                stack.callback(handle.remove)
+            self._forward(texts, scored=False)
+            for name in dict.fromkeys(order):
+                layer = routers[name]
+                candidates = [
+                    value
+                    for key, value in [*layer.module.named_parameters(), *layer.module.named_buffers()]
+                    if key.rpartition(".")[2] not in ("weight", "bias")
+                ]
+                layer.reader = learn(layer.fired[0], logits_at=layer.logits_at, candidates=candidates)
+                if layer.reader is None:
+                    raise UserError(
+                        f"The routers of a model of type {self.model.config.model_type!r} "
+                        f"({type(layer.module).__name__}) do not say which experts they chose."
+                    )
+        return {name: routers[name] for name in dict.fromkeys(order)}
+
+    def _root_mean_square(self) -> float:
+        """Return the root mean square of the embeddings of all tokens, as the embedding gives them."""
+        ids = torch.arange(self._embedding.weight.shape[0], device=self.device)
+        with torch.inference_mode():
+            squares = [self._embedding(part).double().square().sum() for part in ids.split(4096)]
+        return float((sum(squares) / (len(ids) * self.width)) ** 0.5)
+
+    @classmethod
+    def open(
+        cls, reference: str, *, device: torch.device, trained_capacity: bool, group_images: int
+    ) -> Opened:
+        """Load a folder of ``save_pretrained``, or a name on the hub.
+
+        Raises:
+            UserError: there is no such model, it is damaged, needs code of its own, or has no routers to probe.
+        """
+        model, tokenizer = load(reference)
+        try:
+            traceable = cls(model.to(device), trained_capacity=trained_capacity)
+        except UserError as error:
+            raise UserError(f"hf:{reference} cannot be probed: {error}") from None
+        folder = expanded(reference)
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
+        return Opened(
+            name=(folder.resolve() if folder.is_dir() else folder).name,
+            model=traceable,
+            framing=TextFraming(
+                FastTokenizer(tokenizer),
+                traceable.width,
+                min(MAX_LENGTH, longest or MAX_LENGTH),
+                longest,
+            ),
+            provenance={
+                "path": reference,
+                "sha256": digest_of(reference, model),
+                "capacity": "trained" if traceable._limited else "unlimited",
+                "group_images": 1,
+                "training": {},
+            },
+        )

@@ -1,0 +1,128 @@
+"""Models and tokenizers of ``transformers`` from a folder or the hub."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.files import check_regular_files, expanded, is_folder
+from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
+
+
+@dataclass(frozen=True)
+class FastTokenizer:
+    """A fast tokenizer of the library, as views of texts call it."""
+
+    tokenizer: Any
+
+    def __call__(
+        self, text: str, *, max_length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return ids ``(T,)``, the characters of each ``(T, 2)``, and which are special."""
+        found = self.tokenizer(
+            text,
+            truncation=True,
+            max_length=max_length,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+        spans = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        special = np.array(found["special_tokens_mask"], dtype=bool)
+        # A token of spaces alone, which tokenizers trim off: it stands for what lies between its neighbours.
+        ordinary = np.flatnonzero(~special)
+        edges = np.concatenate([[[0, 0]], spans[ordinary], [[len(text), len(text)]]])
+        for place in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):
+            spans[ordinary[place]] = edges[place, 1], max(edges[place + 2, 0], edges[place, 1])
+        return np.array(found["input_ids"], dtype=np.int64), spans, special
+
+
+def load(reference: str) -> tuple[Any, Any]:
+    """Return a model and its tokenizer.
+
+    Raises:
+        UserError: there is none, it is damaged, or it needs code of its own.
+    """
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        raise UserError("'hf' needs the package transformers: pip install 'moeprobe[hf]'.") from None
+    folder = expanded(reference)
+    local = is_folder(folder)
+    # A name on the hub is OWNER/NAME, or NAME.
+    if not local and (reference.startswith((".", "~", "/")) or reference.count("/") > 1):
+        raise UserError(f"There is no folder {quoted(reference)}.")
+    if local:
+        check_regular_files(folder, "*")
+    source = str(folder) if local else reference
+    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
+    try:
+        with _quiet(transformers), local_unless_allowed():
+            config = transformers.AutoConfig.from_pretrained(source, **given)
+            kind = kind_of(transformers, config)
+            model, about = kind.from_pretrained(
+                source, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **given
+            )
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **given)
+    except Exception as error:  # files, network, hub and formats: each has errors of its own
+        if not local and isinstance(error, OSError) and not may_download():
+            raise UserError(
+                f"There is no folder {quoted(reference)}, and no model of that name in the local cache; {HOW}."
+            ) from None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300].rstrip(".:")
+        name = quoted(f"hf:{reference}")
+        where = "The folder" if local else f"{name} is no folder, and the model"
+        raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
+    if about["missing_keys"]:
+        missing = sorted(about["missing_keys"])
+        raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"hf:{reference} has no fast tokenizer, which alone says what characters its tokens stand for."
+        )
+    return model, tokenizer
+
+
+def kind_of(transformers: Any, config: Any) -> Any:
+    """Return the class of models that a configuration belongs to: with the head that says the next token, if any."""
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM):
+        if type(config) in kind._model_mapping:
+            return kind
+    return transformers.AutoModel
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Silence the library, whose errors are said in a sentence."""
+    logging = transformers.utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def digest_of(reference: str, model: Any) -> str:
+    """Return a hash of what was loaded: of a folder its files, of a model of the hub its name and commit."""
+    folder = expanded(reference)
+    digest = hashlib.sha256()
+    if not is_folder(folder):
+        digest.update(f"{reference}@{model.config._commit_hash}".encode())
+        return digest.hexdigest()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".json", ".safetensors", ".model", ".txt"):
+            digest.update(path.name.encode())
+            with path.open("rb") as file:
+                while part := file.read(2**24):
+                    digest.update(part)
+    return digest.hexdigest()

@@ -1,0 +1,169 @@
+"""Open by name what a probe needs: checkpoints, data sets, views, devices.
+
+Everything named wrongly is a ``UserError`` with one sentence.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from moeprobe.adapters.base import Checkpoint, Opened
+from moeprobe.adapters.hooks import Hooks
+from moeprobe.adapters.swin_moe import SwinMoe
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.errors import UserError
+from moeprobe.inputs.images import Framing
+from moeprobe.models.checkpoints import checkpoint as checkpoints
+from moeprobe.runtime.catalog import ADAPTERS, SCHEMES, is_foreign
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.filenames import TAKEN
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.seeds import random_state_kept
+
+Model = Checkpoint | str | Path
+# One of them or several.
+Models = Model | Sequence[Model]
+# Files are called by a model's name and some more, and most systems allow 255 bytes in all.
+_LONGEST_NAME = 200
+
+
+@checked
+@random_state_kept()
+def load_model(
+    source: str | Path, *, device: str = "auto", trained_capacity: bool = False, group_images: int = 1
+) -> Checkpoint:
+    """Load a checkpoint, or open a foreign model, for probing.
+
+    Args:
+        source: a run folder (its last checkpoint), a ``.safetensors`` file, ``hf:`` and a folder or name of Hugging
+            Face's ``transformers``, or ``py:package.module:factory``.
+        device: "auto" takes CUDA, then MPS, then the CPU.
+        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
+        group_images: images that compete for that capacity.
+
+    Raises:
+        UserError: it is missing, truncated or foreign, or does not fit what is told of it.
+    """
+    if is_foreign(source):
+        return _open(
+            str(source),
+            device=choose_device(device),
+            trained_capacity=trained_capacity,
+            group_images=group_images,
+        )
+    import moeprobe.models.nn  # noqa: F401  (registers the models)
+
+    model, info = checkpoints.load(source)
+    traceable = (Vmoe if info.model.swin is None else SwinMoe)(
+        model,
+        mean=info.model.mean,
+        std=info.model.std,
+        router_name=info.model.router_name,
+        trained_capacity=trained_capacity,
+        group_images=group_images,
+    ).to(choose_device(device))
+    return Checkpoint(
+        name=info.name,
+        model=traceable,
+        framing=Framing(traceable.image_size[0], info.model.crop_fraction),
+        class_names=info.class_names,
+        train_seed=info.training.get("seed"),
+        group=info.training.get("group", ""),
+        provenance={
+            "path": str(info.path),
+            "sha256": info.hash,
+            "capacity": _capacity(traceable, trained=trained_capacity),
+            "group_images": traceable.group_images,
+            "training": info.training,
+        },
+    )
+
+
+def as_checkpoint(model: Model, **more: Any) -> Checkpoint:
+    """Return a checkpoint as it is, or load it; ``more`` as for ``load_model``.
+
+    Raises:
+        UserError: it is neither a checkpoint nor the path or name of one.
+    """
+    if isinstance(model, Checkpoint):
+        return model
+    if isinstance(model, str | Path):
+        return load_model(model, **more)
+    if isinstance(model, nn.Module):
+        hooks = "api.Hooks(net, image_size=…)"
+    elif isinstance(model, Hooks):
+        hooks = "hooks"
+    else:
+        raise UserError(
+            f"A checkpoint is a path, or what api.load_model returns; got {type(model).__name__}."
+        )
+    raise UserError(
+        f"A {type(model).__name__} cannot be probed as it is; wrap it: api.wrap({hooks}, name='mine')."
+    )
+
+
+@checked
+def wrap(model: Hooks, *, name: str) -> Checkpoint:
+    """Return a model of your own, made traceable by ``Hooks``, as what is probed; tables call it ``name``.
+
+    Raises:
+        UserError: it is a module without ``Hooks``, or files cannot be called by the name.
+    """
+    if not isinstance(model, Hooks):
+        raise UserError(
+            f"A {type(model).__name__} does not say how it is read; say it with Hooks: "
+            f"api.wrap(api.Hooks(net, image_size=…), name={name!r})."
+        )
+    return _checkpoint(model.opened(name))
+
+
+def _open(source: str, **more: Any) -> Checkpoint:
+    """Return another program's model, as its adapter opens it."""
+    scheme, _, reference = source.partition(":")
+    return _checkpoint(ADAPTERS.get(SCHEMES[scheme]).open(reference, **more))
+
+
+def _checkpoint(opened: Opened) -> Checkpoint:
+    """Return another program's model as what is probed.
+
+    Raises:
+        UserError: files cannot be called by its name.
+    """
+    return Checkpoint(
+        name=_file_name(opened.name),
+        model=opened.model,
+        framing=opened.framing,
+        class_names=opened.class_names,
+        provenance=opened.provenance,
+    )
+
+
+def _file_name(name: str) -> str:
+    """Return a model's name, by which files and folders are called.
+
+    Raises:
+        UserError: it is not one ordinary part of a path.
+    """
+    ordinary = name.isprintable() and name == name.strip() and not set(name) & set("/\\")
+    if not name or not ordinary or name.startswith(".") or len(name.encode()) > _LONGEST_NAME:
+        raise UserError(
+            f"A model cannot be called {name[:80]!r}: files are called by its name, so it must be one ordinary part of "
+            f"a path, without '/' or a leading dot, of at most {_LONGEST_NAME} bytes; name it otherwise (name: in its "
+            "settings, or its folder)."
+        )
+    if name.casefold() in TAKEN:
+        raise UserError(f"A model cannot be called {name!r}: that is what runs call a file of their own.")
+    return name
+
+
+def _capacity(model: Vmoe, *, trained: bool) -> str:
+    """Return the capacity factors that a model is probed with, of all its layers.
+
+    "none" where it has no limit of its own; "unlimited" where ``trained`` False has lifted what limits there may be.
+    """
+    factors = dict.fromkeys(model.capacity_factors.values())
+    if not trained and not any(factors):
+        return "unlimited"
+    return " and ".join("none" if factor is None else f"{factor:g}" for factor in factors)

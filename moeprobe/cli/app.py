@@ -1,0 +1,132 @@
+"""The application and its commands."""
+
+import contextlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from moeprobe import __version__
+from moeprobe.cli import (
+    analyze_trace,
+    compare,
+    confidence,
+    contagion,
+    correspond,
+    demo,
+    discontinuity,
+    doctor,
+    evaluate,
+    fewshot,
+    inspect,
+    listing,
+    match_ratio,
+    noise_sweep,
+    overlay,
+    paper,
+    report,
+    s_matrix,
+    sweep,
+    swin_moe,
+    trace,
+    tradeoff,
+    train,
+    vmoe,
+)
+from moeprobe.cli.signals import Ending
+from moeprobe.errors import UserError
+
+USER_ERROR, INTERRUPTED = 2, 130
+
+
+class _Group(TyperGroup):
+    """Turns what a user can mend into one sentence, and Ctrl-C, SIGTERM and SIGHUP into their exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with Ending() as ending:
+            try:
+                return super().invoke(ctx)
+            except UserError as error:
+                typer.echo(f"Error: {error.sentence}", err=True)
+                sys.exit(USER_ERROR)
+            except KeyboardInterrupt as error:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    typer.echo("Interrupted." if ending.number is None else f"{error}.", err=True)
+                    for note in getattr(error, "__notes__", ()):
+                        typer.echo(note, err=True)
+                sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
+            except RuntimeError as error:
+                # The death of a loader process is reported at any place.
+                from moeprobe.inputs.batches import lost_workers
+
+                lost = lost_workers(error)
+                if lost is None:
+                    raise
+                typer.echo(f"Error: {lost}", err=True)
+                sys.exit(USER_ERROR)
+            except OSError:
+                if ending.number is None:
+                    raise
+                # A progress bar on a terminal that is gone cannot be taken down.
+                sys.exit(128 + ending.number)
+
+
+app = typer.Typer(
+    name="moeprobe",
+    cls=_Group,
+    help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"moeprobe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("tradeoff")(tradeoff.tradeoff)
+app.command("match-ratio")(match_ratio.match_ratio)
+app.command("s-matrix")(s_matrix.s_matrix)
+app.command("trace")(trace.trace)
+app.command("analyze-trace")(analyze_trace.analyze_trace)
+app.command("compare")(compare.compare)
+app.command("confidence")(confidence.confidence)
+app.command("sweep")(sweep.sweep)
+app.command("noise-sweep")(noise_sweep.noise_sweep)
+app.command("overlay")(overlay.overlay)
+app.command("discontinuity")(discontinuity.discontinuity)
+app.command("contagion")(contagion.contagion)
+app.command("correspond")(correspond.correspond)
+app.command("eval")(evaluate.evaluate)
+app.command("fewshot")(fewshot.fewshot)
+app.command("paper")(paper.paper)
+app.command("report")(report.report)
+app.command("inspect")(inspect.inspect)
+importing = typer.Typer(
+    no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
+)
+importing.command("vmoe")(vmoe.import_vmoe)
+importing.command("swin-moe")(swin_moe.import_swin_moe)
+importing.command("trace")(trace.import_trace)
+app.add_typer(importing, name="import")
+exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
+exporting.command("vmoe")(vmoe.export_vmoe)
+app.add_typer(exporting, name="export")
+app.command("list")(listing.listing)
+app.command("doctor")(doctor.doctor)

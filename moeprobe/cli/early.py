@@ -1,0 +1,90 @@
+"""Refuse what is mistyped before torch is imported, which takes seconds.
+
+Everything here is checked again where it is used; the sentences are the same.
+"""
+
+import mimetypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
+from moeprobe.runtime.files import find_checkpoint, is_file, is_folder
+from moeprobe.studies.comparable import offered
+
+
+def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
+    """Check the arguments of a probe by their names.
+
+    Raises:
+        UserError: a checkpoint, a data set, a view or a probe does not exist.
+    """
+    check_checkpoints(values.get("checkpoints") or ())
+    check_checkpoints(values.get("given") or (), runs=True)
+    offered(values.get("probe"))
+    check_view(values.get("view"))
+    check_data(values.get("data"), split=split)
+
+
+def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
+    """Raise ``UserError`` unless every path holds a checkpoint, or with ``runs`` a finished run."""
+    from moeprobe.results.finished import is_run
+
+    for source in sources:
+        if (mimetypes.guess_type(source)[0] or "").startswith("image/"):
+            raise UserError(f"{source} is an image, not a checkpoint; give it as: --file {source}.")
+    for source in sources:
+        if not is_foreign(source) and not (runs and is_run(Path(source))):
+            find_checkpoint(source)
+
+
+def check_data(data: str | None, *, split: str = "test") -> None:
+    """Raise ``UserError`` where a data set, its location or its split is mistyped."""
+    if data is not None:
+        from moeprobe.inputs.data.readers import naming
+
+        naming.check_data(data, split=split)
+
+
+def check_view(view: str | None) -> None:
+    """Raise ``UserError`` unless there is such a view."""
+    name = (view or "").partition(":")[0]
+    if name not in ("", "clean"):
+        VIEWS.check(name)
+
+
+def check_configuration(config: Any) -> None:
+    """Raise ``UserError`` where a training names a plug-in or data that do not exist."""
+    ROUTERS.check(config.model.router_name)
+    OBJECTIVES.check(config.objective.name)
+    check_view(config.view.name)
+    check_data(config.data.name, split="train")
+
+
+def check_trainings(sources: Sequence[str], overrides: Sequence[str], *, out: Path) -> None:
+    """Raise ``UserError`` where a sweep, a key of one or the folder of a training is mistyped."""
+    from moeprobe.models import grid
+
+    for source in sources:
+        if grid.is_sweep(source):
+            grid.load(source, overrides)
+        elif not is_folder(Path(source)) and not is_folder(out / "cells" / Path(source).name):
+            raise grid.no_training(Path(source))
+
+
+def check_folder(out: Path | None, *, overwrite: bool) -> None:
+    """Raise ``UserError`` where no run can begin in a folder, whatever it is about."""
+    if out is not None:
+        from moeprobe.results.folder import check_takes_a_run
+
+        check_takes_a_run(out, overwrite=overwrite)
+
+
+def check_traces(paths: Sequence[Path]) -> None:
+    """Raise ``UserError`` unless every path is a file."""
+    from moeprobe.routing.traces.reading import TraceFile
+
+    for path in paths:
+        if not is_file(path):
+            TraceFile(path)  # says what is there instead

@@ -1,0 +1,58 @@
+"""What a command needs of the process it runs in: streams that can write all it says, and no window for figures."""
+
+import codecs
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+
+from moeprobe.runtime.characters import is_unicode
+
+# Signs that have no ASCII letters in them, as somebody without them would write them.
+_PLAIN = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "→": "->", "←": "<-", "×": "x", "±": "+/-", "≥": ">=", "≤": "<=", "≠": "!=",
+    "≈": "~", "·": "*", "•": "*", "’": "'", "‘": "'", "“": '"', "”": '"', "κ": "kappa", "σ": "sigma", "Δ": "Delta",
+    "α": "alpha", "β": "beta", "λ": "lambda", "μ": "mu", "µ": "u", "ε": "eps", "∞": "inf", "✓": "yes", "✗": "no",
+}  # fmt: skip
+
+
+def prepare(arguments: Sequence[str]) -> str | None:
+    """Make the streams write whatever their encoding lacks in other characters; keep figures off the screen.
+
+    Tables are written in plain letters then, and JSON with its own escapes, so that it says the same.
+
+    Returns:
+        What is wrong with the arguments, None where nothing is.
+    """
+    os.environ["MPLBACKEND"] = "agg"
+    codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
+    codecs.register_error("moeprobe.json", _replacing(_escaped))
+    handler = "moeprobe.json" if "--json" in arguments else "moeprobe.plain"
+    for stream, errors in ((sys.stdout, handler), (sys.stderr, "moeprobe.plain")):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=errors)
+    wrong = next((argument for argument in arguments if not is_unicode(argument)), None)
+    return None if wrong is None else f"The argument {wrong!r} is not UTF-8; rename what it names."
+
+
+def _replacing(replace: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    """Return an error handler that replaces each character."""
+
+    def handle(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(map(replace, error.object[error.start : error.end])), error.end
+
+    return handle
+
+
+def _in_plain_letters(character: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return _PLAIN.get(character) or decomposed or "?"
+
+
+def _escaped(character: str) -> str:
+    """Return a character as JSON writes it in ASCII: one or two units of UTF-16."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

@@ -1,0 +1,109 @@
+"""The progress of a training run on standard error: a bar on a terminal, elsewhere a line per evaluation."""
+
+import datetime
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+if TYPE_CHECKING:
+    from moeprobe.models.training.loop import Report
+
+# Characters of the bar, of the time left, and of the longest name that is not cut.
+_BAR, _TIME, _NAME = 20, 7, 24
+# Shown first where a window has no room for everything.
+_FIRST = ("loss", "accuracy")
+
+
+class Live:
+    """Shows a run: name, step, bar and time left always, and as much of the rest as the window has room for.
+
+    Args:
+        name: of the run.
+        console: where to show it; None = standard error.
+    """
+
+    def __init__(self, name: str, *, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bar = sys.stderr.isatty() if console is None else console.is_terminal
+        self._name = name
+        self._progress = Progress(
+            _column("{task.description}"),
+            BarColumn(bar_width=_BAR),
+            _column("{task.fields[steps]}"),
+            _column("{task.fields[values]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=not self._bar,
+        )
+        self._task = self._progress.add_task(_short(name), total=None, steps="starting", values="")
+
+    def __enter__(self) -> "Live":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, report: "Report") -> None:
+        """Show where the run is."""
+        if not self._bar:
+            if report.evaluated:
+                # Not rich's own print, which would fold the line at the width of a window that is not there.
+                print(evaluation_line(self._name, report), file=self._console.file, flush=True)
+            return
+        if report.evaluated:
+            return
+        steps = f"{report.step:,}/{report.total_steps:,}"
+        taken = cell_len(_short(self._name)) + _BAR + len(steps) + _TIME + 4
+        self._progress.update(
+            self._task,
+            completed=report.step,
+            total=report.total_steps,
+            steps=steps,
+            values=_values(report, self._console.width - taken),
+        )
+
+    def named(self, name: str) -> "Callable[[Report], None]":
+        """Return ``show`` for a run of another name, which begins now."""
+        self._name = name
+        self._progress.reset(self._task, total=None, description=_short(name), steps="starting", values="")
+        return self.show
+
+
+def evaluation_line(name: str, report: "Report") -> str:
+    """Return what is said of an evaluation where no bar can be drawn."""
+    values = report.values
+    parts = [
+        f"step {report.step:,}/{report.total_steps:,}",
+        f"loss {values['train_loss']:.3g}",
+        f"validation accuracy {values['val_accuracy']:.3f}",
+        f"{report.images_per_second:,.0f} images/s",
+    ]
+    if report.step < report.total_steps and math.isfinite(report.seconds_left):
+        parts.append(f"{datetime.timedelta(seconds=round(report.seconds_left))} left")
+    return f"{name}: {', '.join(parts)}"
+
+
+def _column(text: str) -> TextColumn:
+    return TextColumn(text, table_column=Column(no_wrap=True))
+
+
+def _short(name: str) -> str:
+    return name if cell_len(name) <= _NAME else set_cell_size(name, _NAME - 1) + "…"
+
+
+def _values(report: "Report", room: int) -> str:
+    """Return as many of a step's values as ``room`` characters hold, the most telling first."""
+    shown = {name: f"{name.replace('_', ' ')} {value:.3g}" for name, value in report.values.items()}
+    parts = [shown.pop(name) for name in _FIRST if name in shown]
+    parts += [f"{report.images_per_second:,.0f} images/s", *shown.values()]
+    while parts and len("  ".join(parts)) > room:
+        parts.pop()
+    return "  ".join(parts)

@@ -1,0 +1,280 @@
+"""From a data set and a recipe of views to batches.
+
+Views are made in the loader's workers, each image's from generators of its own, so an image's views are the same for
+any batch size and any number of workers. Images that compete for room in the model form groups, N consecutive ones
+of the list; a batch is made of whole groups, or is one short group, so groups too belong to the list alone. What is
+said of images is true of texts (see ``text_batches``).
+
+Axes: B images, V views of each.
+"""
+
+import itertools
+import multiprocessing
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import Dataset as TorchDataset
+
+from moeprobe.errors import UserError
+from moeprobe.inputs import regions
+from moeprobe.inputs.data.base import Dataset, Example, TextExample
+from moeprobe.inputs.images import Sample
+from moeprobe.inputs.text_batches import TextBatch, stack_texts
+from moeprobe.inputs.texts import TextSample
+
+# What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
+Recipe = Callable[[Any, str], list[Any]]
+
+_WITHOUT_WORKERS = (
+    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
+    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """V views of B images.
+
+    Attributes:
+        image_ids: names of the images.
+        labels: ``(B,)`` int64, -1 = none.
+        views: V tensors ``(B, 3, S, S)`` float32 in [0, 1].
+        to_source: V arrays ``(B, 3, 3)``, the maps from each view to the source image.
+        source_size: ``(B, 2)`` width and height of the sources in pixels.
+        foreground: V arrays ``(B, S, S)``, which pixels show the object; None where that was not asked, or an image has
+            no mask.
+        skipped: names of images that could not be read and are not in the batch.
+    """
+
+    image_ids: list[str]
+    labels: Tensor
+    views: list[Tensor]
+    to_source: list[NDArray[np.float64]]
+    source_size: NDArray[np.float64]
+    foreground: list[NDArray[np.bool_]] | None
+    skipped: list[str]
+
+    def pin_memory(self) -> "Batch":
+        """Return the batch with pixels and labels in pinned memory; what the loader calls."""
+        views = [view.pin_memory() for view in self.views]
+        return replace(self, labels=self.labels.pin_memory(), views=views)
+
+
+@dataclass(frozen=True)
+class _Item:
+    position: int
+    image_id: str
+    label: int
+
+
+@dataclass(frozen=True)
+class _Pictured(_Item):
+    samples: list[Sample]
+    size: tuple[int, int]
+    foreground: list[NDArray[np.bool_]] | None
+
+
+@dataclass(frozen=True)
+class _Worded(_Item):
+    samples: list[TextSample]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An image that cannot be used. Raised in a worker, the sentence would reach the user as a traceback."""
+
+    image_id: str
+    sentence: str
+    skip: bool
+
+
+class _Items(TorchDataset[_Item | _Failure]):
+    """The chosen images of a data set, each through the recipe."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        indices: Sequence[int],
+        recipe: Recipe,
+        *,
+        skip_bad_images: bool,
+        masks: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._indices = indices
+        self._recipe = recipe
+        self._skip = skip_bad_images
+        self._masks = masks
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, position: int) -> _Item | _Failure:
+        index = int(self._indices[position])
+        try:
+            example = self._dataset.example(index)
+        except UserError as error:
+            return _Failure(self._dataset.image_ids[index], str(error), skip=self._skip)
+        try:
+            return self._item(position, example)
+        except UserError as error:
+            return _Failure(example.image_id, str(error), skip=False)
+
+    def _item(self, position: int, example: Example | TextExample) -> _Item:
+        """Return what a batch takes of one source."""
+        label = -1 if example.label is None else example.label
+        if isinstance(example, TextExample):
+            return _Worded(position, example.image_id, label, self._recipe(example.text, example.image_id))
+        samples: list[Sample] = self._recipe(example.image, example.image_id)
+        foreground = None
+        if self._masks and example.mask is not None:
+            foreground = [
+                regions.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
+                for sample in samples
+            ]
+        return _Pictured(position, example.image_id, label, samples, example.image.size, foreground)
+
+
+def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch | TextBatch] | _Failure:
+    """Return the batches that these images make: more than one where a group is short, or the first failure."""
+    failures = [item for item in items if isinstance(item, _Failure)]
+    for failure in failures:
+        if not failure.skip:
+            return failure
+    pieces: list[list[_Item]] = [[]]
+    good = [item for item in items if isinstance(item, _Item)]
+    for _, group in itertools.groupby(good, lambda item: item.position // group_images):
+        members = list(group)
+        if len(members) < group_images or len(pieces[-1]) % group_images:
+            pieces.append([])
+        pieces[-1] += members
+    found = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
+    found[-1].skipped.extend(failure.image_id for failure in failures)
+    if get_worker_info() is not None:
+        # Here an error reaches the main process; in the thread that sends a batch it would be lost, and waited for.
+        for batch in found:
+            _share(batch)
+    return found
+
+
+def _share(batch: Batch | TextBatch) -> None:
+    """Put the tensors of a batch into shared memory, by which they go from process to process."""
+    parts = [
+        part for view in batch.views for part in ([view] if isinstance(view, Tensor) else vars(view).values())
+    ]
+    for tensor in (batch.labels, *parts):
+        if isinstance(tensor, Tensor):
+            tensor.share_memory_()
+
+
+def _stack(items: list[_Item]) -> Batch | TextBatch:
+    """Return one batch; the items of a data set are all of one kind."""
+    texts = [item for item in items if isinstance(item, _Worded)]
+    if texts:
+        labels = torch.tensor([item.label for item in texts], dtype=torch.int64)
+        return stack_texts([item.image_id for item in texts], labels, [item.samples for item in texts])
+    return _stack_images([item for item in items if isinstance(item, _Pictured)])
+
+
+def _stack_images(items: list[_Pictured]) -> Batch:
+    num_views = len(items[0].samples) if items else 0
+    masks = [item.foreground for item in items if item.foreground is not None]
+    return Batch(
+        image_ids=[item.image_id for item in items],
+        labels=torch.tensor([item.label for item in items], dtype=torch.int64),
+        views=[torch.stack([item.samples[v].pixels for item in items]) for v in range(num_views)],
+        to_source=[np.stack([item.samples[v].to_source for item in items]) for v in range(num_views)],
+        source_size=np.array([item.size for item in items], dtype=np.float64).reshape(-1, 2),
+        foreground=[np.stack(views) for views in zip(*masks, strict=True)]
+        if len(masks) == len(items)
+        else None,
+        skipped=[],
+    )
+
+
+def batches(
+    dataset: Dataset,
+    indices: Sequence[int],
+    recipe: Recipe,
+    *,
+    batch_size: int,
+    workers: int = 0,
+    skip_bad_images: bool = False,
+    group_images: int = 1,
+    pin_memory: bool = False,
+    masks: bool = False,
+) -> Iterator[Any]:
+    """Yield the images ``indices`` of a data set, in that order, each as the recipe's views: ``Batch``es.
+
+    Texts come as ``TextBatch``es.
+
+    Args:
+        dataset: where they are from.
+        indices: which.
+        recipe: what makes the views of one image.
+        batch_size: most images of a batch, cut down to whole groups; never less than one group.
+        workers: loader processes; 0 = none but this one.
+        skip_bad_images: go on without images that cannot be read; batches name them.
+        group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.
+        masks: say which pixels show the foreground, where the data set knows.
+        pin_memory: put pixels and labels where copies to a CUDA device are quick.
+
+    Raises:
+        UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it. Or loader processes
+            cannot hand over what they load.
+    """
+    if workers:
+        _check_shared_memory()
+    loader: DataLoader[Any] = DataLoader(
+        _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images, masks=masks),
+        batch_size=max(batch_size // group_images, 1) * group_images,
+        num_workers=workers,
+        collate_fn=partial(_collate, group_images=group_images),
+        pin_memory=pin_memory,
+        worker_init_fn=_end_quietly,
+        # Its seed for workers, which draw nothing from it, is not to be taken from the caller's random state.
+        generator=torch.Generator(),
+    )
+    try:
+        for found in loader:
+            if isinstance(found, _Failure):
+                raise UserError(found.sentence)
+            yield from found
+    except RuntimeError as error:
+        lost = lost_workers(error)
+        if lost is None:
+            raise
+        raise lost from error
+
+
+def _check_shared_memory() -> None:
+    """Raise ``UserError`` unless processes can lock and share memory here; loaders would fail in odd ways."""
+    try:
+        multiprocessing.Lock()
+        torch.empty(1).share_memory_()
+    except (OSError, RuntimeError) as error:
+        raise UserError(_WITHOUT_WORKERS.format(getattr(error, "strerror", None) or error)) from error
+
+
+def lost_workers(error: RuntimeError) -> UserError | None:
+    """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
+        return UserError(_WITHOUT_WORKERS.format(found[0].rstrip(".")))
+    return None
+
+
+def _end_quietly(_: int) -> None:
+    """Let a loader process end without an error of its own at signals that are sent to the main process too."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
+            signal.signal(getattr(signal, name), signal.default_int_handler)

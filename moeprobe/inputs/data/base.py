@@ -1,0 +1,138 @@
+"""What a data set is to moeprobe: images, or texts, that are found by index and known by a name that stays."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import IMAGE, TEXT, Medium
+from moeprobe.runtime.files import expanded, is_folder
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One image: RGB and 8 bits at its own size, its label if it has one, its foreground mask if there is one."""
+
+    image: Image.Image
+    image_id: str
+    label: int | None = None
+    mask: NDArray[np.bool_] | None = None  # (height, width), True on the foreground
+
+
+@dataclass(frozen=True)
+class TextExample:
+    """One text, and its label if it has one."""
+
+    text: str
+    image_id: str
+    label: int | None = None
+
+
+class Dataset(ABC):
+    """One split of a data set; of a text all is said that is said of an image here.
+
+    A plug-in's constructor takes ``split`` and the ``location`` that follows the colon of ``name:location`` (a
+    folder, a file pattern, the name of a data set on a hub); built-in data need none. It raises ``UserError`` for a
+    split that does not exist, a location that is missing, unreadable or empty, and a wrong record count.
+
+    Attributes:
+        medium: what it holds.
+        image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
+        class_names: names in label order; None where the images have no labels.
+        split_note: how the splits were made, where neither the publisher nor the user did.
+        flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
+    """
+
+    medium: ClassVar[Medium]
+    image_ids: Sequence[str]
+    class_names: tuple[str, ...] | None
+    flippable: ClassVar[bool] = True
+    split_note: str = ""
+    splits: ClassVar[tuple[str, ...]] = SPLITS
+
+    @abstractmethod
+    def __init__(self, *, split: str, location: str | None = None) -> None: ...
+
+    @abstractmethod
+    def example(self, index: int) -> Any:
+        """Return image ``index``, an ``Example`` (or a ``TextExample``).
+
+        Raises:
+            UserError: the file cannot be read; the sentence names it.
+        """
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image ``(n,)``, -1 = none.
+
+        Data that keep their labels apart from their pixels read no image for it.
+        """
+        return as_labels(self.example(index).label for index in range(len(self)))
+
+    def mask_hash(self, indices: Sequence[int]) -> str:
+        """Return a hash of some images' masks, where those may change and the images' names do not; else empty."""
+        return ""
+
+    def content_hash(self) -> str:
+        """Return a hash of all there is, where it may change and the names do not, and is read anyway; else empty."""
+        return ""
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None where the images have no labels."""
+        return None if self.class_names is None else len(self.class_names)
+
+
+class ImageDataset(Dataset):
+    """A data set of images."""
+
+    medium = IMAGE
+
+    @abstractmethod
+    def example(self, index: int) -> Example:
+        """Return image ``index``; see ``Dataset``."""
+
+
+class TextDataset(Dataset):
+    """A data set of texts."""
+
+    medium = TEXT
+
+    @abstractmethod
+    def example(self, index: int) -> TextExample:
+        """Return text ``index``; see ``Dataset``."""
+
+
+def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:
+    """Return labels as an array ``(n,)``, -1 where there is none."""
+    return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
+
+
+def check_split(split: str, known: Sequence[str]) -> None:
+    """Raise ``UserError`` unless ``split`` is one of ``known``."""
+    if split not in known:
+        raise UserError(f"There is no split {split!r} here; choose one of {', '.join(known)}.")
+
+
+def require_folder(location: str | None, *, name: str, layout: str) -> Path:
+    """Return the folder that ``name:location`` points to.
+
+    Raises:
+        UserError: no location was given, or there is no folder there; the sentence says which layout is expected.
+    """
+    if not location:
+        raise UserError(f"{name!r} needs a folder: write {name}:PATH, where PATH holds {layout}.")
+    folder = expanded(location)
+    if not is_folder(folder):
+        raise UserError(f"There is no folder {location!r} for {name!r}; it should hold {layout}.")
+    return folder

@@ -1,0 +1,1 @@
+"""Readers that several data sets share."""

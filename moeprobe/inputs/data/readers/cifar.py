@@ -1,0 +1,149 @@
+"""What CIFAR-10 and CIFAR-100 share: A. Krizhevsky's two published formats, and the splits.
+
+Either version holds the same images in the same order (3072 bytes an image: red plane, green plane, blue plane; rows
+of 32), so an image has one name whichever is read. The binary version is preferred where both lie side by side.
+
+Splits follow V-MoE's fine-tuning recipe: train is the first 98 % of the training images, val the other 2 %, test the
+test batch; in the order of the files, which is not TFDS's own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.inputs.data.readers.cifar_pickle import read_pickle
+
+_PIXELS = 3 * 32 * 32
+_TRAIN_PERCENT = 98
+
+
+@dataclass(frozen=True)
+class Version:
+    """One published form of one data set: where its files are, and what they call things."""
+
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    # Python version: the key of the labels, and of their names. Binary version: empty.
+    label_key: bytes = b""
+    names_key: bytes = b""
+    # Binary version: bytes before the pixels of a record; the last of them is the label.
+    num_label_bytes: int = 0
+
+
+class Cifar(ImageDataset):
+    """One split of CIFAR, held in memory as the published bytes."""
+
+    name: ClassVar[str]
+    num_labels: ClassVar[int]
+    versions: ClassVar[tuple[Version, ...]]  # in order of preference
+
+    def __init__(self, *, split: str, location: str | None = None) -> None:
+        check_split(split, self.splits)
+        layout = " or ".join(version.folder for version in self.versions)
+        root = require_folder(location, name=self.name, layout=layout)
+        folder, version = self._find(root)
+        part = "test" if split == "test" else "train"
+        pixels, labels = _read(folder, version, version.test if part == "test" else version.train)
+        cut = round(len(labels) * _TRAIN_PERCENT / 100)
+        rows = {"train": slice(cut), "val": slice(cut, None), "test": slice(None)}[split]
+        if not labels[rows].size:
+            raise UserError(f"The split {split!r} of {str(folder)!r} holds no images.")
+        if labels.max() >= self.num_labels:
+            raise UserError(f"{str(folder)!r} has labels outside 0..{self.num_labels - 1}.")
+        # Copied: a view of 2 % would keep the whole in memory, and send it to every worker.
+        self._pixels, self._labels = pixels[rows].copy(), labels[rows].copy()
+        self.image_ids = [f"{part}/{row:05d}" for row in range(len(labels))[rows]]
+        self.class_names = self._class_names(folder, version)
+
+    def example(self, index: int) -> Example:
+        """Return image ``index`` of the split, 32x32."""
+        planes = self._pixels[index].reshape(3, 32, 32)
+        image = Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+        return Example(image, self.image_ids[index], label=int(self._labels[index]))
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
+
+    def _find(self, root: Path) -> tuple[Path, Version]:
+        """Return the first version that is there: below ``root``, or ``root`` itself."""
+        for version in self.versions:
+            for folder in (root / version.folder, root):
+                if any((folder / file).is_file() for file in (*version.train, *version.test)):
+                    return folder, version
+        wanted = " or ".join(version.folder for version in self.versions)
+        raise UserError(f"{str(root)!r} holds neither {wanted} nor their files, which {self.name!r} needs.")
+
+    def _class_names(self, folder: Path, version: Version) -> tuple[str, ...]:
+        """Return the published names; "0", "1", ... where the file of names is not there."""
+        path = folder / version.names
+        if not path.is_file():
+            return tuple(str(label) for label in range(self.num_labels))
+        if version.names_key:
+            found = _field(read_pickle(path), version.names_key, path)
+            names = [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+        else:
+            names = path.read_text(encoding="utf-8", errors="replace").split()
+        if len(names) != self.num_labels:
+            raise UserError(f"{str(path)!r} names {len(names)} classes; there are {self.num_labels}.")
+        return tuple(names)
+
+
+def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels (images, 3072) uint8 and labels (images,) of all ``files``.
+
+    Raises:
+        UserError: a file is missing, or the number of its records is wrong.
+    """
+    read: Callable[[Path, Version], tuple[np.ndarray, np.ndarray]]
+    read = _read_binary if version.num_label_bytes else _read_python
+    batches = []
+    for file in files:
+        path = folder / file
+        if not path.is_file():
+            raise UserError(f"There is no file {str(path)!r}; {', '.join(files)} belong together.")
+        batches.append(read(path, version))
+    pixels, labels = zip(*batches, strict=True)
+    return np.concatenate(pixels), np.concatenate(labels)
+
+
+def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
+    record = version.num_label_bytes + _PIXELS
+    size = path.stat().st_size
+    if size == 0 or size % record:
+        raise UserError(f"{str(path)!r} has {size} bytes, which is no multiple of a record's {record}.")
+    try:
+        records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    return records[:, version.num_label_bytes :], records[:, version.num_label_bytes - 1].astype(np.int64)
+
+
+def _read_python(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
+    batch = read_pickle(path)
+    pixels = _field(batch, b"data", path)
+    labels = _field(batch, version.label_key, path)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
+        raise UserError(f"The data of {str(path)!r} must be an array of bytes, {_PIXELS} an image.")
+    if len(labels) != len(pixels):
+        raise UserError(f"{str(path)!r} has {len(pixels)} images but {len(labels)} labels.")
+    if not all(isinstance(label, int) and 0 <= label <= 255 for label in labels):
+        raise UserError(f"The labels of {str(path)!r} must be small integers.")
+    return pixels, np.array(labels, dtype=np.int64)
+
+
+def _field(batch: object, key: bytes, path: Path) -> list | np.ndarray:
+    """Return the list or array called ``key``."""
+    value = batch.get(key) if isinstance(batch, dict) else None
+    if not isinstance(value, list | np.ndarray):
+        raise UserError(f"{str(path)!r} holds no {key.decode()!r}, so it is not one of CIFAR's files.")
+    return value

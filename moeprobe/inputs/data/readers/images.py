@@ -1,0 +1,169 @@
+"""Image files: which ones there are in a folder, and any of them as RGB with 8 bits.
+
+What becomes of an image that is stored otherwise:
+
+* transparency is laid on white: the colour hidden under a transparent pixel is arbitrary, white is what a page shows;
+* 16-bit grey is scaled, 65535 -> 255 (Pillow's own conversion clips it to 255);
+* a palette is looked up, CMYK converted, grey repeated over three channels, an animation gives its first frame;
+* the rotation in the EXIF header is applied, so the pixels lie as a viewer shows them.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.characters import is_unicode
+from moeprobe.runtime.files import open_regular
+
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
+_MOST_OTHERS = 100_000
+# Named, because Pillow would try every format it knows on a file, and hand an EPS to an outside program.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+
+
+def open_rgb(source: Path | BinaryIO, *, name: str) -> Image.Image:
+    """Return the image in ``source`` as RGB with 8 bits (see above), fully decoded.
+
+    Args:
+        source: a path, or an open binary file.
+        name: what the sentence of an error calls the image.
+
+    Raises:
+        UserError: the file is missing, no regular file, empty, truncated, no image, or too large to be one.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of odd metadata that do not touch the pixels; its warning of a bomb is meant.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with (
+                open_regular(source) if isinstance(source, Path) else nullcontext(source) as file,
+                Image.open(file, formats=_FORMATS) as image,
+            ):
+                image.load()
+                return _to_rgb(_upright(image))
+    except UserError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UserError(
+            f"The image {name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; shrink it or leave it out."
+        ) from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"The image {name} cannot be read: it is empty or not an image.") from error
+    except Exception as error:  # a damaged file makes Pillow's decoders raise almost anything
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"The image {name} cannot be read: {reason}.") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return ``image`` as its EXIF header says to show it; as stored where the header cannot be read."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # the pixels are whole: a broken header is no reason to refuse them
+        return image
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, whose range is not known")
+    if image.mode.startswith("I"):
+        return _grey_16(np.asarray(image)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+
+
+def _grey_16(pixels: np.ndarray) -> Image.Image:
+    """Return grey pixels in 0..65535 scaled to 8 bits, rounded."""
+    values = pixels.astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError("its pixels lie outside 0..65535")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def list_images(folder: Path) -> list[str]:
+    """Return the images under ``folder`` as sorted POSIX paths relative to it.
+
+    Hidden files and folders are left out. Links are followed, unless they lead back into a folder on the way.
+
+    Raises:
+        UserError: a folder on the way cannot be read, a link leads to a folder that holds this one, a name is not
+            UTF-8, or nearly all files are no images.
+    """
+    try:
+        return sorted(_walk(folder))
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def list_folders(folder: Path) -> list[str]:
+    """Return the sorted names of the folders in ``folder``, without hidden ones.
+
+    Raises:
+        UserError: ``folder`` cannot be read, or a name in it is not UTF-8.
+    """
+    try:
+        return sorted(
+            _checked(path.name, folder)
+            for path in folder.iterdir()
+            if path.is_dir() and not path.name.startswith(".")
+        )
+    except OSError as error:
+        raise _unreadable(folder, error) from error
+
+
+def _checked(name: str, folder: Path) -> str:
+    """Return the name of a file or folder, which tables will hold."""
+    if not is_unicode(name):
+        raise UserError(f"The name {name!r} in {str(folder)!r} is not UTF-8; rename it.")
+    return name
+
+
+def _unreadable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"The folder {str(error.filename or folder)!r} cannot be read: {error.strerror}.")
+
+
+def _walk(root: Path) -> Iterator[str]:
+    outside = {_identity(folder) for folder in root.resolve().parents}
+    # Folders to be read: path, prefix of the names, identities of the folders that it lies in.
+    pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
+    images = others = 0
+    while pending:
+        folder, prefix, above = pending.pop()
+        here = _identity(folder)
+        if here in above:
+            continue
+        if here in outside:
+            raise UserError(
+                f"The link {str(folder)!r} leads to {str(folder.resolve())!r}, which holds {str(root)!r} itself; "
+                "remove the link."
+            )
+        with os.scandir(folder) as entries:
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+        for entry in visible:
+            if os.path.isdir(entry.path):  # noqa: PTH112 - a link to itself: False, where entry.is_dir() raises
+                pending.append((Path(entry.path), f"{prefix}{entry.name}/", above | {here}))
+            elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122 - a million times
+                images += 1
+                yield _checked(f"{prefix}{entry.name}", root)
+            else:
+                others += 1
+        if others > _MOST_OTHERS + 10 * images:
+            raise UserError(
+                f"Of the first {images + others:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
+                "images; name the one that holds them, and look for links that lead out of it."
+            )
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino

@@ -1,0 +1,45 @@
+"""What a model reads: images or texts. Data, views, framings and models name theirs, and must agree.
+
+A text has the seat of an image everywhere: it is the sampling unit, and stands in the columns ``images`` and
+``image_id``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Medium:
+    """A kind of input, and what people call it.
+
+    Attributes:
+        name: one source, e.g. "image".
+        plural: several.
+        token: what the tables call its ordinary tokens (column ``tokens``).
+        tokens: several of them.
+        prefix: what its prefix tokens are called.
+    """
+
+    name: str
+    plural: str
+    token: str
+    tokens: str
+    prefix: str
+
+
+IMAGE = Medium("image", "images", "patch", "patches", "CLS")
+TEXT = Medium("text", "texts", "token", "tokens", "BOS")
+# The ordinary tokens of any medium: what tables and figures show first.
+ORDINARY = (IMAGE.token, TEXT.token)
+
+
+def medium_of(tokens: Iterable[str]) -> Medium:
+    """Return the medium that a column ``tokens`` speaks of; images where it speaks of none."""
+    return TEXT if TEXT.token in set(tokens) else IMAGE
+
+
+def sources(count: int, medium: Medium, *, data: str, split: str) -> str:
+    """Return how many inputs of which data, e.g. ``360 images of digits test``; of requests there is no data set."""
+    if data == "requests":
+        return f"{count:,} request{'' if count == 1 else 's'}"
+    return f"{count:,} {medium.name if count == 1 else medium.plural} of {data} {split}".rstrip()

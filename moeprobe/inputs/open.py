@@ -1,0 +1,82 @@
+"""Open views and images by name."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Dataset, ImageDataset
+from moeprobe.inputs.data.readers.named_files import Files
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.runtime.catalog import VIEWS
+from moeprobe.runtime.schema import Plugin, make_plugin
+
+
+def open_images(name: str, *, split: str) -> ImageDataset:
+    """Open a data set of images by name; see ``open_data``.
+
+    Raises:
+        UserError: it holds anything else.
+    """
+    dataset = open_data(name, split=split)
+    if not isinstance(dataset, ImageDataset):
+        raise UserError(f"Images are needed here, and {name} holds {dataset.medium.plural}.")
+    return dataset
+
+
+def pick_images(
+    dataset: Dataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
+) -> tuple[Dataset, list[int] | None, str]:
+    """Return the data set of what a user named, the images' numbers in it (None: none was named), and its name.
+
+    Args:
+        dataset: that of ``images``; not needed for files.
+        images: names of images of the data set.
+        files: image files of the user's own, which go first.
+        data: what the data set is called.
+
+    Raises:
+        UserError: an image is named twice, or does not exist.
+    """
+    for name, number in Counter([*images, *files]).items():
+        if number > 1:
+            raise UserError(f"The image {str(name)!r} is named twice.")
+    if files:
+        return Files(files), list(range(len(files))), "files"
+    assert dataset is not None
+    return dataset, [_find_image(dataset, name, data=data) for name in images] or None, data
+
+
+def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
+    names = list(dataset.image_ids)
+    if name not in names:
+        example = f" {names[0]}" if names else " nothing: it is empty"
+        raise UserError(f"There is no image {name!r} in {data}; names look like{example}.")
+    return names.index(name)
+
+
+def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView | SeverityView:
+    """Make a view by name, or ``name:location`` where it needs a file.
+
+    On data that must not be mirrored (digits) a view that flips is made not to.
+
+    Raises:
+        UserError: there is no such view, or it does not take these parameters.
+    """
+    name, _, location = name.partition(":")
+    kind = VIEWS.get(name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if bool(location) != ("location" in fields):
+        raise UserError(
+            f"The view {name!r} takes no file; leave :{location} away."
+            if location
+            else f"The view {name!r} needs a file: write {name}:PATH."
+        )
+    if location:
+        parameters["location"] = location
+    if dataset is not None and not dataset.flippable and "flip" in fields:
+        parameters["flip"] = False
+    return make_plugin(kind, Plugin(name=name, **parameters), what="view")

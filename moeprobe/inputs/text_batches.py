@@ -1,0 +1,88 @@
+"""Views of texts as batches; what ``batches`` does with them where they are no images.
+
+Axes: B texts, V views of each, T tokens, J pairs of tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.inputs.alignment import Spans, align
+from moeprobe.inputs.texts import TextSample, stack
+from moeprobe.inputs.tokens import TokenBatch
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """V views of B texts.
+
+    Attributes:
+        image_ids: names of the texts.
+        labels: ``(B,)`` int64, -1 = none.
+        views: V batches of tokens.
+        spans: V lists of B arrays ``(T, 2)``, where the tokens behind the prefix lie in the source; empty for special
+            ones.
+        num_pairs: J, as many as a text can have ordinary tokens.
+        skipped: names of texts that could not be read; none ever.
+    """
+
+    image_ids: list[str]
+    labels: Tensor
+    views: list[TokenBatch]
+    spans: list[list[Spans]]
+    num_pairs: int
+    skipped: list[str]
+
+    def pin_memory(self) -> "TextBatch":
+        """Return the batch in pinned memory; what the loader calls."""
+        views = [view.pin_memory() for view in self.views]
+        return replace(self, labels=self.labels.pin_memory(), views=views)
+
+    def partners(self, shown: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the pairs of tokens ``(B, J)`` of view 0 and view ``shown``, numbered behind the prefix, -1 = none.
+
+        Pair j is about token j of view 0; see ``alignment`` for its partner.
+        """
+        reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
+        for row, (one, other) in enumerate(zip(self.spans[0], self.spans[shown], strict=True)):
+            partner = align(one, other)
+            view[row, : len(one)] = partner
+            reference[row, : len(one)] = np.where(partner >= 0, np.arange(len(one)), -1)
+        return reference, view
+
+    def places(self) -> NDArray[np.int64]:
+        """Return token j of view 0 for each pair ``(B, J)`` of views whose tokens stay where they are, -1 = none."""
+        lengths = np.array([len(one) for one in self.spans[0]])
+        place = np.arange(self.num_pairs)
+        return np.where(place < lengths[:, None], place, -1)
+
+
+def stack_texts(image_ids: list[str], labels: Tensor, samples: Sequence[Sequence[TextSample]]) -> TextBatch:
+    """Return the batch of texts of V ``samples`` each."""
+    first = samples[0][0]
+    prefix = first.num_prefix_tokens
+    views = []
+    padded: dict[tuple[int, ...], Tensor] = {}
+    for shown in zip(*samples, strict=True):
+        batch = stack(shown)
+        units = [sample.noise for sample in shown if sample.noise is not None]
+        if units:
+            # The severities of a sweep share one draw: it is padded, and sent, once.
+            key = tuple(map(id, units))
+            if key not in padded:
+                padded[key] = torch.nn.utils.rnn.pad_sequence(units, batch_first=True)
+            sigma = torch.tensor([sample.sigma for sample in shown])
+            batch = replace(batch, noise=padded[key], sigma=sigma)
+        views.append(batch)
+    return TextBatch(
+        image_ids=image_ids,
+        labels=labels,
+        views=views,
+        spans=[[sample.spans[prefix:] for sample in shown] for shown in zip(*samples, strict=True)],
+        num_pairs=first.max_length - prefix,
+        skipped=[],
+    )

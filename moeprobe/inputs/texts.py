@@ -1,0 +1,137 @@
+"""What views of texts share: words, versions of a text that know where they come from, and tokens.
+
+A view acts on the *source*, the text as the data set gives it, or on its tokens. Its random numbers come from the
+generator it is handed.
+
+Axes: T tokens, C characters, D width of the embeddings.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.alignment import Spans, in_source
+from moeprobe.inputs.medium import TEXT, Medium
+from moeprobe.inputs.tokens import TokenBatch
+
+MAX_LENGTH = 128
+# A string, and the piece of the source that it stands for.
+Piece = tuple[str, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A version of a text: its characters, and where each comes from in the source ``(C, 2)``."""
+
+    text: str
+    characters: Spans
+
+
+@dataclass(frozen=True, eq=False)
+class TextSample:
+    """One view of one text.
+
+    Attributes:
+        ids: ``(T,)`` token ids.
+        spans: ``(T, 2)`` where each token lies in the source, in characters; empty for special tokens.
+        special: ``(T,)`` bool, tokens that the tokenizer added; those in front are the prefix.
+        max_length: most tokens of any text, special ones included.
+        noise: ``(T, D)`` float32 for the embeddings, or None; shared by the severities of a sweep.
+        sigma: what the noise is multiplied with.
+    """
+
+    ids: NDArray[np.int64]
+    spans: Spans
+    special: NDArray[np.bool_]
+    max_length: int
+    noise: torch.Tensor | None = None
+    sigma: float = 0.0
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Special tokens in front of the text."""
+        return int(np.argmin(self.special))
+
+    def keep(self, tokens: NDArray[np.bool_]) -> "TextSample":
+        """Return the sample with some of its tokens ``(T,)`` alone."""
+        return replace(self, ids=self.ids[tokens], spans=self.spans[tokens], special=self.special[tokens])
+
+
+class Tokenizer(Protocol):
+    """What makes tokens of a text."""
+
+    def __call__(
+        self, text: str, *, max_length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return ids ``(T,)``, the characters that each covers ``(T, 2)``, and which are special; at most so many."""
+
+
+@dataclass(frozen=True)
+class TextFraming:
+    """How a text is brought to a model's input when nothing is perturbed.
+
+    Attributes:
+        tokenizer: the model's own.
+        width: of the model's embeddings.
+        max_length: a text is cut off after so many tokens, special ones included.
+        longest: the most tokens that the model can read; None = any number.
+    """
+
+    tokenizer: Tokenizer
+    width: int
+    max_length: int = MAX_LENGTH
+    longest: int | None = None
+
+    medium: ClassVar[Medium] = TEXT
+
+    def clean(self, text: str) -> TextSample:
+        """Return the clean view of ``text``."""
+        return self.sample(write([(text, 0, len(text))]))
+
+    def sample(self, written: Written) -> TextSample:
+        """Return a version of a text as tokens.
+
+        Raises:
+            UserError: the tokenizer makes nothing of it.
+        """
+        ids, covered, special = self.tokenizer(written.text, max_length=self.max_length)
+        if special.all():
+            raise UserError(f"The tokenizer makes no token of {written.text[:40]!r}.")
+        spans = in_source(covered, written.characters)
+        spans[special] = 0
+        return TextSample(ids, spans, special, self.max_length)
+
+    def blank(self) -> TokenBatch:
+        """Return the shortest batch there is, to learn of what kind a model's routing is."""
+        return stack([self.clean("a")])
+
+
+def write(pieces: Iterable[Piece]) -> Written:
+    """Return the text that pieces make, one after the other; the characters of a piece divide its place evenly."""
+    pieces = [piece for piece in pieces if piece[0]]
+    places = [np.zeros((0, 2))]
+    for string, start, end in pieces:
+        edges = start + np.arange(len(string) + 1) * ((end - start) / len(string))
+        places.append(np.stack([edges[:-1], edges[1:]], axis=1))
+    return Written("".join(piece[0] for piece in pieces), np.concatenate(places))
+
+
+def stack(samples: Sequence[TextSample]) -> TokenBatch:
+    """Return views of several texts as one batch, padded behind to the longest, without noise."""
+    longest = max(len(sample.ids) for sample in samples)
+    ids = np.zeros((len(samples), longest), dtype=np.int64)
+    present, ordinary = (np.zeros((len(samples), longest), dtype=bool) for _ in range(2))
+    for row, sample in enumerate(samples):
+        length = len(sample.ids)
+        ids[row, :length], present[row, :length], ordinary[row, :length] = sample.ids, True, ~sample.special
+    return TokenBatch(
+        torch.from_numpy(ids),
+        torch.from_numpy(present),
+        torch.from_numpy(ordinary),
+        samples[0].num_prefix_tokens,
+    )

@@ -1,0 +1,74 @@
+"""What a view is: pixels, and the map that says where each of them came from (of texts: ``_text``).
+
+A view acts on the *source*, the image as the data set gives it (RGB, 8 bits, any size), and resamples it once to the
+model's input. Its random numbers come from the generator it is handed; library functions only resample.
+
+Where in the chain it acts: pixels are in [0, 1], *before* the model's normalisation, which is inside the model.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import IMAGE, Medium
+
+# What a view acts on, how that is brought to a model's input, and what comes out.
+Source = TypeVar("Source")
+Frame = TypeVar("Frame")
+Made = TypeVar("Made")
+
+
+def check_severities(severities: Sequence[float], *, low: float, high: float, what: str) -> None:
+    """Raise ``UserError`` unless every severity lies in ``[low, high]`` (not-a-number and infinity never do)."""
+    for severity in severities:
+        if not (low <= severity <= high and math.isfinite(severity)):
+            bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+            raise UserError(f"{what} must be {bounds}; got {severity}.")
+
+
+class View:
+    """A family of perturbations; a frozen dataclass whose fields are its parameters.
+
+    Attributes:
+        medium: what it perturbs.
+        aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
+        random: two draws of the same image differ.
+    """
+
+    medium: ClassVar[Medium] = IMAGE
+    aligned: ClassVar[bool] = False
+    random: ClassVar[bool] = True
+
+
+class SeverityView(View, ABC, Generic[Source, Frame, Made]):
+    """A view that grows with a severity and is compared with the clean image (or text).
+
+    Attributes:
+        severities: the default steps of a sweep, starting at the severity that changes nothing.
+        unit: what a severity is measured in.
+    """
+
+    severities: ClassVar[tuple[float, ...]]
+    unit: ClassVar[str]
+
+    @abstractmethod
+    def perturb(
+        self, source: Source, *, framing: Frame, severities: Sequence[float], rng: np.random.Generator
+    ) -> list[Made]:
+        """Return ``source`` at each severity, all from *one* draw, so that a sweep is nested along its severities.
+
+        Raises:
+            UserError: a severity is out of range.
+        """
+
+
+class PairView(View, ABC, Generic[Source, Frame, Made]):
+    """A view that yields two random versions of one image (or text), to be compared with each other (or trained on)."""
+
+    @abstractmethod
+    def pair(self, source: Source, *, framing: Frame, rng: np.random.Generator) -> tuple[Made, Made]:
+        """Return two random views of ``source``."""

@@ -1,0 +1,29 @@
+"""More or less light."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+
+from moeprobe.inputs.images import Framing, Sample
+from moeprobe.inputs.views.base import SeverityView, check_severities
+
+
+@dataclass(frozen=True)
+class Brightness(SeverityView):
+    """A constant added to all pixels or taken from them, as drawn for the image; cut back to [0, 1]."""
+
+    aligned: ClassVar[bool] = True
+    severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+    unit: ClassVar[str] = "change of brightness, in units of the [0, 1] pixel range"
+
+    def perturb(
+        self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
+    ) -> list[Sample]:
+        """Return ``image`` with each change of its brightness."""
+        check_severities(severities, low=0, high=1, what="A change of brightness")
+        sign = 1.0 if rng.random() < 0.5 else -1.0
+        clean = framing.clean(image)
+        return [Sample((clean.pixels + sign * change).clamp(0, 1), clean.to_source) for change in severities]

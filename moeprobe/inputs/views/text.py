@@ -1,0 +1,77 @@
+"""What views of texts share: pieces of text that know where they come from, words, noise on embeddings."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from moeprobe.inputs.medium import TEXT, Medium
+from moeprobe.inputs.texts import Piece, TextFraming, TextSample, write
+from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
+
+
+class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFraming, TextSample]):
+    """A perturbation of a text that grows with the share of what it changes.
+
+    As a pair it is two versions of a text, each with draws of its own and the share ``pair_share`` changed.
+
+    Attributes:
+        pair_share: of the two versions of a pair.
+    """
+
+    medium: ClassVar[Medium] = TEXT
+    severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+    pair_share: ClassVar[float] = 0.1
+
+    def pair(
+        self, source: str, *, framing: TextFraming, rng: np.random.Generator
+    ) -> tuple[TextSample, TextSample]:
+        """Return two random versions of a text."""
+        (one,), (other,) = (
+            self.perturb(source, framing=framing, severities=[self.pair_share], rng=rng) for _ in range(2)
+        )
+        return one, other
+
+
+class WordView(TextView, ABC):
+    """A view that writes some words of a text anew."""
+
+    @abstractmethod
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Return where the words stand that could be written anew, ``(start, end)`` in their order."""
+
+    @abstractmethod
+    def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
+        """Return the pieces of a word written anew, their places counted from its start."""
+
+    def perturb(
+        self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
+    ) -> list[TextSample]:
+        """Return ``source`` with each word written anew with the probability of each severity.
+
+        A word is changed once its own random number is below the severity, and then always in the same way: the
+        changes of a weak severity are among those of a stronger one.
+        """
+        check_severities(severities, low=0, high=1, what="A share of words")
+        words = self.words(source)
+        threshold = rng.random(len(words))
+        anew = [self.rewrite(source[start:end], rng) for start, end in words]
+        made = []
+        for severity in severities:
+            pieces: list[Piece] = []
+            done = 0
+            for (start, end), below, written in zip(words, threshold < severity, anew, strict=True):
+                if below:
+                    pieces.append((source[done:start], done, start))
+                    pieces += [(string, start + first, start + last) for string, first, last in written]
+                    done = end
+            made.append(framing.sample(write([*pieces, (source[done:], done, len(source))])))
+        return made
+
+
+def with_noise(sample: TextSample, noise: torch.Tensor, sigma: float) -> TextSample:
+    """Return a sample whose embeddings get ``sigma`` times ``noise`` ``(T, D)``."""
+    return replace(sample, noise=noise, sigma=sigma)

@@ -1,0 +1,33 @@
+"""Some tokens of a text left out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from moeprobe.inputs.texts import TextFraming, TextSample
+from moeprobe.inputs.views.base import check_severities
+from moeprobe.inputs.views.text import TextView
+
+
+@dataclass(frozen=True)
+class TokenDropout(TextView):
+    """A share of the tokens left out; what is left moves together.
+
+    Each token goes with the probability of the severity, those of a weak one among those of a stronger one; special
+    tokens stay, and of the others always one. A token that is gone has no partner.
+    """
+
+    unit: ClassVar[str] = "token_dropout: share of tokens left out"
+
+    def perturb(
+        self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
+    ) -> list[TextSample]:
+        """Return ``source`` without a share of its tokens."""
+        check_severities(severities, low=0, high=1, what="A share of tokens")
+        clean = framing.clean(source)
+        threshold = rng.random(len(clean.ids))
+        last = np.where(clean.special, -1.0, threshold).argmax()
+        stays = clean.special | (np.arange(len(clean.ids)) == last)
+        return [clean.keep((threshold >= severity) | stays) for severity in severities]

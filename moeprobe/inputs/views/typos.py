@@ -1,0 +1,55 @@
+"""Slips of the fingers in some words of a text."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from moeprobe.inputs.texts import Piece
+from moeprobe.inputs.views.text import WordView
+
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+# The keys left and right of each on an English keyboard.
+_NEIGHBOURS = {
+    key: row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
+    for row in _ROWS
+    for place, key in enumerate(row)
+}
+
+
+@dataclass(frozen=True)
+class Typos(WordView):
+    """One slip in a share of the words: two letters swapped, one left out, one doubled, or a key beside the right one.
+
+    A word is a run of two or more letters of any script. Letters that are swapped differ; the key beside is that of an
+    English keyboard. Where a word has no such letters, or a letter no such key, one is doubled. Each of the four is
+    equally likely, at any place of the word where it can be.
+    """
+
+    unit: ClassVar[str] = "typos: share of words with a slip"
+
+    def words(self, text: str) -> list[tuple[int, int]]:
+        """Return the runs of two letters or more."""
+        return [found.span() for found in _WORD.finditer(text)]
+
+    def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
+        """Return the word with one slip."""
+        slip = int(rng.integers(4))
+        places = [place for place in range(len(word) - 1) if word[place] != word[place + 1]]
+        if slip == 0 and not places:
+            slip = 2
+        at = places[int(rng.integers(len(places)))] if slip == 0 else int(rng.integers(len(word)))
+        letter = word[at]
+        before, after = (word[:at], 0, at), (word[at + 1 :], at + 1, len(word))
+        near = _NEIGHBOURS.get(letter.lower(), "")
+        key = near[int(rng.integers(len(near)))] if near else ""
+        if slip == 0:
+            swapped = [(word[at + 1], at + 1, at + 2), (letter, at, at + 1)]
+            return [before, *swapped, (word[at + 2 :], at + 2, len(word))]
+        if slip == 1:
+            return [before, after]
+        if slip == 2 or not key:
+            return [before, (letter * 2, at, at + 1), after]
+        return [before, (key.upper() if letter.isupper() else key, at, at + 1), after]

@@ -1,0 +1,10 @@
+"""How far does a token's routing depend on the rest of the picture? The pixels of some patches are exchanged."""
+
+from moeprobe.metrics.contagion import Contagion
+
+
+class AttentionContagion(Contagion):
+    """Share of untouched patches that change experts when the pixels of other patches are exchanged."""
+
+    metric = "attention_contagion"
+    signature = "attention_contagion_watched"

@@ -1,0 +1,75 @@
+"""How much of the change of the output is caused by switching experts, and how much by the changed features?
+
+With f(x, r) the output for the pixels x routed as r, each clean or perturbed, the whole change is
+f(perturbed, perturbed) − f(clean, clean). It is shared out by the mean over the two orders in which pixels and routing
+can be exchanged (the Shapley value of two players):
+
+* features  = ½ [f(p, c) − f(c, c)] + ½ [f(p, p) − f(c, p)]
+* switching = ½ [f(c, p) − f(c, c)] + ½ [f(p, p) − f(p, c)]
+* interaction = f(p, p) − f(p, c) − f(c, p) + f(c, c), which is half in each of them.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, CornerAnalysis, Corners, Metric
+from moeprobe.metrics.stats.bootstrap import Contrast, Ratio, Share
+from moeprobe.routing.finite import scores_are_not
+
+# (pixels, routing) of each corner.
+CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
+# What each share takes of the corners, in that order.
+SHARES = {
+    "features": (-0.5, 0.5, -0.5, 0.5),
+    "switching": (-0.5, -0.5, 0.5, 0.5),
+    "interaction": (1.0, -1.0, -1.0, 1.0),
+}
+
+
+class Attribution(CornerAnalysis):
+    """The output with pixels and routing each clean or perturbed; what either has in its change."""
+
+    signature = "attributed"
+
+    def sums(self, corners: Corners) -> dict[str, Tensor]:
+        """Return per image and corner: distance of the scores from the clean ones, class probability, correct.
+
+        The class is the one predicted for the clean image.
+        """
+        clean = corners.logits[0]
+        predicted = clean.argmax(1, keepdim=True)
+        nothing = torch.stack([scores_are_not(logits) for logits in corners.logits]).any(0)
+        labelled = (corners.labels >= 0) & ~nothing
+        target = corners.labels.clamp_min(0)
+        columns = {"attributed": (~nothing).long(), "attributed_labelled": labelled.long()}
+        for name, logits in zip(CORNERS, corners.logits, strict=True):
+            distance, probability = (logits - clean).norm(dim=1), logits.softmax(1).gather(1, predicted)[:, 0]
+            columns[f"logit_distance_{name}"] = distance.masked_fill(nothing, 0)
+            columns[f"class_probability_{name}"] = probability.masked_fill(nothing, 0)
+            columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
+        return columns
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the corners and the shares; nothing about labels where no image has one."""
+        found = []
+        for value, denominator in (
+            ("logit_distance", "attributed"),
+            ("class_probability", "attributed"),
+            ("accuracy", "attributed_labelled"),
+        ):
+            count = columns[denominator]
+            if count.sum() == 0:
+                continue
+            corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
+            number, bounded = count.astype(np.float64), value != "logit_distance"
+            for name, corner in zip(CORNERS, corners, strict=True):
+                mean = Share(corner, number) if bounded else Ratio(corner, number)
+                found.append(Metric(f"{value}_{name}", "", mean, count))
+            # The weights add up to 0. Less the clean corner, what has no effect cancels exactly, not up to rounding.
+            moved = corners - corners[0]
+            for name, weights in SHARES.items():
+                total, most = np.asarray(weights) @ moved, sum(weight for weight in weights if weight > 0)
+                contrast = Contrast(total, number, most) if bounded else Ratio(total, number)
+                found.append(Metric(f"{value}_{name}", "", contrast, count))
+        return found

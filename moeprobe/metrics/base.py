@@ -1,0 +1,123 @@
+"""What an aggregate analysis is: sums per image of one batch, and the statistics that such sums allow.
+
+An analysis never sees the model. It gets traces (or class scores) of a reference and a view, and returns *sums and
+counts per image*; ratios appear only when a whole data set is added up (``metrics``).
+
+Axes: B images, P patches, K choices, n images of a whole run.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.metrics.stats.bootstrap import Statistic
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+# What a batch is to an analysis.
+Subject = TypeVar("Subject")
+# Per image: sums and counts (n,), or a short list (n, ...) where a statistic needs more than a sum.
+Columns = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class OutputPair:
+    """Class scores ``(B, classes)`` of a reference (None: a view alone) and a view; labels ``(B,)``, -1 = none."""
+
+    reference: Tensor | None
+    view: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Corners:
+    """Class scores ``(B, classes)`` for (pixels, routing), each clean or perturbed; labels ``(B,)``, -1 = none.
+
+    ``logits`` are those of (clean, clean), (perturbed, clean), (clean, perturbed), (perturbed, perturbed).
+    """
+
+    logits: tuple[Tensor, Tensor, Tensor, Tensor]
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a table.
+
+    Attributes:
+        name: its ``metric`` column.
+        null: which null it is about (pooled, position, image), empty where it is about none.
+        statistic: how it follows from the sums.
+        trials: its denominator, per image ``(n,)``.
+        expert: the expert it is about; None where it is about none.
+        expert_b: the second expert, where it is about two.
+    """
+
+    name: str
+    null: str
+    statistic: Statistic
+    trials: NDArray[np.generic]
+    expert: int | None = None
+    expert_b: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int | None, int | None]:
+        """What tells the numbers of one cell apart."""
+        return self.name, self.null, self.expert, self.expert_b
+
+
+class Analysis(ABC):
+    """A measurement that adds up over images.
+
+    Attributes:
+        signature: a column that its sums always have and no other analysis' do.
+        trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
+            histograms, that add up.
+        named: metrics that it gives of whatever it is applied to, and that a user may look for in another run.
+    """
+
+    signature: ClassVar[str]
+    trial_lists: ClassVar[tuple[str, ...]] = ()
+    named: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return what the columns of a whole run allow to be said; ``aligned`` as in ``LayerPair``."""
+
+
+def trial_lists(analyses: Sequence[Analysis]) -> tuple[str, ...]:
+    """Return the ``trial_lists`` of all of them."""
+    return tuple(name for analysis in analyses for name in analysis.trial_lists)
+
+
+class LayerAnalysis(Analysis):
+    """An analysis of routing, layer by layer."""
+
+    @abstractmethod
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether the measurement means anything for this kind of routing; if not, there is no row."""
+
+    @abstractmethod
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return, for each kind of tokens (patch, prefix), columns with one entry per image of the batch."""
+
+
+class ModelAnalysis(Analysis, Generic[Subject]):
+    """An analysis of what the model makes of a batch in the end."""
+
+    @abstractmethod
+    def sums(self, subject: Subject) -> dict[str, Tensor]:
+        """Return columns with one entry per image of the batch."""
+
+
+class OutputAnalysis(ModelAnalysis[OutputPair]):
+    """An analysis of the model's output."""
+
+
+class CornerAnalysis(ModelAnalysis[Corners]):
+    """An analysis of the model's output with pixels and routing exchanged; needs a model that can replay a routing."""

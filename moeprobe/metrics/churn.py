@@ -1,0 +1,107 @@
+"""Which tokens does an expert lose? Of those it processes in the reference, the share that it does not in the view.
+
+Over all experts (each expert's tokens count), and expert by expert (column ``expert``). It is about what was processed,
+so a token that its expert drops for want of room is lost too. Chance is the churn if the view's tokens were dealt out
+anew: pooled, an expert processes any token as often as it does on the whole; image, it processes another patch of the
+same image. kappa is 1 − churn / chance, so that 1 is steady and 0 is chance, as everywhere.
+
+Patch tokens only. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.nulls import with_others
+from moeprobe.metrics.stats.bootstrap import Array, Share, Statistic
+from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.within_image import per_trial
+from moeprobe.metrics.token_kinds import of_tokens, others, patches
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+class Churn(LayerAnalysis):
+    """Share of an expert's tokens whose corresponding token it does not process."""
+
+    signature = "churn_pairs"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether experts process some of the tokens, and there is more than one."""
+        return layer.top_k > 0 and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
+        paired = patches(pair)
+        reference, view = (
+            of_tokens(layer.served, token) & paired.present[..., None]
+            for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+        )
+        kept_by_others = had_by_others = torch.zeros_like(paired.present[:, 0], dtype=torch.int64)
+        for shift, apart in others(paired, paired.present):
+            kept = (reference & view.roll(shift, 1)).sum(-1)
+            kept_by_others = kept_by_others + kept.masked_fill(~apart, 0).sum(1)
+            had_by_others = had_by_others + reference.sum(-1).masked_fill(~apart, 0).sum(1)
+        return {
+            pair.view.medium.token: {
+                "churn_pairs": paired.present.sum(1),
+                "churn_reference": reference.sum(1),
+                "churn_view": view.sum(1),
+                "churn_kept": (reference & view).sum(1),
+                "churn_kept_by_others": kept_by_others,
+                "churn_had_by_others": had_by_others,
+            }
+        }
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the churn over all experts, with chance and kappa, and of each."""
+        pairs = columns["churn_pairs"].astype(np.float64)
+        reference, view, kept = (
+            columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
+        )
+        trials = columns["churn_reference"].sum(1)
+        had, stayed = reference.sum(1), kept.sum(1)
+        # Share of assignments that stay: as they do, and as they would by chance, of the same images.
+        nulls: dict[str, tuple[Statistic, Statistic, NDArray[np.generic]]] = {
+            "pooled": (
+                Share(stayed, had),
+                MeanProduct(reference, view, had, pairs),
+                with_others(trials),
+            ),
+        }
+        found = _by_others(columns, aligned=aligned)
+        if found is not None:
+            by_others, there = per_trial(*found, had), found[1] > 0
+            nulls["image"] = Share(stayed * there, had * there), by_others, trials * there
+        metrics = [Metric("churn", "", Share(had - stayed, had), trials)]
+        for null, (stay, chance, counted) in nulls.items():
+            metrics.append(Metric("churn_chance", null, Complement(chance), counted))
+            metrics.append(Metric("churn_kappa", null, Kappa(stay, chance), counted))
+        return metrics + [
+            Metric(
+                "churn",
+                "",
+                Share(reference[:, expert] - kept[:, expert], reference[:, expert]),
+                columns["churn_reference"][:, expert],
+                expert=expert,
+            )
+            for expert in range(reference.shape[1])
+        ]
+
+
+def _by_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array] | None:
+    """Return what experts keep and have of other patches of the image, ``(n,)`` each.
+
+    Runs from before these were counted have them only where nothing moved: there no two pairs share a patch.
+    """
+    if "churn_had_by_others" in columns:
+        kept, had = (columns[f"churn_{name}_by_others"].astype(np.float64) for name in ("kept", "had"))
+        return kept, had
+    if not aligned:
+        return None
+    reference, view, stayed = (
+        columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
+    )
+    return (reference * view - stayed).sum(1), reference.sum(1) * (columns["churn_pairs"] - 1)

@@ -1,0 +1,58 @@
+"""What are the features worth to somebody with a few labelled images? Accuracy of a classifier fitted to them.
+
+The scores are those of a regression on frozen features (``ridge``), not the model's own; what sees the model and the
+training images is ``shots``. Draws of the training images are cells of their own, and are put together per image.
+
+Axes: B images, n images of a run, d draws put together.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, Metric, OutputAnalysis, OutputPair
+from moeprobe.metrics.nulls import beyond, with_others
+from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.stats.chance import Chance
+
+
+class Fewshot(OutputAnalysis):
+    """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
+
+    signature = "fewshot_predicted"
+    named = ("fewshot_accuracy",)
+    trial_lists = ("fewshot_class", "fewshot_predicted")
+
+    def sums(self, pair: OutputPair) -> dict[str, Tensor]:
+        """Return per image: whether it is labelled, whether it is right, its class and the predicted one, -1 = none."""
+        labelled = pair.labels >= 0
+        predicted = pair.view.argmax(1)
+        return {
+            "fewshot_trials": labelled.long(),
+            "fewshot_accuracy": ((predicted == pair.labels) & labelled).long(),
+            "fewshot_class": pair.labels[:, None],
+            "fewshot_predicted": predicted.masked_fill(~labelled, -1)[:, None],
+        }
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return accuracy, how often a prediction is the class of *another* image in its draw, and kappa.
+
+        Another one, since an image has one prediction: its pair with itself would count for a whole 1 / n.
+        """
+        trials = columns["fewshot_trials"]
+        if trials.sum() == 0:
+            return []
+        classes, predicted = (columns[f"fewshot_{name}"].astype(np.int64) for name in ("class", "predicted"))
+        image, draw = np.nonzero(classes >= 0)
+        accuracy = Share(columns["fewshot_accuracy"].astype(np.float64), trials.astype(np.float64))
+        chance = Chance(
+            image=image,
+            reference=classes[image, draw],
+            view=predicted[image, draw],
+            # An image's class is the same in every draw, so that to keep them apart would change nothing.
+            stratum=np.zeros_like(draw),
+            num_images=len(trials),
+        )
+        return [
+            Metric("fewshot_accuracy", "", accuracy, trials),
+            *beyond("fewshot_accuracy", "pooled", chance, accuracy, with_others(trials)),
+        ]

@@ -1,0 +1,40 @@
+"""How evenly are the experts used? Always to be read beside a match ratio: a collapsed router matches perfectly.
+
+Where experts choose their tokens all are equally busy, whatever they choose: see ``unserved`` there.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+class Load(LayerAnalysis):
+    """Entropy of the first choices over the experts, divided by log E (1 = even, 0 = one expert)."""
+
+    signature = "load"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose experts, there is more than one, and it is known which was chosen first."""
+        return layer.tokens_choose and layer.num_experts > 1 and layer.ordered
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return how many patches of the view, or of both views, chose each expert first, ``(B, E)``."""
+        histograms = torch.stack([_histogram(layer) for layer in pair.views])
+        return {pair.view.medium.token: {"load": histograms.sum(0)}}
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the entropy of the pooled load."""
+        histogram = columns["load"].astype(np.float64)
+        return [Metric("load_entropy", "", Entropy(histogram), columns["load"].sum(1))]
+
+
+def _histogram(layer: LayerRouting) -> Tensor:
+    first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
+    present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
+    histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
+    return histogram.scatter_add(1, first.clamp_min(0), present.long())

@@ -1,0 +1,163 @@
+"""The correlation matrix S of paired gates over a whole data set: equations 3 and 4 and Figure 3 of the PRC paper.
+
+S = E/N Σ r(x1, p1) r(x2, p2)ᵀ over the N pairs of corresponding patches, where view 1 (the row) is the view that
+covers less of the source. A router that is sure, even and unmoved has S = I; one that says nothing has S_ij = 1/E.
+
+* ``s``: each S_ij;
+* ``s_diagonal``, ``s_offdiagonal``: the means of S_ii and of S_ij, i ≠ j. Gates that sum to one make all of S sum to
+  E, so the two say the same thing: off-diagonal = (1 − diagonal) / (E − 1);
+* ``prc_diagonal``, ``prc_offdiagonal``: the means of (1 − S_ii)² and of S_ij², i ≠ j: the two terms of the loss without
+  their weights λ. In training S is that of one batch, whose terms are larger than those of the data set: the mean of a
+  square is at least the square of the mean. For the same reason few images make them larger than many.
+
+Patch tokens only. Axes: B images, P pairs, E experts, n images of a whole run, R resamples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.stats.bootstrap import Array
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+class SMatrix(LayerAnalysis):
+    """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss."""
+
+    signature = "gate_products"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether a token's gates are a distribution over at least two experts."""
+        return layer.gates_sum_to_one and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return Σ r(x1, p1) r(x2, p2)ᵀ ``(B, E·E)``, row by row, and the number of pairs per image."""
+        reference, there = _paired(pair.reference, pair.reference_patch)
+        view, here = _paired(pair.view, pair.view_patch)
+        valid = there & here
+        # Masked, not multiplied: what stands in padding may be no number.
+        sides = [gates.masked_fill(~valid[..., None], 0) for gates in (reference, view)]
+        if pair.view_first is not None:
+            exchange = pair.view_first[:, None, None]
+            sides = [torch.where(exchange, one, other) for one, other in (sides[::-1], sides)]
+        products = sides[0].transpose(1, 2) @ sides[1]
+        return {pair.view.medium.token: {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the means and loss terms, and every entry."""
+        pairs = columns["pairs"]
+        matrix = _Matrix(columns["gate_products"].astype(np.float64), pairs.astype(np.float64))
+        found = [Metric(name, "", _Reading(matrix, *reading), pairs) for name, reading in _READINGS.items()]
+        for i, j in np.ndindex(matrix.num_experts, matrix.num_experts):
+            found.append(Metric("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
+        return found
+
+
+def _paired(layer: LayerRouting, patch: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gates ``(B, P, E)`` of the patches ``(B, P)``, and which of them are there and no padding."""
+    present = patch >= 0
+    token = patch.clamp_min(0) + layer.num_prefix_tokens
+    gates = layer.gates.gather(1, token[..., None].expand(-1, -1, layer.num_experts))
+    return gates, present & layer.valid.gather(1, token)
+
+
+class _Matrix:
+    """S under image weights, from summed products ``(n, E·E)`` and pairs ``(n,)``."""
+
+    def __init__(self, products: Array, pairs: NDArray[np.float64]) -> None:
+        self.num_experts = round(products.shape[1] ** 0.5)
+        self.num_images = len(pairs)
+        self._products = products
+        self._pairs = pairs
+        # All entries ask for the same resamples one after the other; the product is the expensive part.
+        self._last: tuple[Array, Array] | None = None
+
+    def under(self, weights: Array) -> Array:
+        """Return S ``(E, E, R)`` under weights ``(n, R)``; NaN where there is no pair."""
+        if self._last is None or self._last[0] is not weights:
+            count = self._pairs @ weights
+            share = np.where(count > 0, self.num_experts / np.where(count > 0, count, 1.0), np.nan)
+            matrix = (self._products.T @ weights) * share
+            self._last = weights, matrix.reshape(self.num_experts, self.num_experts, -1)
+        return self._last[1]
+
+    def influence(self) -> Array:
+        """Return each image's influence on each entry ``(n, E, E)``."""
+        shape = (-1, self.num_experts, self.num_experts)
+        matrix = self.under(np.ones((len(self._pairs), 1)))[..., 0]
+        own = self.num_experts * self._products.reshape(shape) - matrix * self._pairs[:, None, None]
+        return own / self._pairs.sum()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """S_ij."""
+
+    matrix: _Matrix
+    row: int
+    column: int
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the entry under each set of weights."""
+        return self.matrix.under(weights)[self.row, self.column]
+
+    def influence(self) -> Array:
+        """Return each image's influence on the entry."""
+        return self.matrix.influence()[:, self.row, self.column]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A number read off S."""
+
+    matrix: _Matrix
+    read: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the number under each set of weights."""
+        return self.read(self.matrix.under(weights))
+
+    def influence(self) -> Array:
+        """Return each image's influence on the number: by its derivative ``(E, E)`` with respect to S."""
+        point = self.matrix.under(np.ones((self.matrix.num_images, 1)))[..., 0]
+        return np.einsum("nij,ij->n", self.matrix.influence(), self.slope(point))
+
+
+def _diagonal(matrix: Array) -> Array:
+    """Return S_ii ``(E, R)``."""
+    return np.einsum("iir->ir", matrix)
+
+
+def _offdiagonal(matrix: Array) -> Array:
+    """Return S_ij, i ≠ j ``(E (E − 1), R)``."""
+    return matrix[~np.eye(len(matrix), dtype=bool)]
+
+
+def _on_diagonal(values: Array) -> Array:
+    """Return a slope ``(E, E)`` that is the mean's of ``values`` ``(E,)`` on the diagonal, and 0 elsewhere."""
+    return np.diag(values) / len(values)
+
+
+def _off_diagonal(values: Array) -> Array:
+    """Return a slope ``(E, E)`` that is the mean's of ``values`` ``(E, E)`` off the diagonal, and 0 on it."""
+    num_experts = len(values)
+    return np.where(np.eye(num_experts, dtype=bool), 0.0, values) / (num_experts * (num_experts - 1))
+
+
+# Name -> the number read off S ``(E, E, R)``, and its derivative at S ``(E, E)``.
+_READINGS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "s_diagonal": (lambda s: _diagonal(s).mean(0), lambda s: _on_diagonal(np.ones(len(s)))),
+    "s_offdiagonal": (lambda s: _offdiagonal(s).mean(0), lambda s: _off_diagonal(np.ones_like(s))),
+    "prc_diagonal": (
+        lambda s: ((1 - _diagonal(s)) ** 2).mean(0),
+        lambda s: _on_diagonal(-2 * (1 - np.diag(s))),
+    ),
+    "prc_offdiagonal": (lambda s: (_offdiagonal(s) ** 2).mean(0), lambda s: _off_diagonal(2 * s)),
+}

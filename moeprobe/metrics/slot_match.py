@@ -1,0 +1,71 @@
+"""Do corresponding tokens get most from the same slot? The match of routers whose experts work on mixtures of tokens.
+
+Every expert of a soft router has a few slots; each slot holds a weighted mean of all tokens, and a token gets a
+weighted mean of all slots back. Nothing is chosen, so there is no set of experts; the slot of the largest weight is
+what a token leans on. Chance levels and kappa as in ``match``.
+
+Source: Puigcerver et al. 2023 for the slots. Axes: B images, J pairs of tokens, n images of a whole run.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.nulls import same_code, strata, tokens_of
+from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+class SlotMatch(LayerAnalysis):
+    """Share of corresponding tokens whose largest combine weight is on the same slot, with chance and kappa."""
+
+    signature = "slot_trials"
+    trial_lists = ("reference_slot", "view_slot")
+
+    def __init__(self, *, class_null: bool = False) -> None:
+        self._class_null = class_null
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether slots hold mixtures of tokens."""
+        return layer.slot is not None
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return matches and trials per image and each side's slots, by kind of tokens."""
+        assert pair.reference.slot is not None
+        assert pair.view.slot is not None
+        found = {}
+        for tokens, paired in by_tokens(pair).items():
+            reference, view = (
+                of_tokens(slot, token).to(torch.int32).masked_fill(~paired.present, -1)
+                for slot, token in ((pair.reference.slot, paired.reference), (pair.view.slot, paired.view))
+            )
+            found[tokens] = {
+                "slot_trials": paired.present.sum(1),
+                "slot_match": ((reference == view) & paired.present).sum(1),
+                "reference_slot": reference,
+                "view_slot": view,
+            } | numbers(pair, paired)
+        return found
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return match, chance and kappa."""
+        reference, view = (columns[f"{side}_slot"].astype(np.int64) for side in ("reference", "view"))
+        num_images, num_places = reference.shape
+        image, place = np.nonzero(reference >= 0)
+        label = columns["label"] if self._class_null else None
+        trials = columns["slot_trials"]
+        match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
+        return [
+            Metric("slot_match", "", match, trials),
+            *same_code(
+                "slot_match",
+                np.stack([reference[image, place], view[image, place]]),
+                image,
+                strata(image, place, num_places=num_places, aligned=aligned, label=label),
+                num_images=num_images,
+                tokens=tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None,
+            ),
+        ]

@@ -1,0 +1,1 @@
+"""From sums per image to values with intervals."""

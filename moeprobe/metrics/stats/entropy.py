@@ -1,0 +1,56 @@
+"""How even a load is, from histograms of images.
+
+Axes: R resamples, n images, E experts.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeprobe.metrics.stats.bootstrap import Array, divide
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """Entropy of the pooled histogram ``(n, E)``, divided by log E: 1 = all experts equally used, 0 = one expert.
+
+    The entropy of n images' histogram is too low on average: by ½ Σ_e Var(p_e) / p_e, the second order of its
+    expansion (Miller 1955, where every image is one token). That is added, as it follows from the images under their
+    weights, hence twice in a resample, whose shares vary about those of the sample as these do about the true ones.
+    """
+
+    histogram: Array
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the normalised entropy under each set of weights, 1 at most."""
+        counts = self.histogram.T @ weights
+        total = counts.sum(0)
+        share = divide(counts, total)
+        terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
+        squares, square = self._squares(weights**2)
+        lacking = (divide(squares, counts * total, empty=0.0).sum(0) - divide(square, total**2)) / 2
+        entropy = (lacking - terms.sum(0)) / self._log_experts
+        return np.where(total > 0, np.clip(entropy, 0.0, 1.0) + 0.0, np.nan)
+
+    def influence(self) -> Array:
+        """Return the derivative, before it is cut off at 1."""
+        counts = self.histogram.sum(0)
+        total = counts.sum()
+        share = divide(counts, total)
+        own = self.histogram.sum(1)
+        spread = (self.histogram - own[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
+        squares, square = (found[..., 0] for found in self._squares(np.ones((len(own), 1))))
+        # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
+        rate = divide(np.ones_like(counts), counts * total, empty=0.0)
+        lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))
+        lacking -= own * divide(squares @ rate, total)
+        lacking -= divide(2 * own**2, total**2) - divide(2 * own * square, total**3)
+        return (lacking / 2 - divide(spread, total)) / self._log_experts
+
+    @property
+    def _log_experts(self) -> float:
+        return float(np.log(max(self.histogram.shape[1], 2)))
+
+    def _squares(self, weights: Array) -> tuple[Array, Array]:
+        """Return Σ_i w_i h_ie² ``(E, R)`` and Σ_i w_i (Σ_e h_ie)² ``(R,)``."""
+        return (self.histogram**2).T @ weights, self.histogram.sum(1) ** 2 @ weights

@@ -1,0 +1,232 @@
+"""How alike two sides are by chance, where alike is no plain yes or no: sets of experts, vectors of weights.
+
+Axes: R resamples, n images, M pairs of tokens, U sets, E experts, F entries of a vector.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from moeprobe.metrics.stats.bootstrap import Array, Share, divide
+from moeprobe.metrics.stats.within_image import Tokens, others, per_image, per_trial
+
+Whole = NDArray[np.int64]
+
+# Numbers held at a time.
+_BLOCK_NUMBERS = 2**22
+
+
+def jaccard(one: Array, other: Array) -> Array:
+    """Return |S ∩ T| / |S ∪ T| ``(A, B)`` of sets ``(A, E)``, ``(B, E)`` of zeros and ones; 0 where both are empty."""
+    common = one @ other.T
+    union = one.sum(1)[:, None] + other.sum(1) - common
+    return common / np.maximum(union, 1)
+
+
+class SetChance:
+    """The Jaccard index that independent draws with the two sides' own marginals would reach, within strata.
+
+    c = Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) J(S, T) / Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) [S or T is not empty],
+    over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s draws. As in the
+    match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but a draw
+    of two of them is left out. A draw is of two images, as in ``chance.Chance``.
+
+    Args:
+        image: ``(M,)`` image number of each pair of tokens.
+        reference: ``(M,)`` number of the reference's set.
+        view: ``(M,)`` number of the view's set.
+        sets: ``(U, E)`` the sets, ones where an expert is in.
+        stratum: ``(M,)`` stratum of each pair.
+        num_images: n.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: Whole,
+        reference: Whole,
+        view: Whole,
+        sets: Array,
+        stratum: Whole,
+        num_images: int,
+    ) -> None:
+        self._num_images = num_images
+        order = np.argsort(stratum, kind="stable")
+        cuts = np.flatnonzero(np.diff(stratum[order])) + 1
+        self._strata = [
+            _Stratum(image[rows], reference[rows], view[rows], sets)
+            for rows in np.split(order, cuts)
+            if len(rows)
+        ]
+        # Chance and kappa ask for the same resamples one after the other.
+        self._last: tuple[Array, Array] | None = None
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return c under each set of weights."""
+        if self._last is None or self._last[0] is not weights:
+            agree, draws = np.zeros(weights.shape[1]), np.zeros(weights.shape[1])
+            for stratum in self._strata:
+                own_agree, own_draws = stratum.expected(weights[stratum.image])
+                agree += own_agree
+                draws += own_draws
+            # Rounding may leave a collapsed router a hair above one.
+            self._last = weights, np.clip(divide(agree, draws), 0.0, 1.0)
+        return self._last[1]
+
+    def influence(self) -> Array:
+        """Return the derivative of c, stratum by stratum."""
+        slopes = [stratum.slopes() for stratum in self._strata]
+        agree, draws = (sum((value[side] for value, _ in slopes), 0.0) for side in (0, 1))
+        value = divide(np.asarray(agree), np.asarray(draws), empty=0.0)
+        found = np.zeros(self._num_images)
+        for stratum, (_, (of_agree, of_draws)) in zip(self._strata, slopes, strict=True):
+            found[stratum.image] += of_agree - value * of_draws
+        return divide(found, np.asarray(draws))
+
+
+class _Stratum:
+    """The sets of one stratum: how often each occurs in each of its m images."""
+
+    def __init__(self, image: Whole, reference: Whole, view: Whole, sets: Array) -> None:
+        self.image, number = np.unique(image, return_inverse=True)
+        size = len(self.image)
+        self._trials = np.bincount(number).astype(np.float64)
+        empty = sets.sum(1) == 0
+        self._empty = [np.bincount(number, weights=empty[side]) for side in (reference, view)]
+        self._own_agree = among_themselves(number, sets[reference], sets[view], size)
+        (self._rows, self._left), (self._columns, self._right) = (
+            _occurrences(side, number, sets, size) for side in (reference, view)
+        )
+        self._folded: Array | None = None
+        if size < min(len(self._rows), len(self._columns)):
+            # Fewer images than sets: what they have in common, image by image.
+            folded = np.zeros((size, size))
+            for block, alike in self._alike():
+                folded += self._left[block].T @ (alike @ self._right)
+            self._folded = folded
+            self._left = self._right = sparse.csr_array(sparse.eye_array(size))
+
+    def _alike(self) -> Iterator[tuple[slice, Array]]:
+        """Yield the similarity of left and right, in blocks of rows."""
+        rows, columns = self._left.shape[0], self._right.shape[0]
+        step = max(1, _BLOCK_NUMBERS // max(columns, 1))
+        for start in range(0, rows, step):
+            block = slice(start, start + step)
+            if self._folded is not None:
+                yield block, self._folded[block]
+            else:
+                yield block, jaccard(self._rows[block], self._columns)
+
+    def _draws(self, weights: Array) -> tuple[Array, Array, Array]:
+        """Return N, the pairs P of tokens to draw from, and those of them of which one at least is not empty."""
+        own = weights**2
+        trials = self._trials @ weights
+        pairs = trials**2 - self._trials**2 @ own
+        one, other = self._empty
+        return trials, pairs, pairs - (one @ weights) * (other @ weights) + (one * other) @ own
+
+    def expected(self, weights: Array) -> tuple[Array, Array]:
+        """Return (N / P) Σ J and (N / P) times the draws that count, under weights ``(m, R)``."""
+        trials, pairs, draws = self._draws(weights)
+        share = divide(trials, pairs, empty=0.0)
+        agree = -self._own_agree @ weights**2
+        left, right = self._left @ weights, self._right @ weights
+        for block, alike in self._alike():
+            agree += (left[block] * (alike @ right)).sum(0)
+        return share * agree, share * draws
+
+    def slopes(self) -> tuple[tuple[float, float], tuple[Array, Array]]:
+        """Return the two numbers of ``expected`` with all weights one, and their derivatives ``(m,)``."""
+        once = np.ones((len(self.image), 1))
+        trials, pairs, draws = (float(number[0]) for number in self._draws(once))
+        if pairs == 0:
+            return (0.0, 0.0), (0 * once[:, 0], 0 * once[:, 0])
+        left, right = (self._left @ once)[:, 0], (self._right @ once)[:, 0]
+        to_left, to_right = np.zeros(len(left)), np.zeros(len(right))
+        for block, alike in self._alike():
+            to_left[block] = alike @ right
+            to_right += left[block] @ alike
+        one, other = self._empty
+        share = trials / pairs
+        of_pairs = 2 * trials * self._trials - 2 * self._trials**2
+        of_share = self._trials / pairs - share * of_pairs / pairs
+        agree = left @ to_left - self._own_agree.sum()
+        of_agree = self._left.T @ to_left + self._right.T @ to_right - 2 * self._own_agree
+        of_draws = of_pairs - one * other.sum() - other * one.sum() + 2 * one * other
+        return (share * agree, share * draws), (
+            of_share * agree + share * of_agree,
+            of_share * draws + share * of_draws,
+        )
+
+
+def _occurrences(side: Whole, number: Whole, sets: Array, size: int) -> tuple[Array, sparse.csr_array]:
+    """Return the sets ``(U, E)`` that occur on a side, and how often in each image ``(U, m)``."""
+    there, row = np.unique(side, return_inverse=True)
+    counts = sparse.coo_array((np.ones(len(side)), (row, number)), shape=(len(there), size))
+    return sets[there], sparse.csr_array(counts)
+
+
+def among_themselves(
+    group: Whole, reference: Array, view: Array, num_groups: int, *, tokens: Tokens | None = None
+) -> Array:
+    """Return Σ_{p, q} J(reference_p, view_q) ``(num_groups,)`` over all p and q of a group, of sets ``(M, E)``.
+
+    With ``tokens`` (see ``within_image``) two pairs with a token in common, as p and p have, are left out.
+    """
+    sizes = np.bincount(group, minlength=num_groups)
+    if len(group) == 0:
+        return np.zeros(num_groups)
+    if tokens is None and sizes.max() == 1:
+        alone = np.bincount(group, weights=jaccard_of_pairs(reference, view), minlength=num_groups)
+        return alone.astype(np.float64)
+    order = np.argsort(group, kind="stable")
+    place = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    longest, num_experts = int(sizes.max()), reference.shape[1]
+    found = np.zeros(num_groups)
+    step = max(1, _BLOCK_NUMBERS // longest**2)
+    for start in range(0, num_groups, step):
+        here = (group[order] >= start) & (group[order] < start + step)
+        rows, at = group[order][here] - start, place[here]
+        # Absent ones are empty sets, which have nothing in common with any.
+        sides = []
+        for values in (reference, view):
+            padded = np.zeros((min(step, num_groups - start), longest, num_experts))
+            padded[rows, at] = values[order[here]]
+            sides.append(padded)
+        common = sides[0] @ sides[1].transpose(0, 2, 1)
+        union = sides[0].sum(2)[:, :, None] + sides[1].sum(2)[:, None] - common
+        alike = common / np.maximum(union, 1)
+        for token in tokens or ():
+            number = np.full(alike.shape[:2], -1)
+            number[rows, at] = token[order[here]]
+            alike[number[:, :, None] == number[:, None]] = 0
+        found[start : start + step] = alike.sum((1, 2))
+    return found
+
+
+def jaccard_of_pairs(reference: Array, view: Array) -> Array:
+    """Return |S ∩ T| / |S ∪ T| ``(M,)``, row by row, of sets ``(M, E)``; 0 where both are empty."""
+    common = (reference * view).sum(1)
+    return common / np.maximum(reference.sum(1) + view.sum(1) - common, 1)
+
+
+def set_chance_within_image(
+    *, image: Whole, reference: Whole, view: Whole, sets: Array, tokens: Tokens, num_images: int
+) -> tuple[Share, NDArray[np.bool_]]:
+    """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
+
+    The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
+    part: the second result ``(n,)`` says which do. Arguments as for ``SetChance``, ``tokens`` as for ``others``.
+    """
+    one, other = sets[reference], sets[view]
+    agree = among_themselves(image, one, other, num_images, tokens=tokens)
+    # The code of an empty set is 0 on either side, that of another one is not the same on both.
+    codes = [np.where(side.any(1), code, 0) for code, side in ((1, one), (2, other))]
+    counts = others(image=image, reference=codes[0], view=codes[1], tokens=tokens)
+    pairs, left_out, trials = (
+        per_image(count, image, num_images) for count in (*counts, np.ones(len(image)))
+    )
+    match, draws = (per_trial(total, pairs, trials).numerator for total in (agree, pairs - left_out))
+    return Share(match, draws), pairs > 0

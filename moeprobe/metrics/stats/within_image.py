@@ -1,0 +1,74 @@
+"""Chance within an image: what a patch has in common with another patch of its image.
+
+Several patches of one view may correspond to one patch of the other. Two pairs of patches that share a patch on either
+side show the same piece of the image, so neither is *another* patch for the other: they are left out.
+
+Axes: M trials (pairs of tokens), n images.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.bootstrap import Share
+
+Whole = NDArray[np.int64]
+# Of each trial the token of the reference and that of the view, as numbers (M,).
+Tokens = tuple[Whole, Whole]
+
+
+def others(*, image: Whole, reference: Whole, view: Whole, tokens: Tokens) -> tuple[Whole, Whole]:
+    """Return for each trial ``(M,)`` the trials of other tokens in its image, and of them those that agree with it.
+
+    Trial q agrees with p if the view chose in q what the reference chose in p: view_q = reference_p. What a side chose
+    belongs to its token, so that trials of one token have the same choice there.
+
+    Args:
+        image: ``(M,)`` image number of each trial.
+        reference: ``(M,)`` what the reference chose, as an integer code.
+        view: ``(M,)`` what the view chose, in the same code.
+        tokens: which tokens the trials are of.
+    """
+    own, partner = tokens
+    reference, view = np.split(np.unique(np.concatenate([reference, view]), return_inverse=True)[1], 2)
+    same_partner = _alike((image, partner)) - _alike((image, own, partner))
+    number = _alike((image,)) - _alike((image, own)) - same_partner
+    agreeing = _alike((image, reference), (image, view)) - _alike((image, own, reference), (image, own, view))
+    return number, agreeing - same_partner * (reference == view)
+
+
+def chance_within_image(
+    *, image: Whole, reference: Whole, view: Whole, tokens: Tokens, num_images: int
+) -> Share:
+    """Return the match of a trial with another one of its image: what routing by image alone would reach.
+
+    For image i with T_i trials, c_i is the share that agrees of its pairs of trials without a token in common; the
+    images are weighted by T_i, as in the match. Images without such a pair take no part. Arguments as for ``others``.
+    """
+    number, agreeing = others(image=image, reference=reference, view=view, tokens=tokens)
+    trials = per_image(np.ones(len(image)), image, num_images)
+    return per_trial(per_image(agreeing, image, num_images), per_image(number, image, num_images), trials)
+
+
+def per_image(values: NDArray[np.generic], image: Whole, num_images: int) -> NDArray[np.float64]:
+    """Return the sum of the trials' values ``(M,)`` in each image ``(n,)``."""
+    return np.bincount(image, weights=values, minlength=num_images).astype(np.float64)
+
+
+def per_trial(total: NDArray[np.float64], pairs: NDArray[np.float64], trials: NDArray[np.float64]) -> Share:
+    """Return the mean of images' totals over their pairs of trials, each image weighted by its trials; all ``(n,)``."""
+    there = pairs > 0
+    return Share(
+        np.where(there, total * trials / np.where(there, pairs, 1), 0.0), np.where(there, trials, 0.0)
+    )
+
+
+def _alike(rows: tuple[Whole, ...], among: tuple[Whole, ...] | None = None) -> Whole:
+    """Return how often each of the rows ``(M,)`` occurs ``among`` others, or among themselves; numbers from 0 up."""
+    number = np.zeros(len(rows[0]) * (1 if among is None else 2), dtype=np.int64)
+    for column, other in zip(rows, among or ([],) * len(rows), strict=True):
+        both = np.concatenate([column, other]).astype(np.int64)
+        number = number * (int(both.max(initial=0)) + 1) + both
+    different, found = np.unique(number, return_inverse=True)
+    asked = found[: len(rows[0])]
+    there = asked if among is None else found[len(rows[0]) :]
+    return np.bincount(there, minlength=len(different))[asked]

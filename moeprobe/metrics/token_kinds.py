@@ -1,0 +1,84 @@
+"""Which tokens of a reference and a view are compared, kind by kind: what all analyses of pairs begin with.
+
+Axes: B images, T tokens, J pairs of tokens of an image.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.inputs.regions import REGIONS
+from moeprobe.routing.pairs import LayerPair
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Pairs of tokens: ``reference`` and ``view`` ``(B, J)`` number them, ``present`` says which pairs there are.
+
+    A pair with padding on either side is none. Where there is none the numbers are those of some token.
+    """
+
+    reference: Tensor
+    view: Tensor
+    present: Tensor
+
+
+def patches(pair: LayerPair) -> Paired:
+    """Return the pairs of corresponding patches, J = P."""
+    prefix = pair.reference.num_prefix_tokens
+    present = (pair.reference_patch >= 0) & (pair.view_patch >= 0)
+    reference, view = (patch.clamp_min(0) + prefix for patch in (pair.reference_patch, pair.view_patch))
+    return _without_padding(pair, reference, view, present)
+
+
+def by_tokens(pair: LayerPair) -> dict[str, Paired]:
+    """Return the pairs of each kind of tokens: patches (or tokens), those of each region if known, prefix tokens."""
+    every = patches(pair)
+    found = {pair.view.medium.token: every}
+    if pair.region is not None:
+        for code, name in enumerate(REGIONS):
+            found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
+    prefix = pair.reference.num_prefix_tokens
+    if prefix:
+        token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
+        found["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
+    return found
+
+
+def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: Tensor) -> Paired:
+    valid = pair.reference.valid.gather(1, reference) & pair.view.valid.gather(1, view)
+    return Paired(reference, view, present & valid)
+
+
+def of_tokens(values: Tensor, token: Tensor) -> Tensor:
+    """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
+    return values[torch.arange(len(values), device=values.device)[:, None], token]
+
+
+def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    """Return columns that say which tokens the pairs are of: ``(B, J)`` on either side, or that nothing moved."""
+    if pair.aligned:
+        return {"unmoved": torch.ones_like(paired.present[:, 0], dtype=torch.int64)}
+    return {
+        f"{side}_token": token.to(torch.int32).masked_fill(~paired.present, -1)
+        for side, token in (("reference", paired.reference), ("view", paired.view))
+    }
+
+
+def others(paired: Paired, trial: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield (shift, which) for every two pairs of an image: pair j of ``(B, J)`` and pair j − shift, in a circle.
+
+    ``which`` ``(B, J)`` are trials on both, without a token in common on either side: see ``within_image``.
+    """
+    for shift in range(1, trial.shape[1]):
+        apart = trial & trial.roll(shift, 1)
+        for token in (paired.reference, paired.view):
+            apart &= token != token.roll(shift, 1)
+        yield shift, apart
+
+
+def double(values: Tensor) -> Tensor:
+    """Return values in float64, in which sums of many of them are exact enough; on the CPU where a device has none."""
+    return (values.cpu() if values.device.type == "mps" else values).double()

@@ -1,0 +1,47 @@
+"""Which tokens does no expert process? Where experts choose, what load entropy is where tokens choose.
+
+Where experts choose, all are equally busy, and it is the tokens that may come off badly; where tokens choose, only a
+finite capacity leaves any out. A token without an expert keeps what it had: the layer adds nothing to it.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+class Unserved(LayerAnalysis):
+    """Share of the tokens of the view, or of both views, that no expert processes."""
+
+    signature = "unserved_tokens"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether a token can be left without an expert: not where every expert gets a share of every token."""
+        return layer.top_k > 0
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return the tokens per image, and how many of them no expert processes, for patches and prefix tokens."""
+        prefix = pair.view.num_prefix_tokens
+        parts = {pair.view.medium.token: slice(prefix, None)}
+        if prefix:
+            parts["prefix"] = slice(0, prefix)
+        # View by view, since only the tokens of one view are as many.
+        valid = [layer.valid for layer in pair.views]
+        alone = [~layer.served.any(-1) & layer.valid for layer in pair.views]
+        return {
+            tokens: {
+                "unserved_tokens": torch.cat([view[:, part] for view in valid], 1).sum(1),
+                "unserved": torch.cat([view[:, part] for view in alone], 1).sum(1),
+            }
+            for tokens, part in parts.items()
+        }
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return the share."""
+        tokens = columns["unserved_tokens"]
+        share = Share(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
+        return [Metric("unserved", "", share, tokens)]

@@ -1,0 +1,171 @@
+"""How far do the weights of a token move? For every router: what the combination gives each expert for it.
+
+* ``weight_distance``: Jensen-Shannon distance of the weights, each side's divided by their sum: the root of the
+  divergence in bits, 0 = the same, 1 = no expert in common;
+* ``weight_cosine``: cosine of the weights, 1 = the same up to a factor, 0 = no expert in common.
+
+A pair of which a side has no weights (no expert took the token, or all dropped it) is no trial; their share of all
+pairs is ``unweighted``, given where that can be.
+
+Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums say what it is: pooled, and
+within the image (another patch of the same image). The distance has no such sum: it stands beside that of the other
+patches of the same image alone. kappa of the distance is 1 − distance / chance, so that 1 is steady and 0 is chance, as
+everywhere. At a position there is no null here: it would take every token's weights.
+
+Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.inputs.medium import ORDINARY
+from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.nulls import beyond, with_others
+from moeprobe.metrics.stats.bootstrap import Array, Share
+from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.within_image import per_trial
+from moeprobe.metrics.token_kinds import Paired, by_tokens, double, of_tokens, others
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+# Smaller divergences are the rounding of float32.
+_ROUNDING = 1e-12
+
+
+class Weights(LayerAnalysis):
+    """Jensen-Shannon distance and cosine of the combine weights of corresponding tokens."""
+
+    signature = "weight_pairs"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether there is more than one expert to weight."""
+        return layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return summed distances, cosines and unit vectors per image, for patches and prefix tokens."""
+        return {
+            tokens: _sums(pair, paired)
+            for tokens, paired in by_tokens(pair).items()
+            if tokens in (*ORDINARY, "prefix")
+        }
+
+    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+        """Return both means with their chance levels and kappa."""
+        trials = columns["weight_trials"].astype(np.int64)
+        number = trials.astype(np.float64)
+        distance, cosine = (columns[name].astype(np.float64) for name in ("weight_distance", "weight_cosine"))
+        one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
+        alike = Share(cosine, number)
+        metrics = [
+            Metric("weight_cosine", "", alike, trials),
+            *beyond(
+                "weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
+            ),
+        ]
+        found = _of_others(columns, aligned=aligned)
+        if found is not None:
+            pairs, *totals = found
+            there = pairs > 0
+            by_chance, apart = (per_trial(total, pairs, number) for total in totals)
+            same, moved = (Share(own * there, number * there) for own in (cosine, distance))
+            metrics += beyond("weight_cosine", "image", by_chance, same, trials * there)
+        metrics.append(Metric("weight_distance", "", Share(distance, number), trials))
+        if found is not None:
+            kappa = Kappa(Complement(moved), Complement(apart))
+            metrics += [
+                Metric("weight_distance_chance", "image", apart, trials * there),
+                Metric("weight_distance_kappa", "image", kappa, trials * there),
+            ]
+        if "unweighted" in columns:
+            every = columns["weight_pairs"]
+            share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
+            metrics.append(Metric("unweighted", "", share, every))
+        return metrics
+
+
+def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array] | None:
+    """Return the pairs of trials without a token in common, and their summed cosines and distances, ``(n,)`` each.
+
+    A prefix token has no other in its image. Runs from before the pairs were counted have them only where nothing
+    moved: there no two trials share a patch.
+    """
+    if "weight_others" in columns:
+        pairs, cosine, distance = (
+            columns[f"weight_{name}"].astype(np.float64)
+            for name in ("others", "cosine_others", "distance_others")
+        )
+        return pairs, cosine, distance
+    if not aligned or "weight_distance_others" not in columns:
+        return None
+    trials, cosine, distance, one, other = (
+        columns[f"weight_{name}"].astype(np.float64)
+        for name in ("trials", "cosine", "distance_others", "reference", "view")
+    )
+    return trials * (trials - 1), (one * other).sum(1) - cosine, distance
+
+
+def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    sides = [
+        of_tokens(layer.weights, token)
+        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+    ]
+    weighted = [(side > 0).any(-1) for side in sides]
+    trial = paired.present & weighted[0] & weighted[1]
+    # Masked, not multiplied: what stands in padding may be no number.
+    reference, view = (side.masked_fill(~trial[..., None], 0) for side in sides)
+    one, other = (_unit(double(side)) for side in (reference, view))
+    # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
+    unmoved = (reference == view).all(-1) & trial
+    cosine = (one * other).sum(-1).masked_fill(unmoved.to(one.device), 1)
+    shares = [
+        side / side.sum(-1, keepdim=True).clamp_min(torch.finfo(side.dtype).tiny)
+        for side in (reference, view)
+    ]
+    columns = {
+        "weight_pairs": paired.present.sum(1),
+        "weight_trials": trial.sum(1),
+        "weight_distance": double(_distance(*shares).masked_fill(~trial, 0)).sum(1),
+        "weight_cosine": cosine.sum(1),
+        "weight_reference": one.sum(1),
+        "weight_view": other.sum(1),
+    }
+    if pair.view.top_k > 0:
+        columns["unweighted"] = (paired.present & ~trial).sum(1)
+    if trial.shape[1] > 1:
+        # Places without any trial (of texts that are shorter) add nothing.
+        there = trial.any(0)
+        places = Paired(paired.reference[:, there], paired.view[:, there], trial[:, there])
+        shares = [side[:, there] for side in shares]
+        units = [side[:, there] for side in (one, other)]
+        number = torch.zeros_like(columns["weight_trials"])
+        distance, cosine = torch.zeros_like(columns["weight_distance"]), torch.zeros_like(one[:, 0, 0])
+        for shift, apart in others(places, places.present):
+            number += apart.sum(1)
+            distance += double(_distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~apart, 0)).sum(1)
+            alike = (units[0] * units[1].roll(shift, 1)).sum(-1)
+            cosine += alike.masked_fill(~apart.to(alike.device), 0).sum(1)
+        columns |= {
+            "weight_others": number,
+            "weight_distance_others": distance,
+            "weight_cosine_others": cosine,
+        }
+    return columns
+
+
+def _unit(weights: Tensor) -> Tensor:
+    """Return vectors ``(..., E)`` of length one; of length 0 where there is nothing, exactly one-hot of one expert."""
+    largest = weights.amax(-1, keepdim=True)
+    scaled = weights / largest.where(largest > 0, 1)
+    length = scaled.square().sum(-1, keepdim=True).sqrt()
+    return scaled / length.where(length > 0, 1)
+
+
+def _distance(one: Tensor, other: Tensor) -> Tensor:
+    """Return the Jensen-Shannon distance ``(...)`` of distributions ``(..., E)``, with logarithms to base 2."""
+    total = one + other
+    # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
+    r = (one - other) / total.where(total > 0, 1)
+    terms = torch.special.xlog1py(one, r) + torch.special.xlog1py(other, -r)
+    divergence = terms.sum(-1) / (2 * np.log(2))
+    return divergence.where(divergence > _ROUNDING, 0).clamp_max(1).sqrt()

@@ -1,0 +1,1 @@
+"""Our networks: their modules and routers, how they are trained, checkpoints of ours and of other programs."""

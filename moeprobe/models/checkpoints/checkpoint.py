@@ -1,0 +1,230 @@
+"""Checkpoints: safetensors with a JSON description, each file written whole or not at all.
+
+A run folder ``checkpoints/NAME/`` holds ``config.yaml``, ``last.safetensors`` and ``best.safetensors`` (parameters;
+the description stands in the file's header and, for people, in a ``.json`` beside it), ``state.safetensors`` while a
+run is unfinished, ``metrics.csv`` and the training curve. Where a command wants a checkpoint, a folder means its
+``last.safetensors`` (the full budget, nothing selected); name ``best.safetensors`` for the best on validation.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from moeprobe import __version__
+from moeprobe.errors import UserError
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.swin import build_swin
+from moeprobe.models.nn.transfer import transfer
+from moeprobe.runtime.files import find_checkpoint, is_file, sha256, whole, write_json
+from moeprobe.runtime.schema import lower_first, sentence
+
+FORMAT = "moeprobe-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        path: the safetensors file.
+        name: the folder's name, which is what tables call it.
+        model: how to build the model.
+        training: seed, group, data, objective, steps, validation accuracy ... as trained.
+        class_names: in label order.
+    """
+
+    path: Path
+    name: str
+    model: ModelConfig
+    training: dict[str, Any]
+    class_names: tuple[str, ...]
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the file."""
+        return sha256(self.path)
+
+
+class _Training(BaseModel):
+    """What is read of a checkpoint's training; there may be more."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str = ""
+    group: str = ""
+    seed: int | None = None
+    data: str | None = None
+    objective: dict[str, Any] | None = None
+    view: dict[str, Any] | None = None
+    initialise: dict[str, Any] | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    val_accuracy: float | None = None
+
+
+class _Description(BaseModel):
+    """What a checkpoint's file says of it."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    model: ModelConfig
+    training: _Training = _Training()
+    class_names: list[str] = []
+
+
+def save(
+    path: Path,
+    model: nn.Module,
+    *,
+    config: ModelConfig,
+    training: dict[str, Any],
+    class_names: tuple[str, ...],
+) -> None:
+    """Write the parameters of a model with their description."""
+    description = {
+        "format": FORMAT,
+        "moeprobe": __version__,
+        "model": config.model_dump(),
+        "training": training,
+        "class_names": list(class_names),
+    }
+    write_tensors(path, model.state_dict(), description)
+    write_json(path.with_suffix(".json"), description)
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str, Any]) -> None:
+    """Write tensors and a description in one file, whole or not at all.
+
+    Raises:
+        UserError: the folder cannot be written to, or the disk is full.
+    """
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with whole(path) as temporary:
+        try:
+            save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
+        except SafetensorError as error:
+            # What the system said stands in its text alone: "... No space left on device (os error 28)".
+            found = re.search(r"\(os error (\d+)\)", str(error))
+            if found is None:
+                raise
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from error
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description of a file.
+
+    Raises:
+        UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        description = json.loads(metadata["description"])
+    except RecursionError:
+        raise UserError(f"{path} has a description that is nested too deeply.") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
+    except KeyError:
+        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.") from None
+    if not isinstance(description, dict):
+        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.")
+    return tensors, description
+
+
+def is_written_by_moeprobe(path: Path) -> bool:
+    """Whether a file holds weights, or the state of a run, that say of themselves that moeprobe wrote them."""
+    if not is_file(path):
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            description = json.loads((file.metadata() or {})["description"])
+    except (SafetensorError, OSError, ValueError, KeyError, RecursionError):
+        return False
+    return isinstance(description, dict) and str(description.get("format")).startswith("moeprobe-")
+
+
+def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
+    """Return what a checkpoint says of itself, and its parameters.
+
+    Raises:
+        UserError: it is missing, truncated, or foreign.
+    """
+    path = find_checkpoint(source)
+    tensors, description = read_tensors(path)
+    if description.get("format") != FORMAT:
+        raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
+    try:
+        about = _Description.model_validate(description)
+    except ValidationError as error:
+        said = sentence(error, _Description, what="description")
+        raise UserError(
+            f"{path} describes no model that this version can build: {lower_first(said)}"
+        ) from None
+    info = CheckpointInfo(
+        path=path,
+        name=path.parent.name,
+        model=about.model,
+        training=description.get("training", {}),
+        class_names=tuple(about.class_names),
+    )
+    return info, tensors
+
+
+def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, CheckpointInfo]:
+    """Return the model of a checkpoint, with its parameters.
+
+    Raises:
+        UserError: it is missing, truncated or foreign, or its parameters do not fit the model it describes.
+    """
+    info, tensors = read_info(source)
+    model = build_model(info.model) if info.model.swin is None else build_swin(info.model)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UserError(
+            f"The parameters in {info.path} do not fit the model it describes ({error})."
+        ) from None
+    return model, info
+
+
+def initialise_from(
+    model: VisionTransformer,
+    source: str | Path,
+    *,
+    keep_head: bool = False,
+    class_names: tuple[str, ...] | None = None,
+) -> None:
+    """Start ``model`` from a checkpoint of another resolution, head or top-k.
+
+    Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too); position embeddings are
+    resampled. ``class_names`` are those of the data, None where they are not known.
+
+    Raises:
+        UserError: a parameter has no partner or another shape, or a head is to be kept that is of other classes.
+    """
+    info, tensors = read_info(source)
+    if keep_head and class_names is not None and info.class_names != class_names:
+        raise UserError(
+            f"The head of {info.path} is of other classes than the data; set initialise.keep_head to false."
+        )
+    wanted = model.state_dict()
+    fresh = () if keep_head else ("head.", "fc_norm.")
+    taken = {name: tensor for name, tensor in tensors.items() if not name.startswith(fresh)}
+    if ("cls_token" in taken) != ("cls_token" in wanted):
+        there, here = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
+        raise UserError(
+            f"{info.path} has the head {there!r} and the configured model {here!r}: set model.head={there}."
+        )
+    advice = "are the MoE layers and the head the same?"
+    transfer(model, taken, fresh=fresh, source=str(info.path), advice=advice)

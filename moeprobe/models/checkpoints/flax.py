@@ -1,0 +1,47 @@
+"""Reads a plain flax msgpack file: nested maps with whole arrays in them.
+
+Source: the format of ``flax.serialization.to_bytes``; arrays are extension objects of code 1.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from moeprobe.models.checkpoints.arrays import NDARRAY, Stored, StoredArray, read_ndarray, unique
+from moeprobe.models.checkpoints.msgpack import Cursor, File
+
+# Deeper than any state of a training; a file of nothing but brackets must not use up the stack.
+MOST_LEVELS = 64
+
+
+def read_flax(path: Path) -> Stored:
+    """Return what a flax msgpack file holds; its arrays are checked and not read yet.
+
+    Raises:
+        UserError: the file is truncated, damaged, or of another format.
+    """
+    with File(path) as file:
+        cursor = Cursor(file)
+        found = list(_leaves(cursor, path, ()))
+        cursor.finish()
+    unique(path, [name for name, _ in found])
+    return Stored(
+        arrays={name: array for name, array in found if array is not None},
+        others=tuple(name for name, array in found if array is None),
+    )
+
+
+def _leaves(cursor: Cursor, path: Path, above: tuple[str, ...]) -> Iterator[tuple[str, StoredArray | None]]:
+    """Yield name and array of what a map holds, None for what is no array."""
+    if len(above) > MOST_LEVELS:
+        raise cursor.error("maps stand too deep in one another")
+    for key in cursor.entries():
+        below = (*above, key)
+        kind = cursor.kind()
+        if kind == "map":
+            yield from _leaves(cursor, path, below)
+        elif cursor.is_extension(NDARRAY):
+            yield "/".join(below), read_ndarray(cursor, path)
+        else:
+            cursor.skip()
+            if kind != "nil":
+                yield "/".join(below), None

@@ -1,0 +1,231 @@
+"""Run configurations: a YAML file and ``key=value`` overrides, validated; an unknown key is an error.
+
+The classes below are the schema: every key of a configuration file is a field here, with its default.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from moeprobe.errors import UserError
+from moeprobe.models.config_files import pair, path_of, put, read, written_out
+from moeprobe.runtime.schema import Plugin, Section, sentence
+
+# Of the two ways to give a run's length, an override of one replaces the other.
+LENGTHS = {"steps": "epochs", "epochs": "steps"}
+
+
+class UpcycleConfig(Section):
+    """Dense weights to start from: those of one of timm's vision transformers."""
+
+    name: str = Field(description="one of timm's vision transformers")
+    file: str | None = Field(None, description="weights, safetensors or torch's; null: those of timm's hub")
+
+
+class SwinConfig(Section):
+    """The stages of a Swin transformer, each of half the resolution and twice the width of the one before."""
+
+    depths: list[int] = Field(min_length=1, description="blocks of each stage")
+    num_heads: list[int] = Field(min_length=1, description="attention heads of each stage")
+    windows: list[int] = Field(min_length=1, description="tokens along a side of a window, of each stage")
+    patch_norm: bool = Field(True, description="normalize patches after embedding them")
+    qkv_bias: bool = Field(True, description="queries, keys and values have biases")
+
+    @model_validator(mode="after")
+    def _same_stages(self) -> "SwinConfig":
+        if not len(self.depths) == len(self.num_heads) == len(self.windows):
+            raise ValueError("depths, num_heads and windows need one number for each stage")
+        return self
+
+
+class ModelConfig(Section):
+    """Which transformer, and how it is made sparse. None = the named model's own value."""
+
+    name: str = Field("vmoe_tiny_patch8_32", description="the transformer; with upcycle, the dense model's")
+    upcycle: UpcycleConfig | None = Field(None, description="start from dense weights")
+    swin: SwinConfig | None = Field(None, description="of imported Swin-MoEs; widths are the first stage's")
+    image_size: int | None = Field(None, gt=0, description="side of an image, in pixels")
+    patch_size: int | None = Field(None, gt=0, description="side of a patch, in pixels")
+    width: int | None = Field(None, gt=0, description="channels of a token")
+    depth: int | None = Field(None, gt=0, description="blocks")
+    num_heads: int | None = Field(None, gt=0, description="attention heads")
+    hidden_width: int | None = Field(None, gt=0, description="of the perceptrons and of each expert")
+    num_classes: int | None = Field(None, gt=0, description="null: as many as the data have")
+    pre_logits: bool | Annotated[int, Field(gt=0)] | None = Field(
+        None, description="a layer with tanh before the head: its width; true: that of the blocks"
+    )
+    head: Literal["token", "gap"] | None = Field(
+        None, description="reads the class token, or the mean of the patches (there is no class token then)"
+    )
+    num_experts: int | None = Field(None, gt=0, description="experts of a layer")
+    layers: list[int] | str | None = Field(None, description='MoE blocks, from 0; or "last-2", "every-2"')
+    router: Plugin | None = Field(None, description="null: softmax_token_choice; moeprobe list routers")
+    top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
+    noise_std: float | None = Field(
+        None, ge=0, description="of the logits in training, divided by num_experts"
+    )
+    capacity_factor: float | None | Literal["none"] = Field(
+        None, description="room of an expert in training, as a multiple of its even share; none: no limit"
+    )
+    eval_capacity_factor: float | None | Literal["none"] = Field(None, description="likewise in evaluation")
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = Field(None, description="of the capacity")
+    capacity_multiple_of: int | None = Field(None, gt=0, description="capacities are rounded up to it")
+    batch_priority: bool | None = Field(None, description="surest tokens take the room first")
+    group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
+    expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")
+    bfloat16_dispatch: bool | None = Field(None, description="send tokens to experts in bfloat16")
+    mean: list[float] = Field(
+        [0.5] * 3, min_length=3, max_length=3, description="subtracted from the channels"
+    )
+    std: list[float] = Field([0.5] * 3, min_length=3, max_length=3, description="divides the channels")
+    crop_fraction: float | None = Field(
+        None, gt=0, le=1, description="of the shorter side, kept of images in evaluation; null: squash them"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_dense_model(cls, content: Any) -> Any:
+        """Without a name, what is upcycled says which transformer it is; of timm's names a tag is of the weights."""
+        if isinstance(content, dict) and content.get("name") is None:
+            upcycle = content.get("upcycle")
+            name = upcycle.get("name") if isinstance(upcycle, dict) else None
+            if isinstance(name, str):
+                return content | {"name": name.partition(".")[0]}
+        return content
+
+    @property
+    def router_name(self) -> str:
+        """The router's catalog name."""
+        return "softmax_token_choice" if self.router is None else self.router.name
+
+
+class DataConfig(Section):
+    """Which data set: ``name`` or ``name:location``."""
+
+    name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
+    workers: int = Field(0, ge=0, description="loader processes; changes nothing but speed")
+    val_fraction: float | None = Field(
+        None, gt=0, lt=0.9, description="share for validation of a folder without val/; null: 0.1"
+    )
+
+    @model_validator(mode="after")
+    def _of_a_folder(self) -> "DataConfig":
+        if self.val_fraction is not None and not self.name.startswith("folder:"):
+            raise ValueError("val_fraction is a share of data.name=folder:PATH; leave it out")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The name by which the data are opened, with the share that makes the splits what they are."""
+        return self.name if self.val_fraction is None else f"{self.name}?val_fraction={self.val_fraction!r}"
+
+
+class OptimizerConfig(Section):
+    """One of timm's optimisers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
+
+    name: str = Field("adamw", description="one of timm's optimizers; momentum is heavy-ball SGD")
+    learning_rate: float = Field(1e-3, gt=0, description="at its peak")
+    weight_decay: float = Field(0.0, ge=0, description="of kernels, not of biases, norms and positions")
+    momentum: float = Field(0.9, ge=0, description="of optimizers that have it")
+    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="of Adam and its kin")
+    clip_norm: float | None = Field(None, gt=0, description="largest global norm of the gradients; null: any")
+
+
+class ScheduleConfig(Section):
+    """Linear warm-up from 0, then a cosine or a straight line to ``end_value``; counted in steps."""
+
+    name: Literal["cosine", "linear"] = Field("cosine", description="how the learning rate falls")
+    warmup_steps: int = Field(0, ge=0, description="steps of the linear warm-up from 0")
+    end_value: float = Field(0.0, ge=0, description="learning rate at the end")
+
+
+class InitialiseConfig(Section):
+    """Start from a checkpoint: everything but the head and the pre-logits, positions resampled."""
+
+    checkpoint: str = Field(description="run folder or .safetensors file")
+    keep_head: bool = Field(False, description="take over the head and the pre-logits too")
+
+
+class TrainConfig(Section):
+    """One training run."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run and its folder; else the file's"
+    )
+    group: str = Field("", description="shared by runs that differ in their seed alone")
+    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")
+    views_per_image: int = Field(2, ge=1, le=2, description="how many of each image in a batch")
+    objective: Plugin = Field(
+        Plugin(name="balanced"), description="what is added to the loss; moeprobe list objectives"
+    )
+    loss: Literal["softmax", "sigmoid"] = Field("softmax", description="the supervised loss")
+    mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    batch_size: int = Field(64, gt=0, description="source images of a step")
+    epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
+    steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")
+    evaluate_every: int | None = Field(None, gt=0, description="in steps; null: ten times in all")
+    eval_batch_size: int = Field(128, gt=0, description="images; changes nothing but speed")
+    amp: bool = Field(False, description="bfloat16, but for the routers")
+    compile: bool = Field(False, description="torch.compile what does not route")
+    tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
+    initialise: InitialiseConfig | None = Field(None, description="start from a checkpoint of moeprobe")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainConfig":
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+def load(source: str, overrides: Iterable[str] = ()) -> TrainConfig:
+    """Return the configuration called ``source`` (a name or a path to a YAML file) with overrides.
+
+    ``steps=5`` on a configuration that counts in epochs replaces them, and the other way round; ``model.upcycle=NAME``
+    replaces ``model.name``.
+
+    Raises:
+        UserError: there is none, it is no YAML mapping, a key is unknown, a value has the wrong type.
+    """
+    return change(source, [pair(override) for override in overrides])
+
+
+def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
+    """Return the configuration called ``source`` with values put in by dotted key, one after the other.
+
+    Raises:
+        UserError: as for ``load``.
+    """
+    content = read(path_of(source))
+    for key, value in changes:
+        put(content, key, value)
+    given = {key for key, _ in changes}
+    if given & {"model.upcycle", "model.upcycle.name"} and "model.name" not in given:
+        content["model"].pop("name", None)
+    for length, other in LENGTHS.items():
+        if length in given and other not in given and content[length] is not None:
+            content.pop(other, None)
+    return parse(content)
+
+
+def parse(content: dict[str, Any]) -> TrainConfig:
+    """Return the validated configuration of a mapping.
+
+    Raises:
+        UserError: a key is unknown or a value has the wrong type.
+    """
+    try:
+        return TrainConfig.model_validate(written_out(content))
+    except ValidationError as error:
+        raise UserError(sentence(error, TrainConfig, what="configuration")) from None
+
+
+def dump(config: TrainConfig) -> str:
+    """Return the resolved configuration as YAML."""
+    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)

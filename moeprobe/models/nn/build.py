@@ -1,0 +1,98 @@
+"""From a model configuration to a model."""
+
+from typing import Any
+
+import timm
+from timm.models import is_model, list_models, model_entrypoint
+from timm.models.vision_transformer import VisionTransformer
+
+from moeprobe.errors import UserError
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.runtime.catalog import unknown
+
+_MOE_KEYS = (
+    "num_experts", "layers", "top_k", "noise_std", "capacity_factor", "eval_capacity_factor", "capacity_rounding",
+    "capacity_multiple_of", "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
+)  # fmt: skip
+# Ours and timm's.
+_SIZES = {
+    "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
+    "num_heads": "num_heads",
+}  # fmt: skip
+
+
+def build_model(config: ModelConfig) -> VisionTransformer:
+    """Build the configured model with fresh parameters; any timm ViT that is not sparse is made so.
+
+    Raises:
+        UserError: there is no such model, it is no ViT, or the values do not fit together.
+    """
+    if config.swin is not None:
+        raise UserError("A Swin-MoE (model.swin) can be imported and probed, not trained.")
+    if not is_model(config.name):
+        raise UserError(unknown("model", config.name, list_models("v*moe*")) + " Any ViT of timm works too.")
+    if config.num_classes is None:
+        raise UserError("The model needs model.num_classes.")
+    arguments: dict[str, Any] = {"num_classes": config.num_classes}
+    arguments |= {
+        theirs: getattr(config, ours) for ours, theirs in _SIZES.items() if getattr(config, ours) is not None
+    }
+    if config.hidden_width is not None:
+        arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
+    moe = moe_keys(config)
+    if is_ours(config.name):
+        arguments |= {key: value for key, value in _head(config).items() if value is not None}
+        return _create(config.name, arguments | moe)
+    for key, value in _head(config).items():
+        if value is not None:
+            raise UserError(
+                f"model.{key} is for V-MoE's own models; {config.name!r} keeps its head as it is."
+            )
+    dense = _create(config.name, arguments)
+    return make_sparse(dense, MoeConfig(**moe))
+
+
+def moe_keys(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of ``MoeConfig`` that the configuration gives."""
+    moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
+    if isinstance(config.layers, list):
+        moe["layers"] = tuple(config.layers)
+    if config.router is not None:
+        moe |= {"router": config.router.name, "router_options": config.router.parameters}
+    return moe
+
+
+def _head(config: ModelConfig) -> dict[str, Any]:
+    return {"pre_logits": config.pre_logits, "head": config.head}
+
+
+def is_ours(name: str) -> bool:
+    """Whether a model is a V-MoE of ``nn.vit``, and not one of timm's that is made sparse."""
+    return is_model(name) and model_entrypoint(name).__module__.startswith("moeprobe.")
+
+
+def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
+    try:
+        model = timm.create_model(name, **arguments)
+    except (AssertionError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"timm cannot build {name!r} with these values: {_one_line(error)}.") from None
+    if not isinstance(model, VisionTransformer):
+        raise UserError(f"{name!r} is a {type(model).__name__}; only vision transformers can be made sparse.")
+    size, patch = model.patch_embed.img_size[0], model.patch_embed.patch_size[0]
+    if size % patch:
+        raise UserError(
+            f"A resolution of {size} pixels cannot be cut into patches of {patch}; use a multiple of {patch}."
+        )
+    return model
+
+
+def _mlp_ratio(hidden_width: int, width: int | None) -> float:
+    """Return the ratio that timm multiplies the width with, and cuts off: half a unit keeps it from rounding down."""
+    if width is None:
+        raise UserError("model.hidden_width needs model.width beside it.")
+    return (hidden_width + 0.5) / width
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

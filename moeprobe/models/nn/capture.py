@@ -1,0 +1,76 @@
+"""Read what the routers see and decide, from outside: the model has no analysis argument and keeps nothing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moeprobe.models.nn.moe import MoeLayer
+from moeprobe.models.nn.routers.base import Decision
+
+
+class _Stop(Exception):  # noqa: N818  (a signal, not an error)
+    """The last layer asked for has been routed; the rest of the forward is not needed."""
+
+
+def moe_layers(model: nn.Module) -> dict[str, MoeLayer]:
+    """Return the MoE layers of ``model`` in forward order, named by the block they sit in (``"blocks.3"``)."""
+    return {
+        name.rpartition(".")[0]: module
+        for name, module in model.named_modules()
+        if isinstance(module, MoeLayer)
+    }
+
+
+@contextmanager
+def capture(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict[str, Decision]]:
+    """Collect each router's decision of the forward passes inside the context, by block name.
+
+    The first firing counts, so use one context per forward. With ``stop_after`` the context ends at that block's
+    router: what stands inside it after the call of the model does not run.
+    """
+    decisions: dict[str, Decision] = {}
+
+    def reader(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, decision: Decision) -> None:
+            decisions.setdefault(name, decision)
+            if name == stop_after:
+                raise _Stop
+
+        return hook
+
+    handles = [layer.router.register_forward_hook(reader(name)) for name, layer in moe_layers(model).items()]
+    with _hooked(handles):
+        yield decisions
+
+
+@contextmanager
+def capture_inputs(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict[str, Tensor]]:
+    """Collect the tokens ``(B, T, D)`` that reach each MoE layer, by block name; otherwise as ``capture``."""
+    inputs: dict[str, Tensor] = {}
+
+    def reader(name: str) -> Any:
+        def hook(_module: nn.Module, arguments: tuple[Tensor]) -> None:
+            inputs.setdefault(name, arguments[0])
+            if name == stop_after:
+                raise _Stop
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(reader(name)) for name, layer in moe_layers(model).items()]
+    with _hooked(handles):
+        yield inputs
+
+
+@contextmanager
+def _hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Remove the hooks at the end, which may be a ``_Stop``."""
+    try:
+        yield
+    except _Stop:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,67 @@
+"""The mixture-of-experts layer: a router, a dispatcher and experts, side by side.
+
+Axes: B images, T tokens of an image (prefix tokens first), G groups, S = images per group · T, D width, E experts.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from moeprobe.errors import UserError
+from moeprobe.models.nn.dispatch import run_experts
+from moeprobe.models.nn.experts import Experts
+from moeprobe.models.nn.routers.base import Decision, Router
+
+
+class MoeLayer(nn.Module):
+    """A drop-in for the MLP of a transformer block: ``(B, T, D)`` to ``(B, T, D)``, without the residual.
+
+    Args:
+        router: decides which tokens go to which expert.
+        experts: run on what they are sent.
+        group_images: images whose tokens form one group, i.e. compete for the same capacity.
+        bfloat16_dispatch: V-MoE's option, see ``run_experts``.
+    """
+
+    def __init__(
+        self, router: Router, experts: Experts, *, group_images: int = 1, bfloat16_dispatch: bool = False
+    ) -> None:
+        super().__init__()
+        self.router = router
+        self.experts = experts
+        self.group_images = group_images
+        self.bfloat16_dispatch = bfloat16_dispatch
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
+        decision = self.route(tokens)
+        outputs = run_experts(
+            self.experts, tokens.flatten(0, 1), decision.plan, bfloat16=self.bfloat16_dispatch
+        )
+        return outputs.view_as(tokens)
+
+    def route(self, tokens: Tensor) -> Decision:
+        """Return the router's decision for tokens ``(B, T, D)``, in groups of whole images, in batch order."""
+        groups = tokens.reshape(self._num_groups(len(tokens)), -1, tokens.shape[-1])
+        decision: Decision = self.router(groups, self._noise(groups))
+        return decision
+
+    def _num_groups(self, num_images: int) -> int:
+        """Return G; a batch that is smaller than a group is one group (the end of a data set)."""
+        if num_images % self.group_images == 0:
+            return num_images // self.group_images
+        if num_images < self.group_images or not self._groups_matter():
+            return 1
+        raise UserError(
+            f"{num_images} images cannot be cut into groups of {self.group_images}: "
+            f"choose a batch size that is a multiple of {self.group_images}."
+        )
+
+    def _groups_matter(self) -> bool:
+        rule = self.router.capacity if self.training else self.router.eval_capacity
+        return self.training or rule.factor is not None or not self.router.token_local
+
+    def _noise(self, groups: Tensor) -> Tensor | None:
+        if not self.training or self.router.noise_std == 0:
+            return None
+        shape = (*groups.shape[:2], self.router.num_logits)
+        return torch.randn(shape, device=groups.device, dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""The rules of routers: gates, transport plans, top-k of a softmax."""

@@ -1,0 +1,183 @@
+"""A dense vision transformer made sparse: chosen blocks' MLP replaced by a MoE layer.
+
+Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are 0-based.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from moeprobe.errors import UserError
+from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.moe import MoeLayer
+from moeprobe.models.nn.routers.base import Router
+from moeprobe.runtime.catalog import ROUTERS
+from moeprobe.runtime.schema import Plugin, make_plugin
+
+# Arguments of routers that a configuration gives beside the number of experts and the group, by their key there.
+_OF_THE_MODEL = {
+    "num_experts": "num_experts",
+    "top_k": "top_k",
+    "noise_std": "noise_std",
+    "batch_priority": "batch_priority",
+    "capacity": "capacity_factor",
+    "eval_capacity": "eval_capacity_factor",
+    "num_tokens": "image_size",
+}
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """How a transformer is made sparse; the defaults are V-MoE's. None = the router's own default.
+
+    Attributes:
+        layers: 0-based blocks whose MLP becomes a MoE layer; "last-N" = the last N odd blocks, "every-N" = every N-th
+            block, the N-th first.
+        router: catalog name.
+        router_options: what the router takes besides the fields below.
+        noise_std: the router's noise has standard deviation noise_std / num_experts.
+        capacity_factor: in training; "none" = no limit.
+        eval_capacity_factor: in evaluation; "none" = no limit (nothing then depends on batch-mates).
+        capacity_rounding: "ceil", "round" (half to even) or "tutel", see ``CapacityRule``.
+        capacity_multiple_of: the capacity is raised to a multiple of this.
+        batch_priority: where there is no room for all, the tokens with the largest gates come first.
+        group_images: images that share a group, hence capacity and balancing losses, in training.
+    """
+
+    num_experts: int = 8
+    layers: tuple[int, ...] | str = "last-2"
+    router: str = "softmax_token_choice"
+    router_options: Mapping[str, Any] = field(default_factory=dict)
+    top_k: int | None = None
+    noise_std: float | None = None
+    capacity_factor: float | Literal["none"] | None = None
+    eval_capacity_factor: float | Literal["none"] | None = None
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
+    capacity_multiple_of: int | None = None
+    batch_priority: bool | None = None
+    group_images: int | None = None
+    expert_dropout: float = 0.0
+    bfloat16_dispatch: bool = False
+
+    def blocks(self, depth: int) -> tuple[int, ...]:
+        """Return the sparse blocks of a transformer of ``depth`` blocks.
+
+        Raises:
+            UserError: a block that does not exist.
+        """
+        if isinstance(self.layers, str):
+            pattern = re.fullmatch(r"(last|every)-([1-9]\d*)", self.layers)
+            if pattern is None:
+                raise UserError(
+                    f"MoE layers are blocks, as in [1, 3], or last-N or every-N, as in last-2; got {self.layers!r}."
+                )
+            number = int(pattern[2])
+            odd, every = tuple(range(1, depth, 2)), tuple(range(number - 1, depth, number))
+            blocks = odd[-number:] if pattern[1] == "last" else every
+            if not blocks:
+                raise UserError(f"{self.layers} names no block of a transformer of {depth}.")
+            return blocks
+        wrong = [layer for layer in self.layers if not 0 <= layer < depth]
+        if wrong or not self.layers:
+            raise UserError(f"MoE layers must be among the blocks 0 to {depth - 1}; got {list(self.layers)}.")
+        return tuple(sorted(set(self.layers)))
+
+
+def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransformer:
+    """Replace the MLP of the chosen blocks of any timm ViT by a MoE layer, in place ("upcycling").
+
+    Every expert starts as a copy of the block's MLP (so the experts of a fresh model start equal, as V-MoE's do).
+
+    Raises:
+        UserError: the block's MLP is no plain two-layer perceptron, or the configuration does not fit.
+    """
+    num_tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+    for index in config.blocks(len(model.blocks)):
+        block = model.blocks[index]
+        block.mlp = moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
+    return model
+
+
+def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
+    """Return the MoE layer for the place of a block's MLP; ``where`` the block is, for sentences.
+
+    Raises:
+        UserError: the MLP is no plain two-layer perceptron, or the configuration does not fit.
+    """
+    mlp: Any = getattr(block, "mlp", None)
+    if mlp is None:
+        raise UserError(f"{where} is a {type(block).__name__} without an MLP of its own to be made sparse.")
+    if not isinstance(getattr(mlp, "fc1", None), nn.Linear) or not isinstance(mlp.fc2, nn.Linear):
+        raise UserError(
+            f"The MLP of {where} is a {type(mlp).__name__}; only plain two-layer MLPs can be made sparse."
+        )
+    if mlp.fc1.out_features != mlp.fc2.in_features or not isinstance(
+        getattr(mlp, "norm", nn.Identity()), nn.Identity
+    ):
+        raise UserError(f"The MLP of {where} is gated or normalised inside and cannot be made sparse.")
+    width, hidden_width = mlp.fc1.in_features, mlp.fc1.out_features
+    experts = MlpExperts(
+        config.num_experts, width, hidden_width, activation=mlp.act, dropout=config.expert_dropout
+    )
+    experts.fc1.copy_linear(mlp.fc1)
+    experts.fc2.copy_linear(mlp.fc2)
+    router = make_router(config, width, num_tokens=num_tokens)
+    return MoeLayer(
+        router,
+        experts,
+        group_images=config.group_images or router.default_group_images,
+        bfloat16_dispatch=config.bfloat16_dispatch,
+    )
+
+
+def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
+    """Return the configured router for tokens of ``width``, ``num_tokens`` of them in an image.
+
+    Raises:
+        UserError: there is none of this name, it has no such parameter, or a value does not fit.
+    """
+    kind = ROUTERS.get(config.router)
+    if kind.mixes_tokens and (config.group_images or 1) > 1:
+        raise UserError(
+            f"The router {config.router!r} mixes the tokens of one image: leave out model.group_images, "
+            f"which is {config.group_images}."
+        )
+    for name in config.router_options:
+        if name in _OF_THE_MODEL:
+            raise UserError(
+                f"A router's {name} is given as model.{_OF_THE_MODEL[name]}, not in its own section."
+            )
+    shared = {"top_k": config.top_k, "noise_std": config.noise_std, "batch_priority": config.batch_priority}
+    given: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
+    if "num_tokens" in inspect.signature(kind).parameters:
+        given["num_tokens"] = num_tokens
+    rule = kind.default_capacity
+    if config.capacity_rounding is not None:
+        rule = replace(rule, rounding=config.capacity_rounding)
+    if config.capacity_multiple_of is not None:
+        rule = replace(rule, multiple_of=config.capacity_multiple_of)
+    if config.capacity_factor is not None:
+        rule = replace(rule, factor=_factor(config.capacity_factor))
+    eval_rule = rule if kind.fills_experts else replace(rule, factor=None)
+    if config.eval_capacity_factor is not None:
+        eval_rule = replace(rule, factor=_factor(config.eval_capacity_factor))
+    made: Router = make_plugin(
+        kind,
+        Plugin(name=config.router, **config.router_options),
+        what="router",
+        **given,
+        width=width,
+        num_experts=config.num_experts,
+        capacity=rule,
+        eval_capacity=eval_rule,
+    )
+    return made
+
+
+def _factor(value: float | Literal["none"]) -> float | None:
+    return None if value == "none" else value

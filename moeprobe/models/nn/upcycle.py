@@ -1,0 +1,74 @@
+"""A dense vision transformer's weights as the start of a sparse one.
+
+Source: Sparse Upcycling (Komatsuzaki et al. 2023): every expert is a copy of the MLP whose place it takes, the rest is
+taken over, and the routers are drawn with standard deviation 0.02. Where a token's combine weights sum to one the
+sparse model begins as the dense one.
+
+Axes: E experts, D width, M hidden width.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from moeprobe.errors import UserError
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.transfer import transfer
+
+# Of other classes than the data, or of V-MoE's own models: no dense model has a partner for them.
+_HEADS = ("head.", "head_dist.")
+_ROUTER_STD = 0.02
+
+
+def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: str) -> None:
+    """Start a sparse ``model`` from the parameters of a dense one, in place; the head stays fresh.
+
+    Args:
+        model: made sparse by ``nn.sparse.make_sparse``, freshly initialised.
+        dense: by timm's names; a head among them is left out. Position embeddings may be of another grid.
+        source: what they are from, for sentences.
+
+    Raises:
+        UserError: a parameter has no partner or another shape, or one is lacking.
+    """
+    _check_sizes(model, dense, source)
+    taken = {name: tensor for name, tensor in dense.items() if not name.startswith(_HEADS)}
+    fresh = list(_HEADS)
+    if not any(name.startswith("fc_norm.") for name in taken):
+        fresh.append("fc_norm.")
+    has_bias = any(name.endswith(".mlp.fc1.bias") for name in taken)
+    for name, layer in moe_layers(model).items():
+        assert isinstance(layer.experts, MlpExperts)
+        fresh.append(f"{name}.mlp.router.")
+        for part in ("fc1", "fc2"):
+            theirs, ours = f"{name}.mlp.{part}", f"{name}.mlp.experts.{part}"
+            if f"{theirs}.weight" not in taken or (has_bias and f"{theirs}.bias" not in taken):
+                raise UserError(f"{source} lacks {theirs}, a dense perceptron, to make experts of.")
+            weight = taken.pop(f"{theirs}.weight")
+            # A perceptron without bias is one whose bias is zero.
+            bias = taken.pop(f"{theirs}.bias") if has_bias else weight.new_zeros(len(weight))
+            taken[f"{ours}.weight"] = weight.T.expand(layer.experts.num_experts, *weight.T.shape)
+            taken[f"{ours}.bias"] = bias.expand(layer.experts.num_experts, *bias.shape)
+    transfer(model, taken, fresh=tuple(fresh), source=source, advice="is it a model of another kind?")
+    for layer in moe_layers(model).values():
+        gate = getattr(layer.router, "gate", None)
+        if isinstance(gate, nn.Linear):
+            with torch.no_grad():
+                gate.weight.normal_(std=_ROUTER_STD)
+
+
+def _check_sizes(model: VisionTransformer, dense: Mapping[str, Tensor], source: str) -> None:
+    """Say of another size that it is one, before single parameters are compared."""
+    blocks = {name.split(".")[1] for name in dense if name.startswith("blocks.")}
+    norm = dense.get("blocks.0.norm1.weight")
+    if norm is None:
+        raise UserError(f"{source} holds no vision transformer of timm: it lacks blocks.0.norm1.weight.")
+    there, here = (len(blocks), len(norm)), (len(model.blocks), model.embed_dim)
+    if there != here:
+        raise UserError(
+            f"{source} has {there[0]} blocks of width {there[1]}, the configured model {here[0]} of width {here[1]}; "
+            "leave out model.name, model.width and model.depth."
+        )

@@ -1,0 +1,78 @@
+"""Whether the parts of a run fit together, asked before anything is computed."""
+
+from torch import nn
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.training import tensorboard
+from moeprobe.models.training.dense_weights import check_dense
+from moeprobe.models.training.objectives.base import Objective
+from moeprobe.runtime.catalog import OBJECTIVES
+from moeprobe.runtime.schema import make_plugin
+
+
+def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> tuple[str, ...]:
+    """Return the class names of the data.
+
+    Raises:
+        UserError: there are no labels or no images, the splits or the model name other classes, or TensorBoard is
+            asked for and not installed.
+    """
+    if config.tensorboard:
+        tensorboard.require()
+    name = config.data.name
+    if train.class_names is None or val.class_names is None:
+        raise UserError(f"{name} has no labels to train on.")
+    if len(val) == 0:
+        raise UserError(f"The validation split of {name} has no images.")
+    if train.class_names != val.class_names:
+        raise UserError(
+            f"The training and the validation split of {name} name different classes "
+            f"({len(train.class_names)} and {len(val.class_names)} of them)."
+        )
+    wanted = config.model.num_classes
+    if wanted is not None and wanted != len(train.class_names):
+        raise UserError(
+            f"{name} has {len(train.class_names)} classes and model.num_classes is {wanted}; leave it out."
+        )
+    return train.class_names
+
+
+def make_objective(config: TrainConfig) -> Objective:
+    """Return the configured objective.
+
+    Raises:
+        UserError: there is none of that name, it does not take these parameters, or the batch does not fit it.
+    """
+    name = config.objective.name
+    kind = OBJECTIVES.get(name)
+    if kind.needs_pairs and config.views_per_image != 2:
+        raise UserError(f"The objective {name!r} compares two views: set views_per_image to 2.")
+    if kind.needs_pairs and config.mixup > 0:
+        raise UserError(f"The objective {name!r} compares patches of one image: set mixup to 0.")
+    objective: Objective = make_plugin(kind, config.objective, what="objective")
+    return objective
+
+
+def check_start(config: TrainConfig) -> None:
+    """Raise ``UserError`` if a run would start from two sets of weights, or from those of no vision transformer."""
+    if config.model.upcycle is None:
+        return
+    if config.initialise is not None:
+        raise UserError(
+            "Weights to start from are given twice: leave out either initialise.checkpoint or model.upcycle."
+        )
+    check_dense(config.model.upcycle)
+
+
+def check_groups(model: nn.Module, config: TrainConfig) -> None:
+    """Raise ``UserError`` unless a training batch can be cut into groups (a smaller batch is one group)."""
+    rows = config.batch_size * config.views_per_image
+    for name, layer in moe_layers(model).items():
+        if rows % layer.group_images and rows > layer.group_images:
+            raise UserError(
+                f"A batch of {config.batch_size} images x {config.views_per_image} views cannot be cut into groups of "
+                f"{layer.group_images} ({name}); change batch_size or model.group_images."
+            )

@@ -1,0 +1,390 @@
+"""The training loop.
+
+Every random number belongs to (seed, purpose, image or step): views to the image and the epoch, router noise and
+dropout to the step. Nothing of a generator's state has to be saved, and a resumed run on a CPU goes on bit for bit.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.medium import IMAGE, sources
+from moeprobe.inputs.views.base import PairView
+from moeprobe.models import config as configuration
+from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.capture import capture
+from moeprobe.models.training import checks
+from moeprobe.models.training.dense_weights import upcycle_from
+from moeprobe.models.training.evaluate import evaluate
+from moeprobe.models.training.inputs import Normalise, clean_view, training_views
+from moeprobe.models.training.interrupts import uninterrupted
+from moeprobe.models.training.mixup import mixup
+from moeprobe.models.training.objectives.base import Views
+from moeprobe.models.training.optimise import make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.state import Averages, load_state, save_state
+from moeprobe.models.training.step import backward, supervised_loss, total_loss
+from moeprobe.models.training.tensorboard import Board
+from moeprobe.models.training.timing import Clock
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
+from moeprobe.runtime.seeds import generator, torch_seed
+
+# Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
+_REPORT_EVERY = 10
+_EVALUATIONS = 10
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a run is: for whoever shows it.
+
+    Attributes:
+        step: how many are done.
+        total_steps: how many there are.
+        values: of the last step; of an evaluation its row of ``metrics.csv``.
+        images_per_second: since the run was started or resumed, evaluations included.
+        seconds_left: at that rate.
+        evaluated: this is an evaluation.
+    """
+
+    step: int
+    total_steps: int
+    values: dict[str, float]
+    images_per_second: float
+    seconds_left: float
+    evaluated: bool = False
+
+
+class Trainer:
+    """One training run in one folder.
+
+    Args:
+        config: the run; ``model.num_classes`` None is taken from the data.
+        train_data: labelled images to train on.
+        val_data: labelled images to validate on.
+        view: makes two random views of an image (the first is taken where one is wanted).
+        folder: where checkpoints and metrics go.
+        device: where to train.
+
+    Raises:
+        UserError: the parts do not fit together.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        train_data: ImageDataset,
+        val_data: ImageDataset,
+        view: PairView,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        self.class_names = checks.check_data(config, train_data, val_data)
+        self.config = config
+        self.model_config = config.model.model_copy(update={"num_classes": len(self.class_names)})
+        self.folder = absolute(folder)
+        self.device = device
+        self.train_data, self.val_data, self.view = train_data, val_data, view
+        self.objective = checks.make_objective(config)
+        self.steps_per_epoch = len(train_data) // config.batch_size
+        self.total_steps = total_steps(
+            steps=config.steps, epochs=config.epochs, num_images=len(train_data), batch_size=config.batch_size
+        )
+        self.evaluate_every = config.evaluate_every or max(1, self.total_steps // _EVALUATIONS)
+
+        checks.check_start(config)
+        torch.manual_seed(torch_seed(config.seed, "initialise"))
+        self.model = build_model(self.model_config)
+        self.upcycled = None if config.model.upcycle is None else upcycle_from(self.model, config.model)
+        if config.initialise is not None:
+            checkpoint.initialise_from(
+                self.model,
+                config.initialise.checkpoint,
+                keep_head=config.initialise.keep_head,
+                class_names=self.class_names,
+            )
+        checks.check_groups(self.model, config)
+        self.model.to(device).train()
+        self.normalise = Normalise(self.model_config).to(device)
+        rows, columns = self.model.patch_embed.grid_size
+        self.grid = PatchGrid(rows, columns, self.model.patch_embed.patch_size[0])
+        self.framing = Framing(self.model.patch_embed.img_size[0], self.model_config.crop_fraction)
+        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.schedule = make_schedule(self.optimizer, config.schedule, total_steps=self.total_steps)
+        self.step = 0
+        self.best_accuracy = -1.0
+        self.averages = Averages()
+        self.clock = Clock(device)
+        self.history: list[dict[str, float]] = []
+        if config.compile:
+            _compile(self.model)
+
+    def run(
+        self,
+        report: Callable[[Report], None] = lambda _: None,
+        *,
+        draw: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Train to the end and return the summary.
+
+        Args:
+            report: called now and then with where the run is.
+            draw: called when ``metrics.csv`` is complete, before the run is marked as finished.
+
+        Ctrl-C at any moment (on the command line SIGTERM and SIGHUP too) leaves a run that can be resumed exactly; a
+        loss that is no number stops with a sentence and leaves the last checkpoints as they were.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
+        write_text(self.folder / "config.yaml", configuration.dump(self.config))
+        started, first = time.perf_counter(), self.step
+        self.clock.start()
+
+        def rate() -> float:
+            return (self.step - first) * self.config.batch_size / (time.perf_counter() - started)
+
+        def tell(values: dict[str, float], *, evaluated: bool = False) -> None:
+            left = (self.total_steps - self.step) * self.config.batch_size
+            seconds = left / rate() if self.step > first else math.nan
+            report(Report(self.step, self.total_steps, values, rate(), seconds, evaluated))
+
+        try:
+            # A run that was interrupted in an evaluation begins with it.
+            if self._evaluate_if_due(board):
+                tell(self.history[-1], evaluated=True)
+            for batch in self._batches():
+                with self.clock.step():
+                    values = self._train_step(batch)
+                if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
+                    self._check_finite(values["loss"])
+                    self.clock.read()
+                    tell({name: float(value) for name, value in values.items()} | self._learning_rate())
+                if self._evaluate_if_due(board):
+                    tell(self.history[-1], evaluated=True)
+            with uninterrupted():
+                return self._finish(rate(), draw)
+        except KeyboardInterrupt as error:
+            with uninterrupted():
+                if (self.folder / "finished.json").exists():
+                    error.add_note(f"The run in {shown(self.folder)} is finished.")
+                else:
+                    self._check_finite(*self.averages.sums.values(), *self.model.parameters())
+                    self._save_state()
+                    done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
+                    error.add_note(f"{done}; the same command goes on from there.")
+            raise
+        finally:
+            if board is not None:
+                board.close()
+
+    def resume(self) -> None:
+        """Go on from ``state.safetensors``.
+
+        Raises:
+            UserError: there is no such file, or it is of another run.
+        """
+        path = self.folder / "state.safetensors"
+        self.averages, description = load_state(path, self.model, self.optimizer, device=self.device)
+        if description["train_images"] != len(self.train_data):
+            raise UserError(
+                f"The run in {shown(self.folder)} was started on {description['train_images']} images and "
+                f"{self.config.data.name} now has {len(self.train_data)}; add --overwrite to start again."
+            )
+        self.step = description["step"]
+        self.best_accuracy = description["best_accuracy"]
+        self.history = description["history"]
+        self.clock.restore(description["clock"])
+
+    def time_steps(self, count: int) -> float:
+        """Return the seconds of a step with its data, from ``count`` steps after a first one; they use the run up."""
+        begun, number = time.perf_counter(), 0
+        for number, batch in enumerate(self._batches()):
+            self._train_step(batch)["loss"].item()  # read, so that a device has done what was asked of it
+            if number == 0 and self.step < self.total_steps:
+                begun = time.perf_counter()
+            if number == count:
+                break
+        return (time.perf_counter() - begun) / max(number, 1)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Yield what is left of the run; each epoch is a fresh permutation, an incomplete last batch is dropped."""
+        size = self.config.batch_size
+        while self.step < self.total_steps:
+            epoch, offset = divmod(self.step, self.steps_per_epoch)
+            order = generator(self.config.seed, "order", draw=epoch).permutation(len(self.train_data))
+            count = min(self.steps_per_epoch - offset, self.total_steps - self.step)
+            chosen = order[offset * size : (offset + count) * size]
+            recipe = partial(
+                training_views,
+                view=self.view,
+                framing=self.framing,
+                seed=self.config.seed,
+                epoch=epoch,
+                count=self.config.views_per_image,
+            )
+            yield from batches(
+                self.train_data,
+                chosen.tolist(),
+                recipe,
+                batch_size=size,
+                workers=self.config.data.workers,
+                pin_memory=self.device.type == "cuda",
+            )
+
+    def _train_step(self, batch: Batch) -> dict[str, Tensor]:
+        """Make one update and return what is reported of it."""
+        torch.manual_seed(torch_seed(self.config.seed, "step", draw=self.step))
+        images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)
+        labels = batch.labels.repeat_interleave(len(batch.views)).to(self.device, non_blocking=True)
+        targets = nn.functional.one_hot(labels, len(self.class_names)).float()
+        images = self.normalise(images)
+        if self.config.mixup > 0:
+            rng = generator(self.config.seed, "mixup", draw=self.step)
+            images, targets = mixup(
+                images, targets, concentration=self.config.mixup, rng=rng, num_views=len(batch.views)
+            )
+        with (
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp),
+            capture(self.model) as decisions,
+        ):
+            logits = self.model(images)
+        main = supervised_loss(logits.float(), targets, self.config.loss)
+        views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
+        terms = self.objective.terms(decisions, views)
+        total = total_loss(main, terms)
+        self.schedule.step_update(self.step)
+        backward(total, self.model, clip_norm=self.config.optimizer.clip_norm)
+        accuracy = (logits.argmax(1) == labels).float().mean()
+        values = {"loss": total, "main_loss": main, "accuracy": accuracy}
+        values |= {name: term.value for name, term in terms.items()}
+        values = {name: value.detach() for name, value in values.items()}
+        with uninterrupted():
+            self.optimizer.step()
+            self.averages.add(values)
+            self.step += 1
+        return values
+
+    def _check_finite(self, *values: Tensor) -> None:
+        if not all(bool(torch.isfinite(value).all()) for value in values):
+            raise UserError(
+                f"The loss stopped being a number by step {self.step}; what was saved in {shown(self.folder)} is of "
+                "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
+            )
+
+    def _learning_rate(self) -> dict[str, float]:
+        return {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+
+    def _evaluate_if_due(self, board: Board | None) -> bool:
+        """Evaluate where it is time to; returns whether it was."""
+        evaluated = self.history[-1]["step"] if self.history else 0
+        due = self.step % self.evaluate_every == 0 or self.step == self.total_steps
+        if not due or self.step <= evaluated:
+            return False
+        self._evaluate()
+        if board is not None:
+            board.write(self.history[-1])
+        return True
+
+    def _evaluate(self) -> None:
+        self._check_finite(*self.averages.sums.values(), *self.model.parameters())
+        accuracy, loss = evaluate(
+            self.model,
+            self.val_data,
+            partial(clean_view, framing=self.framing),
+            normalise=self.normalise,
+            batch_size=self.config.eval_batch_size,
+            workers=self.config.data.workers,
+            device=self.device,
+        )
+        self._check_finite(torch.tensor(loss))
+        train = {f"train_{name}": value for name, value in self.averages.means().items()}
+        row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
+        with uninterrupted():
+            self.history.append(row | train | {"val_accuracy": accuracy, "val_loss": loss})
+            self.averages = Averages()
+            write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
+            self._save("last")
+            if accuracy > self.best_accuracy:
+                self.best_accuracy = accuracy
+                self._save("best")
+            if self.step < self.total_steps:
+                self._save_state()
+
+    def _save(self, which: str) -> None:
+        started: dict[str, Any] = {} if self.upcycled is None else {"upcycled": self.upcycled}
+        if self.train_data.split_note:
+            started["split"] = self.train_data.split_note
+        training = started | {
+            "name": self.config.name,
+            "group": self.config.group,
+            "seed": self.config.seed,
+            "data": self.config.data.source,
+            "objective": self.config.objective.model_dump(),
+            "view": self.config.view.model_dump(),
+            "initialise": None if self.config.initialise is None else self.config.initialise.model_dump(),
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "val_accuracy": self.history[-1]["val_accuracy"],
+        }
+        checkpoint.save(
+            self.folder / f"{which}.safetensors",
+            self.model,
+            config=self.model_config,
+            training=training,
+            class_names=self.class_names,
+        )
+
+    def _save_state(self) -> None:
+        description = {
+            "step": self.step,
+            "best_accuracy": self.best_accuracy,
+            "history": self.history,
+            "train_images": len(self.train_data),
+            "clock": self.clock.state(),
+        }
+        path = self.folder / "state.safetensors"
+        save_state(path, self.model, self.optimizer, self.averages, description)
+
+    def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
+        """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
+        summary = {
+            "name": self.config.name,
+            "steps": self.total_steps,
+            "val_accuracy": self.history[-1]["val_accuracy"],
+            "best_val_accuracy": self.best_accuracy,
+            "validated_on": sources(len(self.val_data), IMAGE, data=self.config.data.source, split="val"),
+            "images_per_second": images_per_second,
+        } | self.clock.summary()
+        if self.upcycled is not None:
+            summary["upcycled"] = self.upcycled
+        if self.train_data.split_note:
+            summary["split"] = self.train_data.split_note
+        draw()
+        write_json(self.folder / "finished.json", summary)
+        remove(self.folder / "state.safetensors")
+        return summary
+
+
+def _compile(model: Any) -> None:
+    """Compile what does not route: routers stay eager, so that what they decide can be captured."""
+    for block in model.blocks:
+        block.attn.compile()
+        (block.mlp.experts if hasattr(block.mlp, "experts") else block.mlp).compile()

@@ -1,0 +1,154 @@
+"""What an objective is: weighted terms, from what the routers decided and which patches correspond.
+
+Axes: B source images, V views of each, T tokens, E experts, G groups, M pairs of tokens.
+"""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss, z_loss
+from moeprobe.models.nn.routers.base import Decision
+
+
+@dataclass(frozen=True)
+class Views:
+    """How the rows of a batch lie to one another: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
+
+    Attributes:
+        to_source: V arrays ``(B, 3, 3)``, maps from each view to the source image.
+        source_size: ``(B, 2)`` width and height of the sources.
+        grid: the patches of a view.
+        num_prefix_tokens: tokens before the patches.
+    """
+
+    to_source: list[NDArray[np.float64]]
+    source_size: NDArray[np.float64]
+    grid: PatchGrid
+    num_prefix_tokens: int
+
+
+@dataclass(frozen=True)
+class Term:
+    """One auxiliary loss, summed over the MoE layers, and its weight in the total."""
+
+    value: Tensor
+    weight: float
+
+
+class Objective(ABC):
+    """A frozen dataclass whose fields are its parameters; those called ``...weight`` are weights of its terms.
+
+    Attributes:
+        needs_pairs: the objective compares two views of each image.
+
+    Raises:
+        UserError: a weight is negative or no number.
+    """
+
+    needs_pairs: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, field.name)
+            if field.name.endswith("weight") and not 0 <= value < math.inf:
+                raise UserError(f"objective.{field.name} must be a number from 0; got {value}.")
+
+    @abstractmethod
+    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+        """Return the named terms of one batch."""
+
+
+def balancing_terms(
+    decisions: Mapping[str, Decision],
+    *,
+    importance_weight: float,
+    load_weight: float,
+    gshard_weight: float = 0.0,
+    z_weight: float = 0.0,
+) -> dict[str, Term]:
+    """Return balancing losses: mean over groups, summed over layers; without what weighs nothing.
+
+    There is no load loss without noise.
+
+    Raises:
+        UserError: a load loss is asked of a router in which tokens do not choose by their logits, or any loss of one
+            whose gates cannot learn.
+    """
+    terms = {}
+    if importance_weight:
+        terms["importance"] = Term(
+            _summed(decisions, lambda d: importance_loss(d.clean_gates)), importance_weight
+        )
+    if load_weight and any(d.noise_scale > 0 for d in decisions.values()):
+        terms["load"] = Term(_summed(decisions, _load), load_weight)
+    if gshard_weight:
+        terms["gshard"] = Term(_summed(decisions, lambda d: gshard_loss(d.gates)), gshard_weight)
+    if z_weight:
+        terms["z"] = Term(_summed(decisions, lambda d: z_loss(d.noisy_logits)), z_weight)
+    return terms
+
+
+def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
+    for decision in decisions.values():
+        _check_trained(decision)
+    return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()
+
+
+def _check_trained(decision: Decision) -> None:
+    """Raise ``UserError`` in training if nothing that learns can change the gates: a loss on them would be idle."""
+    if torch.is_grad_enabled() and not decision.clean_gates.requires_grad:
+        raise UserError(
+            "The gates of this router cannot learn, so there is no use in a loss on them: "
+            "set objective=balanced objective.importance_weight=0 objective.load_weight=0."
+        )
+
+
+def _load(decision: Decision) -> Tensor:
+    if decision.top_k is None or decision.scores is not None:
+        raise UserError(
+            "The load loss is about tokens that choose their experts by noisy logits, and here they do not: "
+            "set objective.load_weight=0."
+        )
+    return load_loss(
+        decision.logits, decision.noisy_logits, top_k=decision.top_k, noise_scale=decision.noise_scale
+    )
+
+
+def paired_gates(
+    decision: Decision, first: NDArray[np.int64], second: NDArray[np.int64], *, num_images: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the clean gates of paired tokens, and which slots hold a pair.
+
+    Args:
+        decision: a layer's decision on ``2 B`` rows, views interleaved.
+        first: ``(B, M)`` token of view 1 in each slot, -1 = no pair.
+        second: ``(B, M)`` token of view 2.
+        num_images: B.
+
+    Returns:
+        Gates ``(B, M, E)`` of either side, zero where there is no pair, and the mask ``(B, M)``.
+
+    Raises:
+        UserError: the gates cannot learn.
+    """
+    _check_trained(decision)
+    gates = decision.clean_gates.reshape(num_images, 2, -1, decision.clean_gates.shape[-1])
+    tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
+    valid = (tokens[0] >= 0) & (tokens[1] >= 0)
+    sides = [
+        gates[:, view].gather(1, side.clamp_min(0)[..., None].expand(-1, -1, gates.shape[-1]))
+        * valid[..., None]
+        for view, side in enumerate(tokens)
+    ]
+    return sides[0], sides[1], valid

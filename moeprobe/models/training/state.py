@@ -1,0 +1,97 @@
+"""What an unfinished run needs to go on exactly: parameters, optimiser, and the running sums of what is reported."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
+
+_FORMAT = "moeprobe-state-2"
+
+
+@dataclass
+class Averages:
+    """Means of the reported values since the last evaluation."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        """Add the values of one step."""
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, torch.zeros((), device=value.device)) + value
+        self.count += 1
+
+    def means(self) -> dict[str, float]:
+        """Return the means; nothing before the first step."""
+        return {name: float(value) / self.count for name, value in self.sums.items()}
+
+
+def save_state(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    averages: Averages,
+    description: dict[str, Any],
+) -> None:
+    """Write a run's state, whole or not at all; ``description`` is any JSON."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"averages/{name}": tensor for name, tensor in averages.sums.items()}
+    plain = {}
+    for part, content in _parts(optimizer.state_dict()).items():
+        plain[part] = {str(index): _without_tensors(entry) for index, entry in content.items()}
+        for index, entry in content.items():
+            tensors |= {f"{part}/{index}/{key}": v for key, v in entry.items() if isinstance(v, Tensor)}
+    # The file sorts its tensors; the order of the names is the order of the columns of metrics.csv.
+    averaged = {"count": averages.count, "names": list(averages.sums)}
+    about = {"format": _FORMAT, "averaged": averaged, "optimizer": plain}
+    write_tensors(path, tensors, about | description)
+
+
+def _parts(content: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return what an optimiser keeps per parameter, and per group of parameters (a count of steps, say)."""
+    return {"optimizer": content["state"], "groups": dict(enumerate(content["param_groups"]))}
+
+
+def _without_tensors(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "params" and not isinstance(value, Tensor)}
+
+
+def load_state(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, device: torch.device
+) -> tuple[Averages, dict[str, Any]]:
+    """Put a saved state into ``model`` and ``optimizer``; return the running sums and the description.
+
+    Raises:
+        UserError: the file is missing or damaged, or of another model or optimiser.
+    """
+    if not path.is_file():
+        raise UserError(f"There is nothing to resume: no {path}.")
+    tensors, description = read_tensors(path)
+    if description.get("format") != _FORMAT:
+        raise UserError(f"{path} is not the state of a run in a format that this version reads ({_FORMAT}).")
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "averages": {}, "optimizer": {}, "groups": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = tensor
+    state = optimizer.state_dict()
+    state["state"] = {}
+    for part, content in _parts(state).items():
+        for index, plain in description["optimizer"][part].items():
+            values = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+            content.setdefault(int(index), {}).update(values)
+        for name, tensor in parts[part].items():
+            index, _, key = name.partition("/")
+            content.setdefault(int(index), {})[key] = tensor
+    try:
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict(state)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{path} is the state of another run ({' '.join(str(error).split())}).") from None
+    averaged = description["averaged"]
+    sums = {name: parts["averages"][name].to(device) for name in averaged["names"]}
+    return Averages(sums, averaged["count"]), description

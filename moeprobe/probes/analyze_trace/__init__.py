@@ -1,0 +1,1 @@
+"""Measure recorded routing."""

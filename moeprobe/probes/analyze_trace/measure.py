@@ -1,0 +1,328 @@
+"""Measure recorded routing: from trace files to tables, figures and an output folder, without the model.
+
+The analyses are those of the probes, fed with the same records, so that the numbers are the same.
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+
+from moeprobe.errors import UserError
+from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.metrics.weights import Weights
+from moeprobe.probes.engine.checks import KINDS, make_analyses
+from moeprobe.probes.engine.loop import sums_of_layer, to_host
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.run import save_figures
+from moeprobe.results import summaries
+from moeprobe.results.folder import Result, output_folder, provenance
+from moeprobe.results.palette import colours
+from moeprobe.results.sums import Accumulator
+from moeprobe.results.tables import concatenate, image_table, in_order
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.traces.format import is_ordered
+from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all, pair, weighted
+from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.files import sha256
+from moeprobe.runtime.progress import Watcher, watching
+
+_KIND = "analyze-trace"
+# What is said of a single trace.
+_ALONE = ("confidence", "load", "unserved")
+# Inputs of a block, and gates of one (64 MiB), whichever is less.
+_BLOCK, _GATES = 256, 2**24
+# Tokens up to which weights are compared: their chance takes steps that grow with the square.
+_LONGEST = 512
+
+
+@with_options
+def analyze_trace(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure routing that was recorded by ``record`` or made of a log by ``import_trace``.
+
+    Of each trace: confidence and load. Of each but the first: how well its choices match those of the first, input by
+    input and token by token. Inputs that not all of them have are left out.
+
+    Args:
+        paths: trace files; the first is the reference.
+        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite`` and ``figures``; ``changes`` are
+            applied to them by name.
+        watcher: told how the run advances.
+
+    Raises:
+        UserError: a file is damaged or no trace, or they cannot be compared.
+    """
+    options = combine(options, changes)
+    watcher, started = watching(watcher), time.perf_counter()
+    given = several(paths)
+    if not given:
+        raise UserError("Name at least one trace.")
+    traces = name_all([TraceFile(Path(path)) for path in given])
+    files = [named.trace for named in traces]
+    layers = common_layers(files, options.layers)
+    ids = common_ids(files, layers)
+    request = _request(traces, ids, options)
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        watcher.start(_KIND, len(ids))
+        images = _measure(traces, layers, ids, watcher)
+        if images.num_rows == 0:
+            raise UserError(
+                f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
+                "and no gates are recorded."
+            )
+        about = summaries.About(
+            run=_KIND if options.out is None else options.out.name,
+            dataset=request["data"],
+            split=request["split"],
+            seed=options.seed,
+            aligned=request["aligned"],
+            train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
+            groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
+        )
+        analyses = make_analyses(KINDS[_KIND])
+        table, comparison = summaries.summarise(images, analyses=analyses, about=about)
+        result = Result(
+            table,
+            comparison,
+            images,
+            _sidecar(traces, request, _notes(traces, layers, ids), options, started),
+            figures_of,
+        )
+        if folder is not None:
+            folder.write(result)
+            if options.figures:
+                save_figures(result, folder.path / "figures")
+            folder.finish(result.sidecar)
+    return result
+
+
+def _measure(
+    traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Watcher
+) -> pa.Table:
+    """Return the sums per input of every trace."""
+    accumulators: dict[str, Accumulator] = {}
+    tokens = {layer: _most_tokens(traces, layer, ids) for layer in layers}
+    of_one = max(tokens[layer] * traces[0].trace.layers[layer].num_experts for layer in layers)
+    size = max(min(_BLOCK, _GATES // of_one), 1)
+    for start in range(0, len(ids), size):
+        block = ids[start : start + size]
+        for layer in layers:
+            blocks = [named.trace.read(layer, block, num_tokens=tokens[layer]) for named in traces]
+            for number, (named, found) in enumerate(zip(traces, blocks, strict=True)):
+                subject = pair(blocks[0], found, named=named)
+                known = weighted(found.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
+                names = KINDS[_KIND] if number else _ALONE
+                analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
+                _add(
+                    accumulators.setdefault(named.name, Accumulator()), named, layer, subject, block, analyses
+                )
+        watcher.advance(len(block))
+    tables = [image_table(sums, checkpoint=name) for name, sums in accumulators.items() if sums.cells()]
+    return in_order(concatenate(tables))
+
+
+def _add(
+    accumulator: Accumulator,
+    named: Named,
+    layer: str,
+    subject: LayerPair,
+    ids: Sequence[str],
+    analyses: Sequence[Any],
+) -> None:
+    wanted = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
+    for cell, columns in sums_of_layer(wanted, layer, subject).items():
+        placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
+        label = {"label": np.full(len(ids), -1)}
+        accumulator.add(placed, ids, label | {name: to_host(column) for name, column in columns.items()})
+
+
+def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> dict[str, Any]:
+    """Return what determines the numbers, as other probes have it."""
+    others = traces[1:] or traces
+    first = traces[0].trace.about
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        own = {key: about.get(key) for key in ("sha256", "capacity", "group_images")}
+        files = checkpoints.setdefault(named.name, own | {"traces": {}})["traces"]
+        files[named.label] = sha256(named.trace.path)
+    return {
+        "kind": _KIND,
+        "data": first["data"] or "requests",
+        "split": first["split"] or "",
+        "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
+        "aligned": not any(named.moved for named in traces) and len(traces) > 1,
+        "severities": [named.severity for named in others if named.severity == named.severity],
+        "analyses": list(KINDS[_KIND]),
+        "replayed_gates": None,
+        "layers": None if options.layers is None else list(options.layers),
+        # Of which inputs: in runs that are compared they must be the same.
+        "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
+        "recorded": _recorded(traces),
+        "capacity": _capacities(traces),
+        "seed": options.seed,
+        "trained_capacity": False,
+        "class_null": False,
+        "labels_used": False,
+        "checkpoints": checkpoints,
+    }
+
+
+def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
+    """Return by view and severity what was shown: data, framing, parameters and seed of the view; None = not known.
+
+    Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
+    """
+    found: dict[str, list[dict[str, Any] | None]] = {}
+    for named in traces:
+        inputs = named.trace.about["inputs"]
+        shown = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
+        alike = found.setdefault(named.shown, [])
+        if shown not in alike:
+            alike.append(shown)
+    return found
+
+
+def _capacities(traces: Sequence[Named]) -> list[str | None]:
+    """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
+    found = {
+        named.trace.about["checkpoint"].get("capacity")
+        for named in traces
+        if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
+    }
+    return sorted(found, key=str)
+
+
+def _sidecar(
+    traces: Sequence[Named], request: dict[str, Any], notes: list[str], options: Options, started: float
+) -> dict[str, Any]:
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        training = {key: about.get(key) for key in ("seed", "group")}
+        own = {"path": str(named.trace.path), "sha256": about.get("sha256"), "training": training}
+        kept = {key: about.get(key) for key in ("capacity", "group_images")}
+        checkpoints.setdefault(named.name, own | kept)
+    units = [named.trace.about["severity_unit"] for named in traces if named.severity == named.severity]
+    return {
+        "request": request,
+        "severity_unit": units[0] if units else None,
+        "floor_dtype": None,
+        "command": options.command,
+        "checkpoints": checkpoints,
+        "colours": colours(list(checkpoints)),
+        "traces": [
+            {
+                "path": str(named.trace.path),
+                "checkpoint": named.name,
+                "view": named.view,
+                "severity": None if named.severity != named.severity else named.severity,
+                "label": named.label,
+                "inputs": len(named.trace.ids),
+            }
+            for named in traces
+        ],
+        "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
+        "notes": notes,
+        "wall_seconds": time.perf_counter() - started,
+        "device": "cpu",
+    } | provenance()
+
+
+def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> list[str]:
+    """Return what was not measured."""
+    notes = [
+        f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
+        "of the traces have"
+        for named in traces
+        if len(named.trace.ids) > len(ids)
+    ]
+    hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
+    if len({named.name for named in traces}) > 1 and len(hashes) > 1:
+        notes.append("whether expert e of one checkpoint does what expert e of another does")
+    found = [(name, named.trace.layers[name]) for name in layers for named in traces]
+    lacking = dict.fromkeys(
+        name
+        for name, layer in found
+        if not layer.experts_choose and not is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept)
+    )
+    if lacking:
+        notes.append(
+            f"which expert came first in {', '.join(lacking)} (and so top-1 match and load), as no gates were logged: "
+            "only sets of experts are compared"
+        )
+    long = [layer for layer in layers if _most_tokens(traces, layer, ids) > _LONGEST]
+    if long and len(traces) > 1:
+        notes.append(f"the weights in {', '.join(long)}, as inputs have more than {_LONGEST} tokens")
+    return notes
+
+
+def _most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
+    """Return the tokens of the longest of the inputs."""
+    return max(traces[0].trace.num_tokens[layer][name] for name in ids)
+
+
+def labelled(result: Result) -> Result:
+    """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
+    names = {
+        (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
+        for trace in result.sidecar["traces"]
+    }
+
+    def called(row: Any) -> str:
+        severity = row["severity"]
+        return names[row["checkpoint"], row["view"], None if severity != severity else severity]
+
+    of_each = {label: name for (name, _, _), label in names.items()}
+    if len(names) == len(set(of_each.values())):
+        return result
+    rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
+    table = result.table.assign(checkpoint=[called(row) for row in rows])
+    sidecar = result.sidecar | {"colours": colours(list(of_each))}
+    return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
+
+
+def along_a_severity(result: Result) -> bool:
+    """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
+    steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
+    severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
+    places = {(step["checkpoint"], step["severity"]) for step in steps}
+    return len(severities) > 1 and len(views) == 1 and len(places) == len(steps)
+
+
+def steps_alone(result: Result) -> Result:
+    """Return a result without what has no severity."""
+    tables = [
+        None if table is None else table[table["severity"].notna()]
+        for table in (result.table, result.comparison)
+    ]
+    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
+def figures_of(result: Result) -> dict[str, Figure]:
+    """Return the figures of recorded routing by name."""
+    from moeprobe.probes.confidence import figure
+    from moeprobe.probes.match_ratio import figure as match_ratio
+    from moeprobe.probes.sweep import figure as sweep
+
+    if along_a_severity(result):
+        unit = result.sidecar["severity_unit"] or "severity"
+        return sweep.draw(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
+    shown = labelled(result)
+    palette = shown.sidecar["colours"]
+    views = result.sidecar["request"]["view"]["name"]
+    drawn = match_ratio.draw(shown.table.assign(view=views), colours=palette)
+    return drawn | figure.draw(shown.table, colours=palette, title="Router confidence, recorded")

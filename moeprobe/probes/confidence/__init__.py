@@ -1,0 +1,1 @@
+"""How sure is the router of its choices?"""

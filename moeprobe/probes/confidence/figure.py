@@ -1,0 +1,60 @@
+"""Router confidence: highest gate, second, the rest, and the margin."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.inputs.medium import medium_of
+from moeprobe.results.figures import layers as _layers
+from moeprobe.results.figures import panels
+
+_LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
+
+
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
+    """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints.
+
+    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and each gate has a panel.
+    """
+    patches = panels.ordinary(table[table["metric"].isin(list(_LABELS))])
+    if patches.empty:
+        return {}
+    layers = panels.layers(patches)
+    draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
+    figure = draw_panels(patches, layers, colours)
+    clean = f"Router confidence on clean {medium_of(patches['tokens']).plural}"
+    return {"confidence": panels.finish(figure, patches, title=title or clean)}
+
+
+def _by_layer(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+    """Draw a panel per layer, with a place per gate."""
+    checkpoints = panels.checkpoints(patches)
+    figure, axes = panels.panels(1, len(layers))
+    for column, layer in enumerate(layers):
+        for number, checkpoint in enumerate(checkpoints):
+            here = panels.select(patches, layer=layer, checkpoint=checkpoint)
+            if here.empty:
+                continue  # this checkpoint has no such layer
+            x = np.arange(len(_LABELS)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
+            values = panels.by_metric(here, list(_LABELS))
+            panels.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
+        axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
+        axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
+    return figure
+
+
+def _over_layers(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+    """Draw a panel per gate, with the layers along the x axis."""
+    checkpoints = panels.checkpoints(patches)
+    figure, axes = panels.panels(2, 2, width=5.4, height=2.6)
+    for panel, (metric, label) in zip(axes.flat, _LABELS.items(), strict=True):
+        for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+            rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
+            _layers.draw_line(panel, rows, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+        panel.set(title=label, ylim=(0, 1))
+        _layers.label_axis(panel, layers, named=panel in axes[-1])
+    for row in axes[:, 0]:
+        row.set_ylabel("mean gate")
+    return figure

@@ -1,0 +1,1 @@
+"""How far does one token's routing depend on the others?"""

@@ -1,0 +1,75 @@
+"""How far routing depends on batch-mates, on the tokens that the router sees, and on the rest of the picture."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.results.figures import layers as _layers
+from moeprobe.results.figures import panels
+
+_NUMBERS = {
+    "batch_contagion": "batch-mates exchanged",
+    "token_contagion": "router's tokens exchanged",
+    "attention_contagion": "pixels exchanged",
+}
+_EXCHANGED = {
+    "batch_contagion": "batch-mates are exchanged",
+    "token_contagion": "other tokens at the router are exchanged",
+    "attention_contagion": "pixels of other patches are exchanged",
+}
+_ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
+
+
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a panel per number, a row for the share and one for the distance.
+
+    What is 0 exactly in every layer of every checkpoint has no panel but a sentence; without any other, no figure.
+    """
+    patches = table[table["tokens"] == "patch"]
+    measured = set(patches["metric"])
+    still = unchanged(table)
+    numbers = [name for name in _NUMBERS if f"{name}_distance" in measured and name not in still]
+    if not numbers:
+        return {}
+    # Where every expert has a share of every token there is no choice to change.
+    kinds = [kind for kind in _ROWS if any(f"{name}{kind}" in measured for name in numbers)]
+    layers, checkpoints = panels.layers(patches), panels.checkpoints(patches)
+    figure, axes = panels.panels(
+        len(kinds), len(numbers), width=float(np.clip(0.6 * len(layers), 3.6, 6.0)), height=2.6
+    )
+    for row, kind in enumerate(kinds):
+        for column, name in enumerate(numbers):
+            panel = axes[row, column]
+            for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+                here = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
+                here = here.set_index("layer").reindex(layers).reset_index()
+                x = np.arange(len(layers)) + shift
+                panels.points(panel, x, here, colour=colours[checkpoint], label=checkpoint)
+            _layers.label_axis(panel, layers, named=row == len(kinds) - 1)
+            panel.set(title=_NUMBERS[name] if row == 0 else "", ylabel=_ROWS[kind] if column == 0 else "")
+        top = max(panel.get_ylim()[1] for panel in axes[row])
+        axes[row, 0].set_ylim(-0.03 * top, top)
+    drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
+    notes = [zeros(still)] if still else []
+    title = "What changes a token's experts, patches"
+    return {"contagion": panels.finish(figure, drawn, title=title, notes=notes)}
+
+
+def unchanged(table: pd.DataFrame) -> list[str]:
+    """Return the numbers of patches that are 0 in every image: nothing changes by exchanging this."""
+    patches = table[table["tokens"] == "patch"]
+    found = []
+    for name in _NUMBERS:
+        rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
+        if len(rows) and bool((rows["value"].fillna(0) == 0).all()):
+            found.append(name)
+    return found
+
+
+def zeros(names: Sequence[str]) -> str:
+    """Return a sentence about exchanges that change nothing at all."""
+    said = f"0 exactly when {' or '.join(_EXCHANGED[name] for name in names)}"
+    # The pixels of others reach a router through attention alone.
+    return said if "attention_contagion" in names else f"{said}: each token is routed by itself"

@@ -1,0 +1,1 @@
+"""Corresponding patches of two views, and the experts that they get."""

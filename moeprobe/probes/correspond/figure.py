@@ -1,0 +1,141 @@
+"""Two views of each image with lines between corresponding patches (Figure 4 of the PRC paper)."""
+
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import patheffects
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.probes.correspond.pairs import Correspond
+from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.palette import COLOURS
+
+# Where view 2 lies, in sides of a view: lower than view 1, or the lines of a row of patches would cover each other.
+_ACROSS, _DOWN = 1.25, 0.22
+# More lines get no dark edge: edges of so many would be all that is seen.
+_MOST_EDGED = 64
+_SAME, _OTHER = COLOURS[0], COLOURS[1]
+
+
+def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
+    """Return the figure: a row per image, view 1 on the left and view 2 on the right.
+
+    At most ``lines`` pairs of an image, spread over view 1, are joined by a line.
+    """
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(6.6, 3.9 * len(pairs) + 0.8), layout="constrained")
+        axes = figure.subplots(len(pairs), 1, squeeze=False)[:, 0]
+    for row, item in zip(axes, pairs, strict=True):
+        _views(row, item, lines)
+    grid = pairs[0].grid
+    legend = [
+        "A line joins the center of a patch of view 1 (the one that covers less, or the clean one) with the same point "
+        "of view 2, whose patch is outlined. Pale: no partner",
+        f"{grid.rows} × {grid.columns} patches of {grid.patch_size} pixels",
+    ]
+    if any((item.partner >= 0).sum() > lines for item in pairs):
+        legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
+    if any(item.experts is not None for item in pairs):
+        legend.append(f"Experts are those of {pairs[0].experts_of}")
+        for label, colour_of in (("same expert", _SAME), ("another expert", _OTHER)):
+            axes[0].plot([], [], color=colour_of, linewidth=2, label=label)
+    figure.suptitle(panels.wrapped(title, figure.get_figwidth()))
+    return panels.below(figure, ". ".join(legend) + ".")
+
+
+def colour(row: int, column: int) -> str:
+    """Return the colour of a patch's line: another one than that of any of its eight neighbours."""
+    return COLOURS[(column + 3 * row) % len(COLOURS)]
+
+
+def _views(axes: Axes, item: Correspond, lines: int) -> None:
+    side = item.pixels[0].shape[0]
+    corners = np.array([(0.0, 0.0), (_ACROSS * side, _DOWN * side)])
+    for number, (left, top) in enumerate(corners):
+        extent = (left, left + side, top + side, top)
+        axes.imshow(item.pixels[number], extent=extent, interpolation="nearest", vmin=0, vmax=1)
+        _patches(axes, item, item.matched[number], corners[number])
+        name = f"view {number + 1}: {item.names[number]}"
+        # Each below its outer corner, where no line passes.
+        edge, align = ((left, "left"), (left + side, "right"))[number]
+        axes.text(edge, top + side * 1.02, name, ha=align, va="top", fontsize=9)
+    _lines(axes, item, corners, spread(item.partner, item.grid, lines))
+    found = int((item.partner >= 0).sum())
+    # A path is known by its end.
+    name = item.image_id if len(item.image_id) <= 40 else "…" + item.image_id[-39:]
+    axes.set_title(f"{name}: {found} of {item.grid.num_patches} patches have a partner", fontsize=10)
+    axes.set(xlim=(-0.01 * side, (_ACROSS + 1.01) * side), ylim=((_DOWN + 1.1) * side, -0.01 * side))
+    axes.set_axis_off()
+
+
+def _patches(axes: Axes, item: Correspond, matched: np.ndarray, corner: np.ndarray) -> None:
+    """Draw the grid thin, and make pale what has no partner."""
+    size = item.grid.patch_size
+    for patch in range(item.grid.num_patches):
+        place = _place(item, patch, corner)
+        if not matched[patch]:
+            axes.add_patch(Rectangle(place, size, size, facecolor="white", alpha=0.75, edgecolor="none"))
+        axes.add_patch(Rectangle(place, size, size, fill=False, edgecolor="#9a9a9a", linewidth=0.4))
+
+
+def _place(item: Correspond, patch: int, corner: np.ndarray, inset: float = 0.0) -> tuple[float, float]:
+    """Return where a patch of the view at ``corner`` begins; ``inset`` is a share of its side."""
+    row, column = divmod(patch, item.grid.columns)
+    size = item.grid.patch_size
+    return float(corner[0] + (column + inset) * size), float(corner[1] + (row + inset) * size)
+
+
+def spread(partner: np.ndarray, grid: PatchGrid, count: int) -> list[int]:
+    """Return at most ``count`` patches that have a partner, in ascending order, far from one another on the grid."""
+    valid = np.flatnonzero(partner >= 0)
+    if len(valid) <= count:
+        return [int(patch) for patch in valid]
+    places = np.stack(np.divmod(valid, grid.columns), axis=1).astype(float)
+    chosen = [int(np.square(places - places.mean(0)).sum(1).argmin())]
+    distance = np.square(places - places[chosen[0]]).sum(1)
+    while len(chosen) < count:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.square(places - places[chosen[-1]]).sum(1))
+    return sorted(int(patch) for patch in valid[chosen])
+
+
+def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[int]) -> None:
+    same = item.same_expert
+    if same is None:
+        colours = [colour(*divmod(patch, item.grid.columns)) for patch in valid]
+    else:
+        colours = [_SAME if same[patch] else _OTHER for patch in valid]
+    ends = item.grid.centres()[list(valid), :2] + corners[0], item.points[list(valid)] + corners[1]
+    # Thinner the more there are.
+    width = float(np.clip(6.4 / np.sqrt(max(len(valid), 1)), 0.6, 1.6))
+    inside = 0.92 * item.grid.patch_size
+    for patch, line in zip(valid, colours, strict=True):
+        for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
+            # Inside its cell, so that neighbours do not draw over each other.
+            place = _place(item, cell, corner, inset=0.04)
+            axes.add_patch(Rectangle(place, inside, inside, fill=False, edgecolor=line, linewidth=width))
+    edge = [patheffects.withStroke(linewidth=width + 1.2, foreground="black", alpha=0.5)]
+    axes.add_collection(
+        LineCollection(
+            list(np.stack(ends, axis=1)),
+            colors=colours,
+            linewidths=width,
+            path_effects=edge if len(valid) <= _MOST_EDGED else [],
+        ),
+        autolim=False,
+    )
+    for points in ends:
+        axes.scatter(
+            points[:, 0],
+            points[:, 1],
+            s=8 * width**2,
+            c=colours,
+            edgecolors="black",
+            linewidths=0.3 * width,
+            zorder=3,
+        )

@@ -1,0 +1,282 @@
+"""The picture of patch correspondence: two views of a few images, and which of their patches show the same thing."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.open import load_model
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.open import open_images, open_view, pick_images
+from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.models.checkpoints import checkpoint as checkpoints
+from moeprobe.probes.correspond.pairs import Correspond
+from moeprobe.probes.correspond.pairs import correspond as pair_up
+from moeprobe.probes.engine.applicability import check_images
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
+from moeprobe.probes.engine.question import Probe, choose_images, recipe
+from moeprobe.probes.overlay.record import shown_experts
+from moeprobe.results.folder import output_folder, provenance
+from moeprobe.results.showing import Figures, one_line
+from moeprobe.runtime.catalog import is_foreign
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.seeds import random_state_kept
+
+# The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
+IMAGE_SIZE, PATCH_SIZE = 224, 32
+# Lines of an image that an eye can follow.
+LINES = 16
+
+
+@dataclass(frozen=True)
+class CorrespondResult:
+    """What a picture of correspondence shows: the pairs by image, a row per patch of view 1, files, and the data."""
+
+    pairs: list[Correspond]
+    table: pd.DataFrame
+    files: list[Path]
+    data: str
+    title: str
+    lines: int
+
+    def plot(self) -> Figures:
+        """Return the figure; nothing is written."""
+        from moeprobe.probes.correspond.figure import draw
+
+        return Figures(correspond=draw(self.pairs, title=self.title, lines=self.lines))
+
+    def __repr__(self) -> str:
+        return one_line("CorrespondResult", {"images": len(self.pairs), "files": len(self.files)})
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
+
+
+@dataclass(frozen=True)
+class _Input:
+    """What a model takes: how an image is brought to its size, and the patches.
+
+    ``source`` says whose it is, ``origins`` what that one was trained on, ``model`` is itself; none without a
+    checkpoint.
+    """
+
+    framing: Framing
+    grid: PatchGrid
+    source: dict[str, Any]
+    origins: tuple[Origin, ...] = ()
+    model: Checkpoint | None = None
+
+
+@with_options
+def correspond(
+    model: str | Path | None = None,
+    *,
+    data: str | None = None,
+    images: Sequence[str] = (),
+    files: Sequence[str | Path] = (),
+    count: int = 4,
+    view: str = "random_crop",
+    severity: float | None = None,
+    lines: int = LINES,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
+) -> CorrespondResult:
+    """Show which patches of two views of an image correspond. The views are those that a probe would draw.
+
+    Args:
+        model: checkpoint that says the size of the input and of a patch, and whose experts color the lines: those of
+            its last MoE layer.
+        data: data set, used unless ``files`` are given; None = the one that the checkpoint was trained on.
+        images: names of images of the data set; none = ``count`` seeded random ones.
+        files: image files of the user's own.
+        count: how many random images.
+        view: a view; one that makes pairs is compared with itself, one with a severity with the clean image.
+        severity: makes it the second kind.
+        lines: pairs of an image that are joined by a line, at most; ``table`` holds all.
+        image_size: side of the input in pixels, without a checkpoint; None = 224.
+        patch_size: side of a patch in pixels, without a checkpoint; None = 32.
+        options: of these count split, seed, out, overwrite, command; ``changes`` are applied to them by name.
+        watcher: told how it advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    from moeprobe.results.figures import save
+
+    options = combine(options, changes)
+    watcher = watching(watcher)
+    if count < 1:
+        raise UserError(f"The number of images must be positive; got {count}.")
+    if lines < 1:
+        raise UserError(f"Draw at least one line per image; got {lines}.")
+    taken = _input(model, image_size, patch_size)
+    data = data_of(taken.origins, data, files=files)
+    opened = None if files else open_images(data, split=options.split)
+    dataset, named, data = pick_images(opened, images=images, files=files, data=data)
+    question = _question(dataset, view, severity, seed=options.seed)
+    chosen = choose_images(dataset, limit=count, seed=options.seed) if named is None else named
+    request = {
+        "kind": "correspond",
+        "data": data,
+        "split": options.split,
+        "view": {"name": view} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
+        "severities": list(question.severities),
+        "seed": options.seed,
+        "image_size": taken.framing.size,
+        "patch_size": taken.grid.patch_size,
+        "crop_fraction": taken.framing.crop_fraction,
+        "images": [dataset.image_ids[index] for index in chosen],
+    } | taken.source
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        watcher.start("correspond", len(chosen))
+        found = []
+        for index in chosen:
+            found.append(_pairs(question, taken, index))
+            watcher.advance(1)
+        table = pair_table(found)
+        written: list[Path] = []
+        strength = f" at severity {severity:g}" if severity is not None else ""
+        result = CorrespondResult(
+            found, table, written, data, f"Corresponding patches: {view}{strength}", lines
+        )
+        if folder is not None:
+            for name, figure in result.plot().items():
+                written += save(figure, folder.path / "figures" / name)
+            write_csv(folder.path / "pairs.csv", table)
+            written.append(folder.path / "pairs.csv")
+            folder.finish({"request": request, "command": options.command} | provenance())
+    return result
+
+
+def _input(model: str | Path | None, image_size: int | None, patch_size: int | None) -> _Input:
+    if model is not None:
+        if image_size is not None or patch_size is not None:
+            raise UserError(
+                "The checkpoint says the size of image and patch; leave --image-size and --patch-size away."
+            )
+        import moeprobe.models.nn  # noqa: F401  (registers the models)
+
+        if is_foreign(model):
+            return _foreign_input(load_model(model))
+        with random_state_kept():
+            built, info = checkpoints.load(model)
+        embedding: Any = built.patch_embed
+        return _Input(
+            Framing(embedding.img_size[0], info.model.crop_fraction),
+            PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0]),
+            {"checkpoints": {info.name: {"sha256": info.hash}}},
+            (make_origin(info.name, {"path": info.path, "training": info.training}),),
+            load_model(model),
+        )
+    size = IMAGE_SIZE if image_size is None else image_size
+    patch = PATCH_SIZE if patch_size is None else patch_size
+    if not 0 < patch <= size or size % patch:
+        raise UserError(f"Patches must fill the image: got a patch size of {patch} for an image of {size}.")
+    return _Input(Framing(size), PatchGrid(size // patch, size // patch, patch), {"checkpoints": {}})
+
+
+def _foreign_input(model: Checkpoint) -> _Input:
+    """Return the input of a model that is not ours, with the patches of its last MoE layer."""
+    check_images([model], "there is nothing to draw")
+    assert isinstance(model.framing, Framing)
+    routing = model.model.trace(model.framing.blank(), logits=False)[1]
+    grid = list(routing.layers.values())[-1].grid
+    assert grid is not None
+    source = {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
+    return _Input(model.framing, grid, source, (origin_of(model),), model)
+
+
+def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Probe:
+    """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
+    view = open_view(name, dataset=dataset)
+    if view.medium is not IMAGE:
+        raise UserError(f"The view {name!r} perturbs {view.medium.plural}, which have no patches to draw.")
+    if severity is None and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {name!r} is compared with the clean image; say how strong it is, "
+            f"e.g. --severity {view.severities[-1]:g}."
+        )
+    if severity is not None and not isinstance(view, SeverityView):
+        raise UserError(f"The view {name!r} makes pairs and has no severity; leave --severity away.")
+    return Probe(
+        dataset=dataset,
+        indices=(),
+        view_name=name,
+        view=view,
+        severities=() if severity is None else (severity,),
+        analyses=(),
+        seed=seed,
+    )
+
+
+def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
+    example = question.dataset.example(index)
+    reference, view = recipe(question, taken.framing)(example.image, example.image_id)
+    experts, experts_of = _experts(taken, [reference.pixels, view.pixels])
+    return pair_up(
+        image_id=example.image_id,
+        names=("first view", "second view") if question.is_pair else ("clean image", "perturbed image"),
+        pixels=(reference.pixels.numpy(), view.pixels.numpy()),
+        to_source=(reference.to_source, view.to_source),
+        source_size=example.image.size,
+        grid=taken.grid,
+        experts=experts,
+        experts_of=experts_of,
+    )
+
+
+def _experts(
+    taken: _Input, pixels: Sequence[Tensor]
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]] | None, str]:
+    """Return the expert of each patch ``(P,)`` of both views, in the last MoE layer of that grid, and what names it.
+
+    None without such a layer.
+    """
+    if taken.model is None:
+        return None, ""
+    _, routing = taken.model.model.trace(torch.stack(list(pixels)), logits=False)
+    names = [name for name, layer in routing.layers.items() if layer.grid == taken.grid]
+    if not names:
+        return None, ""
+    layer = routing.layers[names[-1]]
+    first, second = (shown_experts(layer, side)[layer.num_prefix_tokens :] for side in range(2))
+    return (first, second), f"{names[-1]} of {taken.model.name}"
+
+
+def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:
+    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its centre lies there."""
+    rows = []
+    for item in found:
+        for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):
+            row, column = divmod(patch, item.grid.columns)
+            there = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
+            rows.append(
+                {
+                    "image_id": item.image_id,
+                    "view_1": item.names[0],
+                    "row": row,
+                    "column": column,
+                    "partner_row": there[0],
+                    "partner_column": there[1],
+                    "x": x,
+                    "y": y,
+                }
+            )
+    return pd.DataFrame(rows).astype({"partner_row": "Int64", "partner_column": "Int64"})

@@ -1,0 +1,82 @@
+"""Which patches of two views show the same piece of the image? Figure 4 of the PRC paper.
+
+An exhibit of the geometry alone, without a model: a few images, kept as pixels and pairs of patches, to be looked at.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.inputs import geometry
+from moeprobe.inputs.geometry import Map, PatchGrid
+
+
+@dataclass(frozen=True)
+class Correspond:
+    """The pairs of patches of two views of one image; view 1 is the one that covers less of the source.
+
+    Attributes:
+        image_id: name of the image.
+        names: what view 1 and view 2 are, e.g. ("second crop", "first crop").
+        pixels: ``(S, S, 3)`` of view 1 and of view 2, in [0, 1].
+        grid: the P patches of either view.
+        partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
+        experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
+        experts_of: which layer of which model they are of.
+        points: ``(P, 2)`` where the centre of each patch of view 1 lies in view 2: x and y in pixels, perhaps outside.
+    """
+
+    image_id: str
+    names: tuple[str, str]
+    pixels: tuple[NDArray[np.float32], NDArray[np.float32]]
+    grid: PatchGrid
+    partner: NDArray[np.int64]
+    points: NDArray[np.float64]
+    experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    experts_of: str = ""
+
+    @property
+    def same_expert(self) -> NDArray[np.bool_] | None:
+        """Whether each patch of view 1 and its partner choose the same expert; False without a partner."""
+        if self.experts is None:
+            return None
+        return (self.partner >= 0) & (self.experts[0] == self.experts[1][self.partner])
+
+    @property
+    def matched(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which patches of view 1 have a partner, and which of view 2 are one, ``(P,)`` each."""
+        second = np.zeros(self.grid.num_patches, dtype=bool)
+        second[self.partner[self.partner >= 0]] = True
+        return self.partner >= 0, second
+
+
+def correspond(
+    *,
+    image_id: str,
+    names: tuple[str, str],
+    pixels: tuple[NDArray[np.float32], NDArray[np.float32]],
+    to_source: tuple[Map, Map],
+    source_size: tuple[int, int],
+    grid: PatchGrid,
+    experts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    experts_of: str = "",
+) -> Correspond:
+    """Return the pairs of a reference and a view, given by pixels ``(3, S, S)`` and maps; the smaller one first.
+
+    ``experts`` are those of their patches ``(P,)``, where a model is at hand, in the layer that ``experts_of`` names.
+    """
+    reference, view = (side[None] for side in to_source)
+    pairs = geometry.correspond(reference, view, grid=grid, source_size=np.array([source_size], dtype=float))
+    order = (1, 0) if pairs.view_first[0] else (0, 1)
+    first, second = (to_source[side] for side in order)
+    return Correspond(
+        image_id=image_id,
+        names=(names[order[0]], names[order[1]]),
+        pixels=(pixels[order[0]].transpose(1, 2, 0), pixels[order[1]].transpose(1, 2, 0)),
+        grid=grid,
+        partner=(pairs.reference if pairs.view_first[0] else pairs.view)[0],
+        points=geometry.apply(geometry.inverse(second) @ first, grid.centres()),
+        experts=None if experts is None else (experts[order[0]], experts[order[1]]),
+        experts_of=experts_of,
+    )

@@ -1,0 +1,1 @@
+"""Does the output jump where the routing switches?"""

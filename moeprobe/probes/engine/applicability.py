@@ -1,0 +1,59 @@
+"""Whether what is asked means anything for a model's routing, found out before anything is run or written."""
+
+from collections.abc import Sequence
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import IMAGE
+from moeprobe.metrics.base import Analysis, LayerAnalysis
+from moeprobe.routing.record import LayerRouting
+
+
+def check_choices(
+    models: Sequence[Checkpoint], consequence: str, *, layers: tuple[str, ...] | None = None
+) -> None:
+    """Raise ``UserError`` unless tokens or experts choose in all of the layers; ``consequence`` is of it if not."""
+    for model in models:
+        for routing in glance(model, layers):
+            if routing.top_k == 0:
+                raise UserError(
+                    f"In {model.name} ({routing.router}) every expert gets a share of every token, so "
+                    f"{consequence}; leave it out."
+                )
+
+
+def check_applies(
+    kind: str, analyses: Sequence[Analysis], models: Sequence[Checkpoint], *, layers: tuple[str, ...] | None
+) -> None:
+    """Raise ``UserError`` if nothing that ``kind`` measures by its ``analyses`` exists in any of the models."""
+    routed = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
+    if len(routed) < len(analyses):
+        return  # a model's output always exists
+    found = [routing for model in models for routing in glance(model, layers)]
+    if not any(analysis.applies(routing) for analysis in routed for routing in found):
+        routers = " and ".join(dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in found))
+        names = ", ".join(model.name for model in models)
+        raise UserError(
+            f"Nothing that {kind} measures exists in {names} ({routers}); choose another command."
+        )
+
+
+def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
+    """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
+    for model in models:
+        if model.framing.medium is not IMAGE:
+            raise UserError(
+                f"{model.name} reads {model.framing.medium.plural}, which have no patches, so {consequence}."
+            )
+
+
+def gives_scores(model: Checkpoint) -> bool:
+    """Whether a model says anything in the end, and not only how it routes."""
+    return model.model.trace(model.framing.blank())[0] is not None
+
+
+def glance(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
+    """Return the routing of one black image, or short text: of what kind it is does not depend on the input."""
+    model = checkpoint.model
+    wanted = [name for name in model.layer_names if layers is None or name in layers]
+    return list(model.trace(checkpoint.framing.blank(), layers=wanted, logits=False)[1].layers.values())

@@ -1,0 +1,324 @@
+"""Run one checkpoint over the images: all severities inside, one clean pass shared by all of them.
+
+What comes out are sums per image; blocks of images can be kept as part files, so that an interrupted run goes on
+where it stopped.
+"""
+
+import dataclasses
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe import __version__
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.views.base import SeverityView
+from moeprobe.metrics.base import (
+    CornerAnalysis,
+    Corners,
+    LayerAnalysis,
+    ModelAnalysis,
+    OutputAnalysis,
+    OutputPair,
+    Subject,
+)
+from moeprobe.metrics.match import Match
+from moeprobe.metrics.set_match import SetMatch
+from moeprobe.metrics.slot_match import SlotMatch
+from moeprobe.metrics.weights import Weights
+from moeprobe.probes.engine.noise_floor import repeats
+from moeprobe.probes.engine.question import Probe, recipe
+from moeprobe.probes.engine.replay import exchange
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import concatenate, image_table, in_order, read_images, read_note, write_images
+from moeprobe.routing import finite
+from moeprobe.routing.capabilities import Replayable
+from moeprobe.routing.correspondence import pair_up, settle
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import RoutingTrace
+from moeprobe.runtime.progress import Progress
+
+_BLOCK = 1024
+# What the noise floor is told by (see ``wording.AGREEMENTS``).
+_AGREEMENTS = (Match, SetMatch, SlotMatch, Weights)
+
+# Class scores, if wanted, and routing.
+_Pass = tuple[Tensor | None, RoutingTrace]
+RunBlock = Callable[[Probe, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
+
+
+def run(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    *,
+    parts: Path | None = None,
+    progress: Progress | None = None,
+    run_block: RunBlock | None = None,
+    block_images: int | None = None,
+) -> tuple[pa.Table, list[str]]:
+    """Return the sums per image of one checkpoint, and the names of the images that could not be read.
+
+    Args:
+        probe: what is asked.
+        checkpoint: of whom.
+        parts: folder for part files; finished ones in it are not computed again. None = in memory only.
+        progress: called with the number of images done since the last call.
+        run_block: what is done with a block of images; None = its views are traced and compared.
+        block_images: images of a part file; None = 1,024.
+    """
+    tables: list[pa.Table] = []
+    skipped: list[str] = []
+    # Blocks are cut at groups.
+    group = checkpoint.model.group_images
+    size = max((block_images or _BLOCK) // group, 1) * group
+    for number, start in enumerate(range(0, len(probe.indices), size)):
+        block = probe.indices[start : start + size]
+        path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
+        identity = _identity(probe, checkpoint, block)
+        kept = _kept(path, identity)
+        if kept is not None:
+            table, bad = kept
+            if progress is not None:
+                progress(len(block))
+        else:
+            accumulator, bad = (run_block or _run_block)(probe, checkpoint, block, progress)
+            table = image_table(accumulator, checkpoint=checkpoint.name)
+            if path is not None:
+                write_images(path, table, note=identity | {"skipped": bad})
+        skipped += bad
+        tables.append(table)
+    return in_order(concatenate(tables)), skipped
+
+
+def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
+    """Return what a part file must be about to be used again (the folder answers for what is asked)."""
+    names = "\n".join(probe.dataset.image_ids[index] for index in block)
+    return {
+        "checkpoint": checkpoint.provenance.get("sha256"),
+        "images": hashlib.sha256(names.encode()).hexdigest(),
+        "masks": probe.dataset.mask_hash(block),
+        "moeprobe": __version__,
+        "group_images": checkpoint.model.group_images,
+    }
+
+
+def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[str]] | None:
+    """Return the sums of a part file and the images skipped in it; None unless it is about the same images.
+
+    A checkpoint without a hash is never taken for the one of before.
+    """
+    if path is None or identity["checkpoint"] is None or not path.exists():
+        return None
+    try:
+        note = read_note(path)
+        skipped = note.pop("skipped", None)
+        return (read_images(path), skipped) if note == identity else None
+    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
+        warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
+        return None
+
+
+def _run_block(
+    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+) -> tuple[Accumulator, list[str]]:
+    accumulator = Accumulator()
+    skipped: list[str] = []
+    loader = batches(
+        probe.dataset,
+        block,
+        recipe(probe, checkpoint.framing),
+        batch_size=probe.batch_size,
+        workers=probe.workers,
+        skip_bad_images=probe.skip_bad_images,
+        group_images=checkpoint.model.group_images,
+        masks=probe.view is not None,
+    )
+    for batch in loader:
+        skipped += batch.skipped
+        if batch.image_ids:
+            _run_batch(probe, checkpoint, batch, accumulator)
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))
+    return accumulator, skipped
+
+
+def _run_batch(
+    probe: Probe, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
+) -> None:
+    model = checkpoint.model
+    layers = probe.layers_of(model)
+    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
+
+    def trace(view: int) -> _Pass:
+        return model.trace(batch.views[view], layers=layers, logits=output_wanted)
+
+    reference = trace(0)
+    for number, severity in enumerate(probe.severities or (float("nan"),), start=1):
+        if probe.view is None or (
+            isinstance(probe.view, SeverityView) and severity == probe.view.severities[0]
+        ):
+            view, shown = reference, 0
+        else:
+            view, shown = trace(number), number
+        found = _layer_sums(probe, checkpoint, batch, reference[1], view[1], shown)
+        if output_wanted:
+            compared = None if probe.view is None else reference[0]
+            found[Cell()] = _output_sums(probe, checkpoint, batch, compared, view[0])
+            if probe.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
+                found[Cell()] |= _corner_sums(probe, checkpoint, batch, reference, view, shown)
+        _add(accumulator, probe, batch, found, view=probe.view_name, severity=severity)
+    if probe.floor_images:
+        _run_floors(probe, checkpoint, batch, reference[1], accumulator)
+
+
+def _run_floors(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: RoutingTrace,
+    accumulator: Accumulator,
+) -> None:
+    """Run the clean images of the batch again unchanged, as far as they are wanted."""
+    wanted = {probe.dataset.image_ids[index] for index in probe.indices[: probe.floor_images]}
+    rows = np.flatnonzero([image_id in wanted for image_id in batch.image_ids])
+    if len(rows) == 0:
+        return
+    matching = dataclasses.replace(
+        probe,
+        analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, _AGREEMENTS)),
+        # Another dtype may overflow where the model's own does not.
+        allow_not_finite=True,
+    )
+    model = checkpoint.model
+    device = next(iter(reference.layers.values())).gates.device
+    for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
+        found = _layer_sums(matching, checkpoint, batch, reference, routing, 0)
+        _add(accumulator, probe, batch, found, view=name, severity=float("nan"), rows=rows)
+
+
+def _add(
+    accumulator: Accumulator,
+    probe: Probe,
+    batch: Batch | TextBatch,
+    found: Mapping[Cell, dict[str, Tensor]],
+    *,
+    view: str,
+    severity: float,
+    rows: NDArray[np.int64] | None = None,
+) -> None:
+    """Add the sums of some images of the batch, all by default, under the name of the view."""
+    chosen = np.arange(len(batch.image_ids)) if rows is None else rows
+    names = [batch.image_ids[row] for row in chosen]
+    for cell, columns in found.items():
+        placed = dataclasses.replace(cell, view=view, severity=severity)
+        arrays = {name: to_host(column)[chosen] for name, column in columns.items()}
+        accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
+
+
+def _labels(probe: Probe, batch: Batch | TextBatch) -> Tensor:
+    """Return the labels that the model's scores are about."""
+    return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
+
+
+def to_host(column: Tensor) -> NDArray[np.generic]:
+    """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
+    array = column.cpu().numpy()
+    return array.astype(np.float64) if column.is_floating_point() else array
+
+
+def _layer_sums(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: RoutingTrace,
+    view: RoutingTrace,
+    shown: int,
+) -> dict[Cell, dict[str, Tensor]]:
+    found: dict[Cell, dict[str, Tensor]] = {}
+    analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
+    for name, layer in view.layers.items():
+        pair, left_out = settle(
+            pair_up(
+                batch, reference.layers[name], layer, shown, aligned=probe.aligned, symmetric=probe.is_pair
+            ),
+            batch.image_ids,
+            checkpoint=checkpoint.name,
+            layer=name,
+            allow=probe.allow_not_finite,
+        )
+        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, name, pair).items()}
+    return found
+
+
+def sums_of_layer(
+    analyses: Iterable[LayerAnalysis], name: str, pair: LayerPair
+) -> dict[Cell, dict[str, Tensor]]:
+    """Return what those of the analyses that apply to a layer say of it, for each kind of tokens."""
+    found: dict[Cell, dict[str, Tensor]] = {}
+    layer = pair.view
+    for analysis in analyses:
+        if analysis.applies(layer):
+            for tokens, columns in analysis.sums(pair).items():
+                cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
+                found.setdefault(cell, {}).update(columns)
+    return found
+
+
+def _output_sums(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    reference: Tensor | None,
+    view: Tensor | None,
+) -> dict[str, Tensor]:
+    assert view is not None
+    left_out = finite.settle_scores(
+        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+    )
+    pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
+    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, OutputAnalysis))
+    return _sums(analyses, pair) | left_out
+
+
+def _corner_sums(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    clean: _Pass,
+    perturbed: _Pass,
+    shown: int,
+) -> dict[str, Tensor]:
+    """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
+    model = checkpoint.model
+    assert isinstance(model, Replayable)
+    assert clean[0] is not None
+    assert perturbed[0] is not None
+    logits = exchange(
+        model,
+        (batch.views[0], clean[0], clean[1]),
+        (batch.views[shown], perturbed[0], perturbed[1]),
+        gates=probe.replayed_gates,
+    )
+    left_out = finite.settle_scores(
+        logits, batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+    )
+    corners = Corners(logits, _labels(probe, batch).to(clean[0].device))
+    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, CornerAnalysis))
+    return _sums(analyses, corners) | left_out
+
+
+def _sums(analyses: Iterable[ModelAnalysis[Subject]], subject: Subject) -> dict[str, Tensor]:
+    """Return the columns of all of these analyses."""
+    columns: dict[str, Tensor] = {}
+    for analysis in analyses:
+        columns |= analysis.sums(subject)
+    return columns

@@ -1,0 +1,80 @@
+"""The checkpoints that a run probes, loaded as its options say."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.open import Models, as_checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.texts import TextFraming
+from moeprobe.probes.engine.options import Options
+from moeprobe.runtime.arguments import several
+
+
+def load_models(models: Models, options: Options) -> list[Checkpoint]:
+    """Load the checkpoints that are not loaded yet, and check that the tables can tell them apart.
+
+    Raises:
+        UserError: there is none, something is no checkpoint, or two have one name.
+    """
+    given = several(models)
+    if not given:
+        raise UserError("Name at least one checkpoint.")
+    loaded = [
+        as_checkpoint(
+            model,
+            device=options.device,
+            trained_capacity=options.trained_capacity,
+            group_images=options.group_images,
+        )
+        for model in given
+    ]
+    loaded = _cut(loaded, options.max_length)
+    names = [model.name for model in loaded]
+    if len(set(names)) < len(names):
+        paths = [_place(model) for model in loaded]
+        if len(set(paths)) < len(paths):
+            raise UserError("The same checkpoint was named twice.")
+        depth = 2
+        while len({path.parts[-depth:] for path in paths}) < len(paths):
+            depth += 1
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
+    return loaded
+
+
+def _place(model: Checkpoint) -> Path:
+    """Return where a model is from, without its suffix.
+
+    The files of one folder (best and last) are told apart by their own names, folders by those they lie in, and modules
+    with the same settings by what makes them.
+    """
+    path = Path(model.provenance.get("path", model.name)).resolve().with_suffix("")
+    return path / model.provenance.get("factory", "").replace(":", ".")
+
+
+def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoint]:
+    """Return checkpoints that cut texts off at one length, None = the least of their own; images are no matter.
+
+    Raises:
+        UserError: one reads no texts, or not so many tokens, or there would be nothing left of them.
+    """
+    if max_length is None:
+        lengths = [model.framing.max_length for model in models if isinstance(model.framing, TextFraming)]
+        return [_cut_one(model, min(lengths)) if lengths else model for model in models]
+    return [_cut_one(model, max_length, told=True) for model in models]
+
+
+def _cut_one(model: Checkpoint, max_length: int, *, told: bool = False) -> Checkpoint:
+    framing = model.framing
+    if not isinstance(framing, TextFraming):
+        if told:
+            raise UserError(f"--max-length is about texts, and {model.name} reads images.")
+        return model
+    shortest = framing.blank().ids.shape[1]
+    if max_length < shortest:
+        raise UserError(f"--max-length for {model.name} is at least {shortest}; got {max_length}.")
+    if framing.longest is not None and max_length > framing.longest:
+        raise UserError(f"--max-length for {model.name} is at most {framing.longest}; got {max_length}.")
+    return dataclasses.replace(model, framing=dataclasses.replace(framing, max_length=max_length))

@@ -1,0 +1,207 @@
+"""The data that checkpoints were trained on: what a probe takes where none is named, and what it doubts elsewhere."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.inputs.data.readers.named_files import Files
+from moeprobe.inputs.medium import IMAGE, Medium
+
+# A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: where it ran lies so many folders above.
+_MOST_ABOVE = 3
+# Splits that hold what a training takes.
+_TRAINED_ON = ("train", "all")
+# Where a location stops being an ordinary path and starts to be a pattern of shards.
+_WILD = "*?[{"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint, as far as its training goes.
+
+    Attributes:
+        name: what the tables call it.
+        data: what it was trained on, as the training was given it; None if it does not say.
+        folder: where the checkpoint lies; None if that is not known.
+        medium: what it reads.
+    """
+
+    name: str
+    data: str | None
+    folder: Path | None
+    medium: Medium = IMAGE
+
+
+def origin_of(model: Checkpoint) -> Origin:
+    """Return what a loaded checkpoint says of its training."""
+    return make_origin(model.name, model.provenance, medium=model.framing.medium)
+
+
+def make_origin(name: str, about: Mapping[str, Any], *, medium: Medium = IMAGE) -> Origin:
+    """Return the origin that a checkpoint's provenance tells of, as it stands in a sidecar."""
+    path = about.get("path")
+    return Origin(
+        name, about.get("training", {}).get("data"), None if path is None else Path(path).parent, medium
+    )
+
+
+def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequence[str | Path] = ()) -> str:
+    """Return the data set to probe on: the one that is named, or the one that all the checkpoints were trained on.
+
+    Args:
+        data: what the user named, None = nothing.
+        models: the checkpoints.
+        files: image files of the user's own, which take the place of data.
+
+    Raises:
+        UserError: none is named, and a checkpoint does not say what it was trained on, or the checkpoints were trained
+            on different data, or the data are not where they were.
+    """
+    return data_of([origin_of(model) for model in models], data, files=files)
+
+
+def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str | Path] = ()) -> str:
+    """Return what ``choose_data`` does, for checkpoints that need not be loaded."""
+    if data is not None:
+        return data
+    if files:
+        # Nothing of it is read; it stands where a data set must stand, and is always there.
+        return "digits"
+    if not origins:
+        raise UserError("Name the data, e.g. --data digits or --data folder:PATH.")
+    for origin in origins:
+        if origin.data is None:
+            examples = "imagenet:PATH or --data folder:PATH" if origin.medium is IMAGE else "text:PATH"
+            raise UserError(
+                f"{origin.name} does not say what it was trained on; name the data, e.g. --data {examples}."
+            )
+    found = {origin.name: find(origin) for origin in origins}
+    first, *others = found
+    for other in others:
+        if not _same(found[first], found[other]):
+            raise UserError(
+                f"{first} was trained on {found[first]} and {other} on {found[other]}; name the data to probe both "
+                f"on, e.g. --data {found[first]}."
+            )
+    return found[first]
+
+
+def find(origin: Origin) -> str:
+    """Return the data that a checkpoint was trained on, as they are called from the current folder.
+
+    A relative path is looked for in the current folder, then in the checkpoint's and in those above, where the training
+    ran.
+
+    Raises:
+        UserError: the path is nowhere.
+    """
+    assert origin.data is not None
+    kind, _, location = origin.data.partition(":")
+    if not location or not _is_path(kind):
+        return origin.data
+    if _exists(Path(location).expanduser()):
+        return origin.data
+    if origin.folder is not None and not Path(location).is_absolute():
+        start = origin.folder.resolve()
+        for root in (start, *start.parents[:_MOST_ABOVE]):
+            if _exists(root / location):
+                return f"{kind}:{_shown(root / location)}"
+    if kind == "huggingface":
+        return origin.data  # a name on the hub
+    raise UserError(
+        f"{origin.name} was trained on {origin.data}, which is not here; name the data, e.g. --data {kind}:PATH."
+    )
+
+
+def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str) -> dict[str, str]:
+    """Return what is to be said of checkpoints on other data than they were trained on, or on those very images.
+
+    The images of a training are those of the split ``train``, which are in ``all`` too. A checkpoint that says
+    neither its data nor its classes is not doubted, nor are image files of the user's own.
+    """
+    found: dict[str, str] = {}
+    if isinstance(dataset, Files):
+        return found
+    for model in models:
+        origin = origin_of(model)
+        differs = origin.data is not None and not is_trained_on(origin, data)
+        named = model.class_names and dataset.class_names is not None
+        others = bool(named) and model.class_names != dataset.class_names
+        if differs and others:
+            found[model.name] = (
+                f"was trained on {origin.data} and is probed on {data}, whose classes are others."
+            )
+        elif differs:
+            found[model.name] = f"was trained on {origin.data} and is probed on {data}."
+        elif others:
+            found[model.name] = f"has other classes than {data}."
+        elif split in _TRAINED_ON and is_trained_on(origin, data):
+            found[model.name] = (
+                f"is probed on the split {split!r}, which holds images that it was trained on."
+            )
+    return found
+
+
+def described(
+    models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str
+) -> dict[str, dict[str, Any]]:
+    """Return where checkpoints are from, for a sidecar; with a ``warning`` where there are ``doubts``."""
+    warnings = doubts(models, dataset, data, split=split)
+    return {
+        model.name: dict(model.provenance)
+        | ({"warning": warnings[model.name]} if model.name in warnings else {})
+        for model in models
+    }
+
+
+def same_as_training(sidecar: Mapping[str, Any]) -> bool:
+    """Whether a run was on the data that each of its checkpoints was trained on, by its sidecar."""
+    data = sidecar["request"]["data"]
+    return all(
+        is_trained_on(make_origin(name, about), data) for name, about in sidecar["checkpoints"].items()
+    )
+
+
+def is_trained_on(origin: Origin, data: str) -> bool:
+    """Whether a checkpoint was trained on these data, as they are called from the current folder."""
+    if origin.data is None:
+        return False
+    try:
+        own = find(origin)
+    except UserError:
+        own = origin.data
+    return _same(own, data)
+
+
+def _is_path(kind: str) -> bool:
+    """Whether what follows the colon is a path; of ``shapes`` it is a resolution."""
+    return kind != "shapes"
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path is there; of a pattern the folder that it begins in."""
+    text = str(path)
+    wild = [text.index(sign) for sign in _WILD if sign in text]
+    return path.exists() if not wild else Path(text[: min(wild)]).parent.is_dir()
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or _settled(one) == _settled(other)
+
+
+def _settled(data: str) -> tuple[str, str]:
+    """Return the kind and an absolute location, so that two ways to call one folder are one."""
+    kind, _, location = data.partition(":")
+    path = Path(location).expanduser()
+    return kind, str(path.resolve()) if location and _is_path(kind) and path.exists() else location
+
+
+def _shown(path: Path) -> str:
+    """Return a path from the current folder where it lies inside, else the whole."""
+    here = Path.cwd()
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)

@@ -1,0 +1,136 @@
+"""What is asked, of whom, and which views of an image it takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from moeprobe.adapters.base import AnyFraming
+from moeprobe.inputs.batches import Recipe
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.runtime.seeds import generator
+
+CLEAN = "clean"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is asked of every checkpoint: which images, which views, which analyses.
+
+    ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
+    ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
+    many of the images, from the first one on, are run again unchanged for the noise floor (see ``floors``).
+    ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
+    """
+
+    dataset: Dataset
+    indices: Sequence[int]
+    view_name: str
+    view: PairView | SeverityView | None
+    severities: tuple[float, ...]
+    analyses: tuple[Analysis, ...]
+    seed: int
+    layers: tuple[str, ...] | None = None
+    batch_size: int = 64
+    workers: int = 0
+    skip_bad_images: bool = False
+    labelled: bool = True
+    replayed_gates: str = "recomputed"
+    floor_images: int = 0
+    allow_not_finite: bool = False
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes per image."""
+        if self.view is None:
+            return 1
+        if self.is_pair:
+            return 2
+        assert isinstance(self.view, SeverityView)
+        return 1 + (3 if self.corners else 1) * sum(
+            severity != self.view.severities[0] for severity in self.severities
+        )
+
+    def layers_of(self, model: Traceable) -> list[str] | None:
+        """Return those of the layers asked for that the model has, in its order; None = all it has."""
+        return None if self.layers is None else [name for name in model.layer_names if name in self.layers]
+
+    @property
+    def corners(self) -> bool:
+        """Whether pixels and routing are exchanged, which takes two passes more."""
+        return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
+
+    @property
+    def of_output(self) -> bool:
+        """Whether the model's output is measured."""
+        return any(isinstance(analysis, OutputAnalysis) for analysis in self.analyses)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the patches of its views never move."""
+        return self.view is not None and self.view.aligned
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two random views are compared, and not a view with the clean image."""
+        return isinstance(self.view, PairView) and not self.severities
+
+
+def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int]:
+    """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
+
+    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
+    """
+    names = np.asarray(dataset.image_ids)
+    by_name = np.argsort(names, kind="stable")
+    order = generator(seed, "choose images").permutation(by_name)
+    return [int(index) for index in (order if limit is None else order[:limit])]
+
+
+def recipe(probe: Probe, framing: AnyFraming) -> Recipe:
+    """Return what makes the views of one image, or text: the reference first."""
+    if probe.view is None:
+        return partial(_clean, framing=framing)
+    if probe.is_pair:
+        assert isinstance(probe.view, PairView)
+        return partial(_pair, view=probe.view, name=probe.view_name, framing=framing, seed=probe.seed)
+    assert isinstance(probe.view, SeverityView)
+    return partial(
+        _severities,
+        view=probe.view,
+        name=probe.view_name,
+        severities=probe.severities,
+        framing=framing,
+        seed=probe.seed,
+    )
+
+
+def _clean(source: Any, image_id: str, *, framing: AnyFraming) -> list[Any]:
+    return [framing.clean(source)]
+
+
+def _pair(
+    source: Any, image_id: str, *, view: PairView, name: str, framing: AnyFraming, seed: int
+) -> list[Any]:
+    return list(view.pair(source, framing=framing, rng=generator(seed, name, image_id)))
+
+
+def _severities(
+    source: Any,
+    image_id: str,
+    *,
+    view: SeverityView,
+    name: str,
+    severities: tuple[float, ...],
+    framing: AnyFraming,
+    seed: int,
+) -> list[Any]:
+    rng = generator(seed, name, image_id)
+    # The first severity of a view changes nothing: that is the reference, and is not run twice.
+    return view.perturb(source, framing=framing, severities=(view.severities[0], *severities), rng=rng)

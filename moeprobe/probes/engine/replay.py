@@ -1,0 +1,51 @@
+"""Pixels and routing exchanged: perturbed pixels routed as the clean ones, and the other way round.
+
+Axes: B images.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeprobe.routing.capabilities import Replayable
+from moeprobe.routing.record import RoutingTrace
+
+# One forward pass: pixels (B, 3, S, S) (or texts), class scores (B, classes), routing.
+Pass = tuple[Any, Tensor, RoutingTrace]
+
+
+def exchange(
+    model: Replayable, clean: Pass, perturbed: Pass, *, gates: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the class scores of (pixels, routing): clean clean, perturbed clean, clean perturbed, perturbed perturbed.
+
+    ``gates`` as in ``routing.Replayable``.
+    """
+    return (
+        clean[1],
+        _replay(model, perturbed, clean[2], gates),
+        _replay(model, clean, perturbed[2], gates),
+        perturbed[1],
+    )
+
+
+def _replay(model: Replayable, own: Pass, other: RoutingTrace, gates: str) -> Tensor:
+    pixels, scores, routing = own
+    if other is routing:
+        return scores
+    replayed = model.replay(pixels, other, gates=gates)
+    if gates == "replayed":
+        return replayed
+    # An image whose routing is the same anyway is not changed by the rounding of its batch-mates' switches.
+    return scores.where(_same_routing(routing, other)[:, None], replayed)
+
+
+def _same_routing(one: RoutingTrace, two: RoutingTrace) -> Tensor:
+    """Return for which images ``(B,)`` every token of every layer chooses the same, and finds the same room."""
+    same = [
+        (layer.selected == two.layers[name].selected).flatten(1).all(1)
+        & (layer.processed == two.layers[name].processed).flatten(1).all(1)
+        for name, layer in one.layers.items()
+    ]
+    return torch.stack(same).all(0)

@@ -1,0 +1,1 @@
+"""How well do a few labeled images per class separate the classes by the model's features?"""

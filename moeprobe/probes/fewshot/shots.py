@@ -1,0 +1,230 @@
+"""Few-shot classifiers on frozen features: which training images are shown, and how one checkpoint is judged.
+
+Every checkpoint is shown the same images: they belong to (seed, class, draw) and the images' names. The shots of a
+draw are nested, five of them among the ten.
+
+Axes: B images, C classes, S most shots, H held-out images of a class, D features.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.metrics.base import OutputAnalysis, OutputPair
+from moeprobe.metrics.stats.bootstrap import Array
+from moeprobe.probes.engine import loop
+from moeprobe.probes.engine.question import Probe, recipe
+from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import cells
+from moeprobe.routing.capabilities import Featured
+from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.seeds import generator
+
+# Images of each class that choose the strength, where there are as many.
+HELD_OUT = 10
+
+# (shots, draw) -> classifier or strength of its penalty; draws count from 1.
+Cases = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shots:
+    """Which training images are shown.
+
+    Attributes:
+        train: the training images.
+        counts: shots that are asked for, e.g. (1, 5, 10).
+        drawn: ``(draws, C, S)`` images of each draw; its first N of each class are the N shots.
+        held_out: ``(C, H)`` images that are in no draw; H = 0 where the smallest class leaves none.
+        indices: all of them, each once, in an order that the seed fixes (neighbours may compete for a capacity).
+    """
+
+    train: Dataset
+    counts: tuple[int, ...]
+    drawn: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    indices: list[int]
+
+    @property
+    def cases(self) -> list[Cases]:
+        """Every (shots, draw)."""
+        return [(count, draw) for count in self.counts for draw in range(1, len(self.drawn) + 1)]
+
+    def shown(self, count: int, draw: int) -> NDArray[np.int64]:
+        """Return the images ``(C · count,)`` of a draw."""
+        return self.drawn[draw - 1, :, :count].ravel()
+
+
+def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int, data: str) -> Shots:
+    """Choose the training images of every draw, and those that are held out of all of them.
+
+    Of each class up to ``HELD_OUT`` images are held out: as many as the smallest class leaves beside its shots.
+
+    Raises:
+        UserError: a class has fewer images than shots, or none is left where a single shot needs one.
+    """
+    assert train.class_names is not None
+    most, labels = max(counts), train.labels()
+    names = np.asarray(train.image_ids)
+    by_name = np.argsort(names, kind="stable")
+    members = [by_name[labels[by_name] == label] for label in range(len(train.class_names))]
+    smallest = min(range(len(members)), key=lambda label: len(members[label]))
+    left = len(members[smallest]) - most
+    if left < 0 or (left == 0 and min(counts) == 1):
+        raise UserError(_too_few(train.class_names[smallest], len(members[smallest]), counts, data))
+    drawn, held_out = [], []
+    for name, own in zip(train.class_names, members, strict=True):
+        kept = generator(seed, "held-out images", name).permutation(own)[: min(left, HELD_OUT)]
+        rest = own[~np.isin(own, kept)]
+        held_out.append(kept)
+        drawn.append(
+            [generator(seed, "few shots", name, draw).permutation(rest)[:most] for draw in range(draws)]
+        )
+    needed = np.concatenate([np.ravel(drawn), np.ravel(held_out)])
+    order = generator(seed, "order of the shots").permutation(by_name[np.isin(by_name, needed)])
+    return Shots(
+        train=train,
+        counts=tuple(counts),
+        drawn=np.swapaxes(np.array(drawn), 0, 1),
+        held_out=np.array(held_out),
+        indices=order.tolist(),
+    )
+
+
+def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
+    """Return what is wrong with the smallest class, and how to mend it."""
+    most = max(counts)
+    has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
+    if images < most:
+        mend = f"ask for at most --shots {images}" if images else "give it some"
+        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} of it; {mend}."
+    mend = f"ask for at most --shots {most - 1}" if most > 1 else "give it a second one"
+    return f"{has}, all of them shots, so that nothing is left to choose the penalty of 1 shot with; {mend}."
+
+
+def judge(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    *,
+    shots: Shots,
+    parts: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[pa.Table, list[str], dict[Cases, float]]:
+    """Fit the classifiers of one checkpoint and judge them on the images of the probe.
+
+    Training images that were drawn must be readable, whatever the probe says of the others.
+
+    Returns:
+        The sums per image, the names of the images that could not be read, and the strength of each case.
+    """
+    training = dataclasses.replace(probe, dataset=shots.train, indices=shots.indices, skip_bad_images=False)
+    table, _ = loop.run(
+        training,
+        checkpoint,
+        parts=None if parts is None else parts / "training",
+        progress=progress,
+        run_block=features_block,
+    )
+    strengths, classifiers = _fit(shots, table)
+    block = partial(_judge_block, classifiers=classifiers)
+    judged, skipped = loop.run(probe, checkpoint, parts=parts, progress=progress, run_block=block)
+    return judged, skipped, strengths
+
+
+def features_block(
+    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+) -> tuple[Accumulator, list[str]]:
+    """Return labels and features ``(B, D)`` of some images, and the names of those that could not be read."""
+    accumulator, skipped = Accumulator(), list[str]()
+    for batch, features in _features(probe, checkpoint, block, skipped, progress):
+        accumulator.add(Cell(), batch.image_ids, {"label": batch.labels.numpy(), "features": features})
+    return accumulator, skipped
+
+
+def _features(
+    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], skipped: list[str], progress: Progress | None
+) -> Iterator[tuple[Batch, Array]]:
+    """Yield batches with their features ``(B, D)``; names of images that could not be read go to ``skipped``.
+
+    Raises:
+        UserError: a feature is no number.
+    """
+    assert isinstance(checkpoint.model, Featured)
+    loader = batches(
+        probe.dataset,
+        block,
+        recipe(probe, checkpoint.framing),
+        batch_size=probe.batch_size,
+        workers=probe.workers,
+        skip_bad_images=probe.skip_bad_images,
+        group_images=checkpoint.model.group_images,
+    )
+    for batch in loader:
+        skipped += batch.skipped
+        if batch.image_ids:
+            features = checkpoint.model.features(batch.views[0]).cpu().double().numpy()
+            if not np.isfinite(features).all():
+                raise UserError(
+                    f"{checkpoint.name} gives features that are no numbers, so nothing can be fitted to them; "
+                    "was its training sound?"
+                )
+            yield batch, features
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))
+
+
+def _fit(shots: Shots, table: pa.Table) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:
+    """Return the strength and the classifier of every case, from the features of the training images."""
+    ((_, _, names, columns),) = cells(table)
+    place = {name: row for row, name in enumerate(names)}
+
+    def rows(images: NDArray[np.int64]) -> list[int]:
+        return [place[shots.train.image_ids[index]] for index in images.ravel().tolist()]
+
+    labels, features = columns["label"].astype(np.int64), columns["features"].astype(np.float64)
+    num_classes, held_out = shots.drawn.shape[1], rows(shots.held_out)
+    strengths: dict[Cases, float] = {}
+    classifiers: dict[Cases, Classifier] = {}
+    for case in shots.cases:
+        shown = rows(shots.shown(*case))
+        ridge = Ridge(features[shown], labels[shown], num_classes=num_classes)
+        if held_out:
+            strengths[case] = choose_strength(ridge.along(features[held_out]), labels[held_out])
+        else:
+            strengths[case] = choose_strength(ridge.left_out(), labels[shown])
+        classifiers[case] = ridge.classifier(strengths[case])
+    return strengths, classifiers
+
+
+def _judge_block(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    block: Sequence[int],
+    progress: Progress | None,
+    *,
+    classifiers: Mapping[Cases, Classifier],
+) -> tuple[Accumulator, list[str]]:
+    """Return the sums per image of some images, a cell per case; see ``sweeps.run``."""
+    accumulator, skipped = Accumulator(), list[str]()
+    for batch, features in _features(probe, checkpoint, block, skipped, progress):
+        for (count, draw), classifier in classifiers.items():
+            pair = OutputPair(None, torch.from_numpy(classifier.scores(features)), batch.labels)
+            columns = {"label": batch.labels.numpy()}
+            for analysis in probe.analyses:
+                assert isinstance(analysis, OutputAnalysis)
+                columns |= {name: column.numpy() for name, column in analysis.sums(pair).items()}
+            cell = Cell(view=probe.view_name, severity=float(count), draw=draw)
+            accumulator.add(cell, batch.image_ids, columns)
+    return accumulator, skipped

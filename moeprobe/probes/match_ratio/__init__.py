@@ -1,0 +1,1 @@
+"""Do corresponding patches get the same experts?"""

@@ -1,0 +1,123 @@
+"""Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.inputs.medium import medium_of
+from moeprobe.metrics.wording import AGREEMENTS
+from moeprobe.results.figures import layers as _layers
+from moeprobe.results.figures import panels
+
+# What the raw values are where they are not shares of patches alone.
+_RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match, cosine"}
+
+
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
+
+    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
+    drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are of checkpoints.
+    """
+    patches = panels.ordinary(table)
+    first = panels.agreement(patches)
+    names = [
+        name
+        for name in dict.fromkeys(patches["metric"])
+        if name == first or re.fullmatch(r"top.*_match", name)
+    ]
+    patches = patches[patches["metric"].str.removesuffix("_chance").str.removesuffix("_kappa").isin(names)]
+    if patches.empty:
+        return {}
+    layers = panels.layers(patches)
+    medium = medium_of(patches["tokens"])
+    raw_label = _RAW.get(first, "share of {tokens}").format(tokens=medium.tokens)
+    draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
+    figure, axes = draw_panels(patches, layers, names, colours)
+    axes[0, 0].set_ylabel(raw_label)
+    axes[1, 0].set_ylabel("κ (beyond chance)")
+    for kappa in axes[1]:
+        kappa.axhline(0, color="#808080", linewidth=0.8)
+    for raw in axes[0]:
+        raw.set_ylim(0, 1.03)
+    # One entry for the kind of mark: its colour says whose it is.
+    axes[0, 0].plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
+    axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {medium.name}")
+    view = patches["view"].iloc[0]
+    what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
+    title = f"{what} corresponding {medium.tokens}: {view}"
+    drawn = patches[patches["null"].isin(["", "pooled", "image"])]
+    return {"match-ratio": panels.finish(figure, drawn, title=title, notes=panels.undrawn(table))}
+
+
+def _by_layer(
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+) -> tuple[Figure, np.ndarray]:
+    """Draw a panel per layer, with a place per match."""
+    figure, axes = panels.panels(2, len(layers))
+    checkpoints = panels.checkpoints(patches)
+    for column, layer in enumerate(layers):
+        raw, kappa = axes[:, column]
+        raw.set_title(layer)
+        for number, checkpoint in enumerate(checkpoints):
+            here = panels.select(patches, layer=layer, checkpoint=checkpoint)
+            if here.empty:
+                continue  # this checkpoint has no such layer
+            x = np.arange(len(names)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
+            colour = colours[checkpoint]
+            panels.points(
+                raw, x, panels.by_metric(here[here["null"] == ""], names), colour=colour, label=checkpoint
+            )
+            pooled = here[here["null"] == "pooled"]
+            chance = panels.by_metric(pooled, [f"{name}_chance" for name in names])["value"].to_numpy(float)
+            raw.plot(x, chance, "_", color=colour, markersize=14)
+            for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
+                beyond = panels.by_metric(here[here["null"] == null], [f"{name}_kappa" for name in names])
+                panels.points(kappa, x + shift, beyond, fmt=mark, colour=colour, label=checkpoint)
+                if null == "pooled":
+                    panels.name_collapsed(kappa, x, beyond, colour=colour)
+        for row in (raw, kappa):
+            row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
+            row.set_xlim(-0.6, len(names) - 0.4)
+    return figure, axes
+
+
+def _over_layers(
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+) -> tuple[Figure, np.ndarray]:
+    """Draw a panel per match, with the layers along the x axis."""
+    figure, axes = panels.panels(2, len(names), width=5.0)
+    checkpoints = panels.checkpoints(patches)
+    shifts = dict(zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True))
+    for column, name in enumerate(names):
+        raw, kappa = axes[:, column]
+        raw.set_title(_label(name).replace("\n", " "))
+        for checkpoint in checkpoints:
+            here = panels.select(patches, checkpoint=checkpoint)
+            colour, shift = colours[checkpoint], shifts[checkpoint]
+            chance = panels.select(here, metric=f"{name}_chance", null="pooled").set_index("layer")["value"]
+            raw.plot(
+                np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=colour, markersize=6
+            )
+            for panel, metric, null, style in (
+                (raw, name, "", "o-"),
+                (kappa, f"{name}_kappa", "pooled", "o-"),
+                (kappa, f"{name}_kappa", "image", "D:"),
+            ):
+                rows = panels.select(here, metric=metric, null=null)
+                _layers.draw_line(
+                    panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style
+                )
+        _layers.label_axis(raw, layers, named=False)
+        _layers.label_axis(kappa, layers)
+    return figure, axes
+
+
+def _label(metric: str) -> str:
+    if metric in AGREEMENTS:
+        return AGREEMENTS[metric].replace(" ", "\n")
+    base = metric.removesuffix("_match")
+    return base.replace("_set", "\nany order").replace("top", "top-")

@@ -1,0 +1,1 @@
+"""Which patches change experts?"""

@@ -1,0 +1,1 @@
+"""How are the weights of experts for corresponding patches related?"""

@@ -1,0 +1,162 @@
+"""The correlation matrix of paired gates as a heat map (Figure 3 of the PRC paper)."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from moeprobe.inputs.medium import TEXT, medium_of
+from moeprobe.results import palette
+from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures import layers as _layers
+
+# Perceptually even, and made to look the same with the common colour deficiencies.
+_MAP = "cividis"
+# More experts than this, and numbers in the cells would be too small to read.
+_MOST_NUMBERED = 10
+# Of more experts than this the largest entries do not stretch the scale.
+_MOST_WHOLE = 16
+# Small heat maps side by side.
+_MOST_COLUMNS = 8
+_MEANS = {"s_diagonal": ("mean $S_{ii}$", 2), "s_offdiagonal": ("mean $S_{i≠j}$", 3)}
+
+
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> dict[str, Figure]:
+    """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0.
+
+    Of more than ``_parts.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
+    diagonal and of the rest along the layers, in the ``colours`` of checkpoints. Empty where no gates are a
+    distribution.
+    """
+    entries = table[table["metric"] == "s"]
+    if entries.empty:
+        return {}
+    layers = panels.layers(entries)
+    # The few largest of many would leave the rest without contrast.
+    many = entries[["expert", "expert_b"]].max(axis=None) >= _MOST_WHOLE
+    highest = entries["value"].quantile(0.99) if many else entries["value"].max()
+    scale = Normalize(0, float(highest) if np.isfinite(highest) and highest > 0 else 1.0)
+    medium = medium_of(table["tokens"])
+    title = f"Correlation of the gates of corresponding {medium.tokens}: {entries['view'].iloc[0]}"
+    if len(layers) <= panels.MOST_PANELS:
+        return {
+            "s-matrix": panels.finish(_large(table, layers, scale), entries, title=title, mark="brackets")
+        }
+    first = "view 1" if medium is TEXT else "view 1, which covers less"
+    notes = [f"Rows: experts of {first}. Columns: experts of view 2"]
+    maps = panels.finish(_small(entries, layers, scale), entries, title=title, notes=notes, mark=None)
+    means = table[table["metric"].isin(list(_MEANS))]
+    lines = _means(means, layers, colours or palette.colours(panels.checkpoints(entries)))
+    return {"s-matrix": maps, "s-matrix-layers": panels.finish(lines, panels.ordinary(means), title=title)}
+
+
+def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> None:
+    height = figure.get_figheight()
+    bar = figure.colorbar(
+        ScalarMappable(scale, _MAP),
+        ax=axes,
+        shrink=min(0.7, 3.2 / height),
+        aspect=20,
+        extend="max" if many else "neither",
+    )
+    bar.set_label("$S_{ij}$ (ideal: the identity)")
+    bar.outline.set_visible(False)
+
+
+def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
+    """Draw a labelled heat map for each layer and checkpoint."""
+    entries = table[table["metric"] == "s"]
+    checkpoints = panels.checkpoints(entries)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7), layout="constrained")
+        axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
+    for row, layer in enumerate(layers):
+        for column, checkpoint in enumerate(checkpoints):
+            here = panels.ordinary(panels.select(table, layer=layer, checkpoint=checkpoint))
+            if not (here["metric"] == "s").any():
+                axes[row, column].set_axis_off()  # this checkpoint has no such layer
+                continue
+            _heat_map(axes[row, column], here, scale)
+            axes[row, column].set_title(f"{checkpoint}, {layer}\n{_summary(here)}")
+    _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
+    return figure
+
+
+def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
+    """Draw small heat maps, some in a row, checkpoint after checkpoint."""
+    checkpoints = panels.checkpoints(entries)
+    columns = min(len(layers), _MOST_COLUMNS)
+    rows_each = -(-len(layers) // columns)
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        size = (1.45 * columns + 1.1, 1.6 * rows_each * len(checkpoints) + 0.6)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(rows_each * len(checkpoints), columns, squeeze=False)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for number, checkpoint in enumerate(checkpoints):
+        for place, layer in enumerate(layers):
+            here = panels.ordinary(panels.select(entries, layer=layer, checkpoint=checkpoint))
+            if here.empty:
+                continue
+            panel = axes[number * rows_each + place // columns, place % columns]
+            panel.imshow(_matrix(here), cmap=_MAP, norm=scale, interpolation="nearest")
+            name = f"{checkpoint}\n{layer}" if place == 0 else layer
+            panel.set_title(name, fontsize=8, loc="left")
+    _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
+    return figure
+
+
+def _means(table: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+    """Draw the means of the diagonal and of the rest along the layers."""
+    rows = panels.ordinary(table)
+    checkpoints = panels.checkpoints(rows)
+    figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
+    for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
+        for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+            here = panels.select(rows, checkpoint=checkpoint, metric=metric)
+            _layers.draw_line(panel, here, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+        panel.set_title(name)
+        _layers.label_axis(panel, layers)
+    return figure
+
+
+def _matrix(rows: pd.DataFrame) -> np.ndarray:
+    return rows.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
+
+
+def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
+    matrix = _matrix(rows[rows["metric"] == "s"])
+    # The panels are nearly square as they are; a fixed shape would push headings over one another.
+    axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
+    first = "" if medium_of(rows["tokens"]) is TEXT else " (covers less)"
+    axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
+    step = int(np.ceil(len(matrix) / 10))
+    axes.set_xticks(range(0, len(matrix), step))
+    axes.set_yticks(range(0, len(matrix), step))
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    if len(matrix) > _MOST_NUMBERED:
+        return
+    colour = mpl.colormaps[_MAP]
+    for i, j in np.ndindex(matrix.shape):
+        if np.isfinite(matrix[i, j]):
+            bright = np.dot(colour(scale(matrix[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
+            axes.text(
+                j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7.5,
+                color="black" if bright else "white",
+            )  # fmt: skip
+
+
+def _summary(rows: pd.DataFrame) -> str:
+    """Return the means of the diagonal and of the rest with their intervals."""
+    parts = []
+    for metric, (name, decimals) in _MEANS.items():
+        row = rows[rows["metric"] == metric].iloc[0]
+        value, low, high = (f"{row[column]:.{decimals}f}" for column in ("value", "ci_low", "ci_high"))
+        parts.append(f"{name} {value}" + (f" [{low}, {high}]" if pd.notna(row["ci_low"]) else ""))
+    return "\n".join(parts)

@@ -1,0 +1,1 @@
+"""How do routing and output change with the severity of a perturbation?"""

@@ -1,0 +1,225 @@
+"""Curves along a severity: match with the clean image, confidence, and the model's output."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from moeprobe.inputs.medium import medium_of
+from moeprobe.metrics.wording import full_label
+from moeprobe.results.figures import layers as _layers
+from moeprobe.results.figures import panels
+from moeprobe.results.tables import FLOORS
+
+_BESIDE = (("gate_highest", "highest gate"), ("unserved", "tokens without\nan expert"))
+_OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
+_CHANGES = (
+    ("class_probability", "change in probability\nof the clean prediction"),
+    ("logit_distance", "distance of the scores\nfrom the clean ones"),
+    ("accuracy", "change in accuracy"),
+)
+_SHARES = (("features", "-", "o"), ("switching", "--", "s"))
+
+
+def draw(
+    table: pd.DataFrame, *, colours: Mapping[str, str], unit: str, gates: str | None = None
+) -> dict[str, Figure]:
+    """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
+
+    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colours`` are of
+    checkpoints. ``gates`` says how those of replayed routings were weighted, where that was asked.
+    """
+    floors = table[table["view"].isin(FLOORS)]
+    table = table[~table["view"].isin(FLOORS)]
+    view = table["view"].iloc[0]
+    figures = {}
+    routing = panels.ordinary(table)
+    rows = _rows_of_panels(routing, panels.agreement(routing))
+    if rows:
+        drawn = routing[
+            routing["metric"].isin([metric for metric, _ in rows])
+            & routing["null"].isin(["", "pooled", "image"])
+        ]
+        title = f"Routing against the clean {medium_of(routing['tokens']).name}: {view}"
+        if len(panels.layers(table)) > panels.MOST_PANELS:
+            figure, mark = _over_layers(routing, rows, colours, unit), "bars"
+            notes = ["In the table only: the noise floor"] if len(floors) else []
+        else:
+            figure, mark = _by_layer(routing, floors, rows, colours, unit), "bands"
+            least = panels.ordinary(panels.select(floors, metric=panels.agreement(routing)))["value"].min()
+            notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
+        notes += panels.undrawn(table)
+        figures["routing"] = panels.finish(figure, drawn, title=title, notes=notes, mark=mark)
+    output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
+    if output:
+        figure, axes = panels.panels(1, len(output))
+        for column, (metric, label) in enumerate(output):
+            _curves(axes[0, column], table, metric, colours)
+            axes[0, column].set(ylabel=label, xlabel=unit)
+        _severity_ticks(axes, table)
+        _shares_axis(axes)
+        drawn = table[table["metric"].isin([metric for metric, _ in output])]
+        figures["output"] = panels.finish(figure, drawn, title=f"Output: {view}", mark="bands")
+    changes = [
+        (metric, label) for metric, label in _CHANGES if (table["metric"] == f"{metric}_switching").any()
+    ]
+    if changes:
+        figure, axes = panels.panels(1, len(changes), sharey=False)
+        for column, (metric, label) in enumerate(changes):
+            _shares(axes[0, column], table, metric, colours)
+            axes[0, column].set(ylabel=label, xlabel=unit)
+        _severity_ticks(axes, table)
+        parts = [f"{metric}_{share}" for metric, _ in changes for share, _, _ in _SHARES]
+        figures["attribution"] = panels.finish(
+            figure,
+            table[table["metric"].isin(parts)],
+            title=f"What changes the output, features or switching experts? {view}",
+            notes=[f"Gates {gates}"],
+            mark="bands",
+        )
+    return figures
+
+
+def _by_layer(
+    routing: pd.DataFrame,
+    floors: pd.DataFrame,
+    rows: Sequence[tuple[str, str]],
+    colours: Mapping[str, str],
+    unit: str,
+) -> Figure:
+    """Draw a column per layer, with the severity along the x axis."""
+    layers, first = panels.layers(routing), panels.agreement(routing)
+    figure, axes = panels.panels(len(rows), len(layers))
+    for column, layer in enumerate(layers):
+        here = panels.select(routing, layer=layer)
+        for row, (metric, label) in enumerate(rows):
+            panel = axes[row, column]
+            _curves(panel, here, metric, colours)
+            if metric == first:
+                _chance(panel, here, f"{metric}_chance", "pooled", ":", "chance (pooled)", colours)
+                floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
+                _floor(panel, floor)
+            if metric.endswith("_kappa"):
+                within = f"κ within the {medium_of(routing['tokens']).name}"
+                _chance(panel, here, metric, "image", "--", within, colours)
+            panel.set_ylabel(label if column == 0 else "")
+        axes[0, column].set_title(layer)
+        axes[-1, column].set_xlabel(unit)
+    _severity_ticks(axes, routing)
+    _shares_axis(axes[[metric != "unserved" for metric, _ in rows]])
+    for panel in axes[[metric == "unserved" for metric, _ in rows]].flat:
+        panel.set_ylim(bottom=0)
+    return figure
+
+
+def _over_layers(
+    routing: pd.DataFrame, rows: Sequence[tuple[str, str]], colours: Mapping[str, str], unit: str
+) -> Figure:
+    """Draw a column per checkpoint, with the layers along the x axis and a line per severity."""
+    layers, checkpoints = panels.layers(routing), panels.checkpoints(routing)
+    severities = sorted(set(routing["severity"].dropna()))
+    shades = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(severities)))
+    figure, axes = panels.panels(len(rows), len(checkpoints), width=5.4, height=2.6)
+    for column, checkpoint in enumerate(checkpoints):
+        for row, (metric, label) in enumerate(rows):
+            panel = axes[row, column]
+            here = _rows(routing, checkpoint, metric, nulls=("", "pooled"))
+            for severity, shade in zip(severities, shades, strict=True):
+                _layers.draw_line(
+                    panel,
+                    here[here["severity"] == severity],
+                    layers,
+                    colour=to_hex(shade),
+                    label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",
+                )
+            panel.set_ylabel(label if column == 0 else "")
+            _layers.label_axis(panel, layers, named=row == len(rows) - 1)
+        axes[0, column].set_title(checkpoint, color=colours[checkpoint])
+    _shares_axis(axes[[metric != "unserved" for metric, _ in rows]])
+    return figure
+
+
+def _severity_ticks(axes: np.ndarray, table: pd.DataFrame) -> None:
+    """Put a tick at every severity that was measured, and label those that stand apart from one another."""
+    measured = sorted(set(table["severity"].dropna()))
+    gap = 0.13 * (measured[-1] - measured[0])
+    labelled: list[float] = []
+    for severity in measured:
+        if not labelled or severity - labelled[-1] >= gap:
+            labelled.append(severity)
+    for panel in axes.flat:
+        panel.set_xticks(labelled, [f"{severity:g}" for severity in labelled])
+        panel.set_xticks(measured, minor=True)
+
+
+def _rows_of_panels(routing: pd.DataFrame, first: str) -> list[tuple[str, str]]:
+    """Return (metric, label) of each row: the agreement that all share, its kappa, and what stands beside it."""
+    kappa = full_label(f"{first}_kappa", "pooled")
+    # Where all tokens choose, none is without an expert.
+    beside = [line for line in _BESIDE if line[0] != "unserved" or first != "top1_match"]
+    rows = [(first, full_label(first, "")), (f"{first}_kappa", f"{kappa}\n(pooled)"), *beside]
+    return [line for line in rows if (routing["metric"] == line[0]).any()]
+
+
+def _shares_axis(axes: np.ndarray) -> None:
+    """Let every row go from 0 (or lower, if anything lies there) to 1; only when all is drawn."""
+    for row in axes[:, 0]:
+        row.set_ylim(min(-0.03, row.get_ylim()[0]) if row.get_ylim()[0] < 0 else 0, 1.03)
+
+
+def _curves(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+    for checkpoint in panels.checkpoints(table):
+        rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
+        _curve(axes, rows, colours[checkpoint], "o-", label=checkpoint)
+
+
+def _curve(axes: Axes, rows: pd.DataFrame, colour: str, style: str, *, label: str) -> None:
+    """Draw values along the severity with their band."""
+    x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
+    axes.plot(x, value, style, color=colour, markersize=4, linewidth=1.5, label=label)
+    low, high = (rows[end].to_numpy(float) for end in ("ci_low", "ci_high"))
+    axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    panels.name_collapsed(axes, x, rows, colour=colour)
+
+
+def _shares(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+    """Draw what features and switching have in the change of the output."""
+    axes.axhline(0, color="#808080", linewidth=0.8)
+    for checkpoint in panels.checkpoints(table):
+        for share, line, mark in _SHARES:
+            rows = _rows(table, checkpoint, f"{metric}_{share}", nulls=("",))
+            _curve(axes, rows, colours[checkpoint], line + mark, label=f"{checkpoint}: {share}")
+
+
+def _chance(
+    axes: Axes,
+    table: pd.DataFrame,
+    metric: str,
+    null: str,
+    style: str,
+    label: str,
+    colours: Mapping[str, str],
+) -> None:
+    """Draw a thin line per checkpoint, of what depends on one chance level."""
+    for checkpoint in panels.checkpoints(table):
+        rows = _rows(table, checkpoint, metric, nulls=(null,))
+        if len(rows):
+            axes.plot(rows["severity"], rows["value"], style, color=colours[checkpoint], linewidth=1.2)
+            # One entry per kind of line: its colour says whose it is.
+            axes.plot([], [], style, color="#606060", linewidth=1.2, label=label)
+
+
+def _floor(axes: Axes, rows: pd.DataFrame) -> None:
+    """Shade what the clean image misses of itself when it is run again, at worst."""
+    lowest = rows["value"].min()
+    if lowest < 1:
+        axes.axhspan(lowest, 1, color="#808080", alpha=0.35, linewidth=0, label="noise floor (arithmetic)")
+
+
+def _rows(table: pd.DataFrame, checkpoint: str, metric: str, *, nulls: Sequence[str]) -> pd.DataFrame:
+    rows = panels.select(table, checkpoint=checkpoint, metric=metric)
+    return rows[rows["null"].isin(list(nulls))].sort_values("severity")

@@ -1,0 +1,1 @@
+"""Record routing, to be analyzed without the model."""

@@ -1,0 +1,221 @@
+"""Run a checkpoint over the images and write what its routers decide, one trace file per view.
+
+Axes: B images of a batch, V views of each.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from moeprobe import __version__
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs import geometry
+from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.probes.engine.question import CLEAN, Probe, recipe
+from moeprobe.routing import finite
+from moeprobe.routing.record import LayerRouting
+from moeprobe.routing.traces.format import metadata, writing
+from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.routing.traces.rows import to_rows
+from moeprobe.runtime.characters import exact
+from moeprobe.runtime.progress import Progress
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One view of the images, which gets a file of its own.
+
+    Attributes:
+        name: of the file, without its ending.
+        number: of the view in a batch; 0 is the reference.
+        about: what the file's metadata say of it.
+    """
+
+    name: str
+    number: int
+    about: Mapping[str, Any]
+
+    @property
+    def moved(self) -> bool:
+        """Whether patches lie elsewhere than in the reference."""
+        return self.about["reference"] is not None
+
+
+def shown(probe: Probe, framing: Framing, *, data: str, split: str) -> list[Shown]:
+    """Return the views that a probe asks for, the reference first; what changes nothing is the reference itself."""
+    named = {"data": data, "split": split, "seed": probe.seed}
+    source = {"data": data, "split": split} | dataclasses.asdict(framing)
+    if probe.is_pair:
+        assert isinstance(probe.view, PairView)
+        drawn = source | _parameters(probe)
+        first, second = drawn | {"side": 1}, drawn | {"side": 2}
+        both: dict[str, Any] = named | {"aligned": probe.view.aligned}
+        # In a table the pair as a whole goes by the name of the view.
+        one = Shown(
+            f"{probe.view_name}-1",
+            0,
+            both | {"view": f"{probe.view_name}-1", "inputs": first, "reference": None},
+        )
+        reference = None if probe.view.aligned else first
+        two = Shown(
+            f"{probe.view_name}-2",
+            1,
+            both | {"view": probe.view_name, "inputs": second, "reference": reference},
+        )
+        return [one, two]
+    clean = source | {"view": CLEAN}
+    found = [Shown(CLEAN, 0, named | {"view": CLEAN, "inputs": clean, "reference": None})]
+    if probe.view is None:
+        return found
+    assert isinstance(probe.view, SeverityView)
+    for number, severity in enumerate(probe.severities, start=1):
+        if severity != probe.view.severities[0]:
+            about = named | {
+                "view": probe.view_name,
+                "severity": severity,
+                "severity_unit": probe.view.unit,
+                "inputs": source | _parameters(probe) | {"severity": severity},
+                "reference": None if probe.view.aligned else clean,
+                "aligned": probe.view.aligned,
+            }
+            found.append(Shown(f"{probe.view_name}-{exact(severity)}", number, about))
+    return found
+
+
+def _parameters(probe: Probe) -> dict[str, Any]:
+    assert probe.view is not None
+    return {"view": probe.view_name, "seed": probe.seed} | {
+        f"view.{name}": value
+        for name, value in dataclasses.asdict(probe.view).items()  # type: ignore[call-overload]
+    }
+
+
+def write(
+    probe: Probe,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    views: list[Shown],
+    all_gates: bool,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Write a trace per view into ``folder``; returns the names of the images that could not be read.
+
+    Raises:
+        UserError: a file cannot be written, or an image cannot be read and is not to be skipped, or none can.
+    """
+    model = checkpoint.model
+    layers = probe.layers_of(model) or list(model.layer_names)
+    skipped: list[str] = []
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(writing(folder / f"{view.name}.parquet")) for view in views]
+        for batch, found in _batches(probe, checkpoint, views, all_gates=all_gates):
+            for file, rows in zip(files, found, strict=False):
+                file.write(rows)
+            skipped += batch.skipped
+            if progress is not None:
+                progress(len(batch.image_ids) + len(batch.skipped))
+        if len(skipped) == len(probe.indices):
+            raise UserError(f"None of the {len(skipped)} images could be read.")
+        for file, view in zip(files, views, strict=True):
+            file.close(metadata(checkpoint=_about(checkpoint), layers=layers, skipped=skipped, **view.about))
+    return skipped
+
+
+def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
+    """Return the images skipped in the traces that lie in a folder; None unless they are of the same images.
+
+    A checkpoint without a hash is never taken for the one of before.
+    """
+    if checkpoint.provenance.get("sha256") is None:
+        return None
+    skipped: list[str] = []
+    for view in views:
+        path = folder / f"{view.name}.parquet"
+        if not path.is_file():
+            return None
+        try:
+            trace = TraceFile(path)
+        except UserError:  # damaged: recorded again
+            return None
+        skipped = trace.about["skipped"]
+        wanted = [probe.dataset.image_ids[index] for index in probe.indices]
+        same = [name for name in wanted if name not in set(skipped)] == trace.ids
+        if (
+            not same
+            or trace.about["moeprobe"] != __version__
+            or trace.about["checkpoint"] != _about(checkpoint)
+        ):
+            return None
+    return skipped
+
+
+def run(probe: Probe, checkpoint: Checkpoint, *, views: list[Shown], all_gates: bool) -> None:
+    """Do all that ``write`` does, but write."""
+    for _ in _batches(probe, checkpoint, views, all_gates=all_gates):
+        pass
+
+
+def _batches(
+    probe: Probe, checkpoint: Checkpoint, views: list[Shown], *, all_gates: bool
+) -> Iterator[tuple[Batch, list[list[pa.RecordBatch]]]]:
+    """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
+    loader = batches(
+        probe.dataset,
+        probe.indices,
+        recipe(probe, checkpoint.framing),
+        batch_size=probe.batch_size,
+        workers=probe.workers,
+        skip_bad_images=probe.skip_bad_images,
+        group_images=checkpoint.model.group_images,
+    )
+    for batch in loader:
+        found = [
+            _rows(probe, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
+        ]
+        yield batch, found
+
+
+def _rows(
+    probe: Probe, checkpoint: Checkpoint, batch: Batch, view: Shown, *, all_gates: bool
+) -> list[pa.RecordBatch]:
+    model = checkpoint.model
+    routing = model.trace(batch.views[view.number], layers=probe.layers_of(model), logits=False)[1]
+    finite.check(routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+    return [
+        to_rows(
+            batch.image_ids,
+            name,
+            layer,
+            all_gates=all_gates,
+            pairs=_pairs(batch, view, layer) if view.moved else None,
+        )
+        for name, layer in routing.layers.items()
+    ]
+
+
+def _pairs(batch: Batch, view: Shown, layer: LayerRouting) -> geometry.Correspondence:
+    assert layer.grid is not None
+    maps = (batch.to_source[0], batch.to_source[view.number])
+    return geometry.correspond(*maps, grid=layer.grid, source_size=batch.source_size)
+
+
+def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a trace says of its checkpoint: nothing that differs from one machine to another."""
+    found = checkpoint.provenance
+    return {
+        "name": checkpoint.name,
+        "sha256": found.get("sha256"),
+        "capacity": found.get("capacity"),
+        "group_images": checkpoint.model.group_images,
+        "seed": checkpoint.train_seed,
+        "group": checkpoint.group,
+    }

@@ -1,0 +1,1 @@
+"""After the measurements: sums per image, tables, run folders, verdicts, figures."""

@@ -1,0 +1,282 @@
+"""From the sums per image of several checkpoints to paired differences with their verdicts.
+
+A family is one metric (with its null) of one kind of tokens for one pair of checkpoints: its cells are the layers and
+severities. A metric that decides whether a comparison passes is one family in all, since any of its cells may fail it.
+Training seeds are never pooled: a pair of checkpoints is a pair of seeds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import medium_of
+from moeprobe.metrics.base import Columns
+from moeprobe.metrics.stats.bootstrap import Array, Bootstrap, Replicates
+from moeprobe.metrics.stats.families import Difference, Judged, difference, judge
+from moeprobe.results import verdicts
+from moeprobe.results.summaries import About, Analyses, Name, metrics, not_finite, row
+from moeprobe.results.sums import Cell
+from moeprobe.results.tables import FLOORS, frame, places
+
+Pair = tuple[str, str]
+
+FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
+_EVEN = 1e-12
+# Sums with an entry per expert, one of which every layer has.
+_PER_EXPERT = ("weight_reference", "churn_reference", "load")
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One cell of one checkpoint: what a number is about -> its value, resampled, and each image's influence on it."""
+
+    cell: Cell
+    image_ids: list[str]
+    replicates: dict[Name, Replicates]
+    influences: dict[Name, Array]
+    not_finite: bool
+    num_experts: int | None
+
+    def collapsed(self, name: Name) -> bool:
+        """Whether what the metric is about has collapsed: everything goes to one choice."""
+        metric, here = name[0], self.replicates[name]
+        if self.not_finite:
+            return False
+        if metric == "load_entropy":
+            return here.point < _EVEN
+        kappa = self._kappa(name) or here
+        return any(np.isnan(found.point) and found.trials > 0 for found in (here, kappa))
+
+    def sound(self, name: Name) -> bool:
+        """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
+        kappa = self._kappa(name)
+        return kappa is None or not kappa.interval().flag
+
+    def comparable(self, other: "_Measured", name: Name) -> bool:
+        """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
+        raw = self._kappa(name) is not None and not name[0].endswith("_kappa")
+        return self.num_experts == other.num_experts or not raw
+
+    def _kappa(self, name: Name) -> Replicates | None:
+        return self.replicates.get((f"{_base(name[0])}_kappa", "pooled", None, None))
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One metric of one cell of one pair."""
+
+    pair: Pair
+    cell: Cell
+    name: Name
+    difference: Difference
+    values: tuple[float, float]
+    collapsed: str
+    sound: bool
+    not_finite: bool
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        return (self.pair, self.cell.tokens, self.name)
+
+
+def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mapping[str, Any]) -> list[Pair]:
+    """Return (checkpoint, reference) of every difference; the reference is the first checkpoint.
+
+    Where the first checkpoint's group and another group both hold several training seeds, seed s of the one is paired
+    with seed s of the other. In such groups, what has no partner of its seed is in no pair.
+    """
+    first, *others = checkpoints
+    members: dict[str, dict[Any, str]] = {}
+    for name in checkpoints:
+        members.setdefault(groups.get(name, ""), {}).setdefault(seeds.get(name), name)
+    several = {group for group, by_seed in members.items() if group and len(by_seed) > 1}
+    own = groups.get(first, "")
+    if own not in several or len(several) < 2:
+        return [(name, first) for name in others]
+    found = []
+    for name in others:
+        group = groups.get(name, "")
+        reference = members[own].get(seeds.get(name)) if group in several else first
+        if group != own and reference is not None:
+            found.append((name, reference))
+    return found
+
+
+def compare(
+    images: pa.Table,
+    *,
+    analyses: Analyses,
+    about: About,
+    wanted: Sequence[Pair],
+    margin: float,
+    together: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> pd.DataFrame:
+    """Return the differences of the ``wanted`` pairs, a row each, with ``tables.COMPARISON_COLUMNS``.
+
+    One place (layer, view, severity, tokens) is held at a time; what stays is a value per resample.
+
+    Args:
+        images: sums per image of all checkpoints.
+        analyses: what the sums are of.
+        about: what all rows share.
+        wanted: (checkpoint, reference).
+        margin: differences inside ± margin count as none, of shares (``verdicts.has_margin``).
+        together: a metric whose cells are one family, whatever their pair, tokens and null.
+        progress: called with the number of rows of sums done since the last call.
+
+    Raises:
+        UserError: two checkpoints were probed on different images.
+    """
+    bootstraps: dict[int, Bootstrap] = {}
+    found: list[_Compared] = []
+    for there in places(images):
+        here = {}
+        for checkpoint, cell, image_ids, columns in there:
+            if cell.view in FLOORS:
+                continue  # arithmetic, not routing
+            bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
+            # Numbers about single experts are another model's other experts: there is nothing to compare.
+            known = [
+                metric
+                for metric in metrics(columns, analyses, aligned=about.aligned)
+                if metric.expert is None
+            ]
+            names = [metric.key for metric in known]
+            resampled = bootstrap.replicate([(metric.statistic, metric.trials) for metric in known])
+            influences = [metric.statistic.influence() for metric in known]
+            here[checkpoint] = _Measured(
+                cell,
+                image_ids,
+                dict(zip(names, resampled, strict=True)),
+                dict(zip(names, influences, strict=True)),
+                not_finite(columns),
+                _num_experts(columns),
+            )
+            progress(len(image_ids))
+        for pair in wanted:
+            if pair[0] in here and pair[1] in here:
+                found += _compare(pair, here[pair[0]], here[pair[1]])
+    judged = _judged(found, together)
+    layers = list(dict.fromkeys(item.cell.layer for item in found))
+    found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))
+    return frame([_row(about, item, judged.get(id(item)), margin) for item in found], judged=True)
+
+
+def _num_experts(columns: Columns) -> int | None:
+    """Return E of a layer, by the sums that have an entry per expert; None of what is about none."""
+    return next((columns[name].shape[1] for name in _PER_EXPERT if name in columns), None)
+
+
+def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judged]:
+    """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
+    families: dict[tuple[object, ...], list[_Compared]] = {}
+    for item in found:
+        if not item.collapsed and not item.not_finite:
+            family = (together,) if item.name[0] == together else item.family
+            families.setdefault(family, []).append(item)
+    return {
+        id(item): result
+        for family in families.values()
+        for item, result in zip(family, judge([member.difference for member in family]), strict=True)
+    }
+
+
+def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
+    if one.image_ids != other.image_ids:
+        raise UserError(
+            f"{pair[0]} and {pair[1]} were probed on different images ({len(one.image_ids):,} and "
+            f"{len(other.image_ids):,}, {len({*one.image_ids} & {*other.image_ids}):,} in common); probe the same."
+        )
+    found = []
+    for name, replicates in one.replicates.items():
+        if name not in other.replicates:
+            continue
+        against = other.replicates[name]
+        collapsed = {"checkpoint": one.collapsed(name), "reference": other.collapsed(name)}
+        found.append(
+            _Compared(
+                pair=pair,
+                cell=one.cell,
+                name=name,
+                difference=difference(replicates, against, one.influences[name] - other.influences[name]),
+                values=(replicates.point, against.point),
+                collapsed="both"
+                if all(collapsed.values())
+                else "".join(s for s, is_so in collapsed.items() if is_so),
+                sound=one.sound(name) and other.sound(name) and one.comparable(other, name),
+                not_finite=one.not_finite or other.not_finite,
+            )
+        )
+    return found
+
+
+def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
+    checkpoint, reference = item.pair
+    margin = margin if verdicts.has_margin(item.name[0]) else np.nan
+    word = (
+        verdicts.NOT_FINITE if item.not_finite else verdicts.verdict(item.difference, judged, margin=margin)
+    )
+    nothing = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
+    of_value = row(
+        about, checkpoint, item.cell, item.name, item.difference.replicates, not_finite=item.not_finite
+    )
+    return of_value | {
+        "reference": reference,
+        "checkpoint_value": item.values[0],
+        "reference_value": item.values[1],
+        "se": item.difference.standard_error,
+        **dataclasses.asdict(judged or nothing),
+        "verdict": word,
+        "judgement": verdicts.judgement(item.name[0], word) if item.sound else "",
+        "collapsed": item.collapsed,
+        "margin": margin,
+    }
+
+
+def sentences(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
+    found = []
+    units = medium_of(table["tokens"]).plural
+    for key, rows in table.groupby(FAMILY, sort=False):
+        about = dict(zip(FAMILY, key, strict=True))
+        lines = [_line(line) for _, line in rows.iterrows()]
+        said = verdicts.sentence(
+            lines,
+            checkpoint=about["checkpoint"],
+            reference=about["reference"],
+            margin=rows["margin"].iloc[0],
+            units=units,
+        )
+        found.append(about | {"sentence": said})
+    return pd.DataFrame(found, columns=[*FAMILY, "sentence"])
+
+
+def _line(line: pd.Series) -> verdicts.Line:
+    who = {
+        "checkpoint": line["checkpoint"],
+        "reference": line["reference"],
+        "both": f"{line['checkpoint']} and {line['reference']}",
+    }
+    return verdicts.Line(
+        verdict=line["verdict"],
+        judgement=line["judgement"],
+        value=line["value"],
+        low=line["sim_low"],
+        high=line["sim_high"],
+        detectable=line["detectable"],
+        images=line["images"],
+        collapsed=who.get(line["collapsed"], ""),
+    )
+
+
+def _base(metric: str) -> str:
+    base = metric.removesuffix("_kappa").removesuffix("_chance")
+    # The distance has no pooled kappa of its own.
+    return "weight_cosine" if base == "weight_distance" else base

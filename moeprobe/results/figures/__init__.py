@@ -1,0 +1,67 @@
+"""Figures: from a table to matplotlib, one kind per file. Nothing here imports torch.
+
+Drawn without pyplot, so nothing is global and nothing depends on a screen.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import whole
+
+try:
+    import matplotlib as mpl
+except ValueError as error:  # it reads MPLBACKEND while it is imported
+    raise UserError(
+        f"matplotlib cannot be imported: {error}. Is the environment variable MPLBACKEND right? It may be unset."
+    ) from None
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.edgecolor": "#808080",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.titlesize": 11,
+    "legend.frameon": False,
+    # Without a fixed salt and with text as text, the same figure is the same bytes, and can be searched.
+    "svg.hashsalt": "moeprobe",
+    "svg.fonttype": "none",
+}
+# Nothing that changes from day to day.
+_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
+
+
+def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write a figure as PNG and SVG beside each other; the same figure gives the same bytes."""
+    FigureCanvasAgg(figure)
+    written = []
+    with mpl.rc_context(STYLE):
+        _settle(figure)
+        for kind in formats:
+            path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
+            with whole(path) as temporary:
+                figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
+            written.append(path)
+    return written
+
+
+def _settle(figure: Figure) -> None:
+    """Round where axes and titles are: the last digits of matplotlib's solver vary between runs, and files show it."""
+    figure.draw_without_rendering()
+    places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
+    figure.set_layout_engine("none")
+    for axes, corners in places:
+        axes.set_position(Bbox(corners.round(4)))
+    for text in figure.texts:  # a title above all panels is centered over them
+        x, y = text.get_position()
+        text.set_position((round(x, 4), round(y, 4)))

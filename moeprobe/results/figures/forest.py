@@ -1,0 +1,166 @@
+"""Forest plot: paired differences with their simultaneous intervals, a panel per metric.
+
+A cell without a value or an interval is named as what it is (collapsed, few images), not left out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from moeprobe.inputs.medium import ORDINARY
+from moeprobe.metrics.wording import compared_first
+from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.verdicts import direction
+
+_GREY = "#606060"
+# More rows than this in a panel, and only one metric of the routing is drawn.
+_MOST_CELLS = 24
+# The share of a panel's width that a word takes.
+_WORD = 0.23
+
+
+def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
+    """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
+    shown = table[table["tokens"].isin([*ORDINARY, ""])]
+    lines = compared_first(panels.agreement(table))
+    if not shown["metric"].isin([metric for metric, _ in lines]).any():
+        # A run of other things, jumps say.
+        lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(shown["metric"])}
+    there = [
+        (title, rows)
+        for (metric, null), title in lines.items()
+        if len(rows := panels.select(shown, metric=metric, null=null))
+    ]
+    there, left_out = _readable(there, panels.agreement(table))
+    drawn = pd.concat([rows for _, rows in there])
+    pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
+    columns = min(2 if len(there) <= 4 else 3, len(there))
+    grid = [there[start : start + columns] for start in range(0, len(there), columns)]
+    heights = [1.0 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(4.9 * columns, sum(heights) + 1.3), layout="constrained")
+        axes = figure.subplots(len(grid), columns, squeeze=False, height_ratios=heights)
+    for row, line in enumerate(grid):
+        for column in range(columns):
+            if column < len(line):
+                title, rows = line[column]
+                _panel(axes[row, column], rows, pairs, colours, title)
+            else:
+                axes[row, column].set_axis_off()
+    names = list(dict.fromkeys(drawn["reference"]))
+    margin = drawn["margin"].max()
+    against = names[0] if len(names) == 1 else "the checkpoint of the same seed"
+    notes = [] if math.isnan(margin) else [f"Gray: inside ±{margin:g}"]
+    if left_out:
+        notes.append(f"In the table only: {', '.join(left_out)}")
+    title = f"{drawn['view'].iloc[0]}: difference from {against}"
+    mark = "bars, for all of one color in a panel at once"
+    return panels.finish(figure, drawn, title=title, notes=notes, mark=mark)
+
+
+def _readable(
+    there: list[tuple[str, pd.DataFrame]], first: str
+) -> tuple[list[tuple[str, pd.DataFrame]], list[str]]:
+    """Return what is drawn, and the titles of what is not: of many layers and severities κ and the output alone."""
+    if max(len(rows.drop_duplicates(["layer", "severity"])) for _, rows in there) <= _MOST_CELLS:
+        return there, []
+    kept = [
+        (title, rows)
+        for title, rows in there
+        if rows["metric"].iloc[0] == f"{first}_kappa" or (rows["layer"] == "").all()
+    ]
+    left_out = [title for title, _ in there if title not in [name for name, _ in kept]]
+    return (kept, left_out) if kept else (there, [])
+
+
+def _lines(rows: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> float:
+    return len(rows.drop_duplicates(["layer", "severity"])) * max(1.4, len(pairs))
+
+
+def _panel(
+    axes: Axes,
+    rows: pd.DataFrame,
+    pairs: Sequence[tuple[str, str]],
+    colours: Mapping[str, str],
+    title: str,
+) -> None:
+    cells = list(rows.groupby(["layer", "severity"], sort=False, dropna=False))
+    margin = rows["margin"].iloc[0]
+    if not math.isnan(margin):
+        axes.axvspan(-margin, margin, color="#e6e6e6", linewidth=0)
+    axes.axvline(0, color=_GREY, linewidth=1)
+    step = 0.7 / max(len(pairs), 1)
+    words = []
+    for place, (_, here) in enumerate(cells):
+        for number, (checkpoint, reference) in enumerate(pairs):
+            found = panels.select(here, checkpoint=checkpoint, reference=reference)
+            if found.empty:
+                continue  # this checkpoint has no such layer
+            y = place + step * (number - (len(pairs) - 1) / 2)
+            label = checkpoint if len({side for _, side in pairs}) == 1 else f"{checkpoint} − {reference}"
+            if _point(axes, found.iloc[0], y, colour=colours[checkpoint], label=label):
+                words.append((y, found.iloc[0], colours[checkpoint]))
+    axes.set_title(title)
+    axes.set_yticks(range(len(cells)), [_cell(*key) for key, _ in cells])
+    axes.set_ylim(len(cells) - 0.4, -0.6)
+    axes.margins(x=0.08)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    sign = direction(rows["metric"].iloc[0])
+    if sign:
+        axes.set_xlabel("better →" if sign > 0 else "← better", fontsize=9)
+    ends = [row["sim_high"] for _, row, _ in words if not math.isnan(row["sim_high"])]
+    if ends:
+        left, right = axes.get_xlim()
+        axes.set_xlim(right=max(right, left + (max(ends) - left) / (1 - _WORD)))
+    for y, row, colour in words:
+        _word(axes, row, y, colour=colour)
+
+
+def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> bool:
+    """Draw a difference; returns whether a word must say why it is not drawn, or not drawn whole."""
+    there = row["verdict"] != "collapsed" and not math.isnan(row["value"])
+    whole = there and not math.isnan(row["sim_low"])
+    low, high = (row["sim_low"], row["sim_high"]) if whole else (row["value"], row["value"])
+    axes.errorbar(
+        [row["value"]] if there else [],
+        [y] if there else [],
+        xerr=np.array([[row["value"] - low], [high - row["value"]]]) if there else None,
+        fmt="o",
+        color=colour,
+        markersize=5,
+        capsize=3,
+        linewidth=1.5,
+        label=label,
+    )
+    return not whole or row["verdict"] == "identical"
+
+
+def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
+    """Write the verdict beside the point, or beside 0 where there is none, on the side that has room."""
+    others = {"reference": "reference collapsed", "both": "both collapsed"}
+    word = others.get(row["collapsed"], row["verdict"])
+    at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]
+    rightwards = at < sum(axes.get_xlim()) / 2
+    if not math.isnan(row["sim_high"]):
+        at, rightwards = row["sim_high"], True  # past the bar, which would strike it through
+    axes.annotate(
+        word,
+        (at, y),
+        xytext=(6 if rightwards else -6, 0),
+        textcoords="offset points",
+        ha="left" if rightwards else "right",
+        va="center",
+        color=colour,
+        fontsize=9,
+        fontstyle="italic",
+    )
+
+
+def _cell(layer: str, severity: float) -> str:
+    return " ".join(part for part in (layer, "" if math.isnan(severity) else f"at {severity:g}") if part)

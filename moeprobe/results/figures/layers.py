@@ -1,0 +1,51 @@
+"""MoE layers as an axis: where a model has more of them than a page has room for panels."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from moeprobe.results.figures import panels
+
+# Labels that fit side by side under one panel.
+_MOST_LABELS = 12
+_NUMBER = re.compile(r"\d+")
+
+
+def draw_line(
+    axes: Axes,
+    rows: pd.DataFrame,
+    layers: Sequence[str],
+    *,
+    colour: str,
+    label: str,
+    shift: float = 0.0,
+    style: str = "o-",
+) -> None:
+    """Draw values with their bars over the layers; ``shift`` sets one line beside another, in layers."""
+    by_layer = rows.drop_duplicates("layer").set_index("layer").reindex(list(layers))
+    x = np.arange(len(layers)) + shift
+    panels.points(axes, x, by_layer, colour=colour, label=label, fmt=style, size=3.5, width=1.0)
+    panels.name_collapsed(axes, x, by_layer, colour=colour)
+
+
+def shifts(count: int) -> np.ndarray:
+    """Return where so many lines stand beside one another."""
+    return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
+
+
+def label_axis(axes: Axes, layers: Sequence[str], *, named: bool = True) -> None:
+    """Let x be the layers, by their numbers where nothing else tells them apart; ``named`` says what x is."""
+    numbers = [_NUMBER.findall(name) for name in layers]
+    alike = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
+        len(found) == 1 for found in numbers
+    )
+    labels = [found[0] for found in numbers] if alike else list(layers)
+    step = -(-len(layers) // _MOST_LABELS) if alike else -(-len(layers) // (2 * _MOST_LABELS))
+    places = range(0, len(layers), step)
+    axes.set_xticks(list(places), [labels[place] for place in places], rotation=0 if alike else 90)
+    axes.set_xlim(-0.6, len(layers) - 0.4)
+    if named:
+        axes.set_xlabel(f"MoE layer ({_NUMBER.sub('N', layers[0])})" if alike else "MoE layer")

@@ -1,0 +1,147 @@
+"""Finished runs, read from their folders and put together as if they had been one run."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from moeprobe.errors import UserError
+from moeprobe.results.sidecars import read_sidecar
+from moeprobe.results.tables import concatenate, read_images
+from moeprobe.runtime.files import check_regular, sha256
+
+_REQUEST, _FINISHED, _IMAGES = "run.json", "table.json", "images.parquet"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was asked of some checkpoints, and what was found.
+
+    Attributes:
+        images: sums per image.
+        request: what determines the numbers, without the checkpoints.
+        checkpoints: name -> what the run's sidecar says of it (file, hash, training).
+        runs: folder -> hash of its sums; empty where nothing was read from a folder.
+    """
+
+    images: pa.Table
+    request: dict[str, Any]
+    checkpoints: dict[str, dict[str, Any]]
+    runs: Mapping[str, str]
+
+    def training(self, key: str) -> dict[str, Any]:
+        """Return what the checkpoints' training says under ``key``; only those that say anything."""
+        found = {name: about.get("training", {}).get(key) for name, about in self.checkpoints.items()}
+        return {name: value for name, value in found.items() if value not in (None, "")}
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is one of a probe, finished or not."""
+    return (path / _REQUEST).is_file() or is_finished(path)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a folder is one of a finished probe."""
+    return (path / _FINISHED).is_file()
+
+
+def read(path: Path) -> Measured:
+    """Read one finished run.
+
+    Raises:
+        UserError: it is unfinished, is no probe's, or its sums per image are gone.
+    """
+    if not os.path.lexists(path / _FINISHED):
+        raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
+    sidecar = read_sidecar(path)
+    request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
+    if not (path / _IMAGES).is_file():
+        raise UserError(
+            f"{path} holds no {_IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
+            "the file is gone; give the folder of a probe that has written one."
+        )
+    check_regular(path / _IMAGES)
+    try:
+        images = read_images(path / _IMAGES)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path / _IMAGES} cannot be read; run the probe again.") from error
+    if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
+        raise UserError(
+            f"{path / _FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
+        )
+    request.pop("checkpoints", None)
+    return Measured(images, request, checkpoints, {str(path): sha256(path / _IMAGES)})
+
+
+def together(paths: Sequence[Path]) -> Measured:
+    """Read finished runs that asked the same of different checkpoints.
+
+    Checkpoints of one name in several runs are told apart by the names of the runs' folders.
+
+    Raises:
+        UserError: a run cannot be read or is named twice, or two differ in more than their checkpoints.
+    """
+    resolved = [path.resolve() for path in paths]
+    for path, number in Counter(resolved).items():
+        if number > 1:
+            raise UserError(f"{path} was named twice.")
+    runs = [read(path) for path in paths]
+    for path, run in zip(paths[1:], runs[1:], strict=True):
+        _agree(paths[0], _settled(runs[0]), path, _settled(run))
+    names = _names(resolved, [list(run.checkpoints) for run in runs])
+    checkpoints: dict[str, dict[str, Any]] = {}
+    images = []
+    for run, renamed in zip(runs, names, strict=True):
+        checkpoints |= {new: run.checkpoints[old] for old, new in renamed.items()}
+        images.append(_renamed(run.images, renamed))
+    found = {path: digest for run in runs for path, digest in run.runs.items()}
+    return Measured(concatenate(images), runs[0].request, checkpoints, found)
+
+
+def _settled(run: Measured) -> dict[str, Any]:
+    """Return what runs must have in common: the request, and how many images compete for a capacity."""
+    groups = {about.get("group_images") for about in run.checkpoints.values()}
+    settled = run.request | {"group_images": sorted(map(str, groups))}
+    # Of traces: trace by trace, so that a sentence need not show them all.
+    recorded = settled.pop("recorded", {})
+    return settled | {f"what was recorded as {name}": shown for name, shown in recorded.items()}
+
+
+def _agree(one: Path, first: Mapping[str, Any], other: Path, second: Mapping[str, Any]) -> None:
+    for key in dict.fromkeys([*first, *second]):
+        if first.get(key) != second.get(key):
+            raise UserError(
+                f"{one} and {other} were not probed alike: {key} is {_shown(first.get(key))} in the first and "
+                f"{_shown(second.get(key))} in the second; compare runs that differ in their checkpoints alone."
+            )
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _names(runs: Sequence[Path], checkpoints: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return, per run, checkpoint -> a name of its own among all: with as much of the run's path as that takes."""
+    number = Counter(name for names in checkpoints for name in names)
+    depth, longest = 1, max(len(run.parts) for run in runs)
+    while len({run.parts[-depth:] for run in runs}) < len(runs) and depth < longest:
+        depth += 1
+    return [
+        {name: name if number[name] == 1 else "/".join((*run.parts[-depth:], name)) for name in names}
+        for run, names in zip(runs, checkpoints, strict=True)
+    ]
+
+
+def _renamed(images: pa.Table, names: Mapping[str, str]) -> pa.Table:
+    """Return the sums with their checkpoints called by other names."""
+    if all(old == new for old, new in names.items()):
+        return images
+    column = images.column_names.index("checkpoint")
+    old = images["checkpoint"].combine_chunks().dictionary_encode()
+    called = pa.array([names[name] for name in old.dictionary.to_pylist()], pa.string())
+    return images.set_column(column, "checkpoint", called.take(old.indices))

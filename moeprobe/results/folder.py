@@ -1,0 +1,274 @@
+"""A run's output folder: opened under the rules of resuming, filled, and marked as finished.
+
+A folder holds ``run.json`` (what was asked) from the start, part files while it is computed, and at the end
+``table.csv``, ``comparison.csv``, ``images.parquet``, ``figures/`` and, last of all, the sidecar ``table.json``,
+whose presence says that the run is finished.
+"""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe import __version__
+from moeprobe.errors import UserError
+from moeprobe.results import showing
+from moeprobe.results.tables import write_images
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.filenames import FINISHED, PARTS, REQUEST
+from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
+from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.runtime.records import LOCK, Contents, Family, look
+
+# A run inside a run: that of a comparison, those of a trade-off's cells.
+_RUN = Family(
+    "probe",
+    is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
+    known=(
+        REQUEST, FINISHED, "table.csv", "comparison.csv", "images.parquet", "paths.csv", "switches.csv",
+        "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
+        "parts/*/*.parquet", "figures/*.png",
+        "figures/*.svg", "figures/*.gif", "probe/", "cells/*/cell.json", "cells/*/metrics.csv", "cells/*/*/",
+    ),
+)  # fmt: skip
+# Traces are called by their checkpoints and views.
+_TRACES = dataclasses.replace(_RUN, known=(*_RUN.known, "*/*.parquet", "*/*/*.parquet"))
+_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an aggregate run found.
+
+    Attributes:
+        table: one value per row; the columns are described in ``tables.COLUMNS``.
+        comparison: paired differences from the first checkpoint; None with a single one.
+        images: the sums per image.
+        sidecar: configuration and provenance.
+        drawing: makes the figures of such a result.
+    """
+
+    table: pd.DataFrame
+    comparison: pd.DataFrame | None
+    images: pa.Table
+    sidecar: dict[str, Any]
+    drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
+
+    def summary(self) -> pd.DataFrame:
+        """Return what is read first, a line per layer and metric; a notebook shows it for the result."""
+        return showing.summary(self.table, self.comparison)
+
+    def plot(self) -> showing.Figures:
+        """Return the figures of this result by name; nothing is written."""
+        return showing.Figures(self.drawing(self))
+
+    def __repr__(self) -> str:
+        kind = self.sidecar.get("request", {}).get("kind", "")
+        return showing.one_line(
+            "Result", {"kind": kind, "checkpoints": self._checkpoints(), "rows": len(self.table)}
+        )
+
+    def _repr_html_(self) -> str:
+        request = self.sidecar.get("request", {})
+        rests = showing.heading(request, self.table)
+        caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
+        return showing.table_html(self.summary(), caption=caption)
+
+    def _checkpoints(self) -> str:
+        return "+".join(dict.fromkeys(self.table["checkpoint"]))
+
+
+class FinishedError(UserError):
+    """A folder holds the very run that was asked for, finished."""
+
+
+class OutputFolder:
+    """The folder of one run, which no other process writes to until it is closed.
+
+    Args:
+        path: the folder; where that is does not change with the working directory.
+        request: what is asked, as JSON; a folder with another request is not touched.
+        overwrite: replace what an earlier run left there.
+        again: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
+            may do so too.
+
+    Raises:
+        FinishedError: it holds this run, finished, and ``overwrite`` is off; what a kill in its last moment left
+            undone is done.
+        UserError: the folder holds a different run and ``overwrite`` is off, or something that moeprobe did not
+            write, it is in use, or it cannot be written to.
+    """
+
+    def __init__(
+        self, path: Path, request: dict[str, Any], *, overwrite: bool = False, again: bool = False
+    ) -> None:
+        self.path = path = absolute(path)
+        request = json.loads(json.dumps(request))
+        # Before anything is made, and once more when nobody else can change it.
+        _check_outside(path, request, overwrite=overwrite, again=again)
+        self._own = RunFolder(path, _family(path), shared=again)
+        self._begun_here = overwrite or not (path / REQUEST).exists()
+        try:
+            _check(path, request, overwrite=overwrite, again=again)
+            if overwrite:
+                self._own.clear()
+            elif again:
+                remove(path / FINISHED)
+            write_json(path / REQUEST, request)
+        except BaseException:
+            self._own.close()
+            raise
+
+    @property
+    def parts(self) -> Path:
+        """Where part files are kept."""
+        return self.path / PARTS
+
+    def write(self, result: Result) -> None:
+        """Write the tables and the sums per image."""
+        write_csv(self.path / "table.csv", result.table)
+        if result.comparison is not None:
+            write_csv(self.path / "comparison.csv", result.comparison)
+        write_images(self.path / "images.parquet", result.images)
+
+    def finish(self, sidecar: Mapping[str, Any]) -> None:
+        """Write the sidecar, which marks the run as finished, and remove the part files.
+
+        Raises:
+            UserError: something that was written is not there any more.
+        """
+        self._own.check(besides=PARTS)
+        write_json(self.path / FINISHED, sidecar)
+        self._own.remove(PARTS)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Give the folder back; of a run that failed before it had anything, its question goes too."""
+        if failed and self._begun_here and look(self.path, _RUN).own == (REQUEST,):
+            with contextlib.suppress(UserError):
+                remove(self.path / REQUEST)
+        self._own.close()
+
+    def __enter__(self) -> "OutputFolder":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(failed=kind is not None)
+
+
+@contextlib.contextmanager
+def output_folder(
+    path: Path | None, request: dict[str, Any], *, overwrite: bool
+) -> Iterator[OutputFolder | None]:
+    """Yield a run's folder, closed when the block ends; None where no folder was named."""
+    if path is None:
+        yield None
+    else:
+        with OutputFolder(path, request, overwrite=overwrite) as folder:
+            yield folder
+
+
+def _complete(path: Path) -> None:
+    """Remove what a run that was killed after it had its mark left behind."""
+    if (path / PARTS).exists() or (path / LOCK).exists():
+        # Where another process is at it, or nothing can be written, that is not why this run is refused.
+        with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
+            own.remove(PARTS)
+
+
+def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
+    """Raise the ``UserError`` that ``OutputFolder`` raises of a folder whatever is asked.
+
+    A run of something else that is not finished is found only when it is known what is asked.
+    """
+    path = absolute(path)
+    _check_outside(path, _read_request(path) or {"kind": ""}, overwrite=overwrite, again=False)
+
+
+def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+    """Raise what ``_check`` does of a folder that is not held, of a finished run when it is complete."""
+    try:
+        with in_use_first(path, shared=again):
+            _check(path, request, overwrite=overwrite, again=again)
+    except FinishedError:
+        _complete(path)
+        raise
+
+
+def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+    """Raise ``UserError`` unless a run may begin, or go on, in a folder."""
+    family = _family(path)
+    contents = look(path, family)
+    if contents.empty:
+        return
+    check_family(path, contents, family)
+    earlier = _read_request(path)
+    if earlier is None and not contents.own:
+        what = (
+            "holds a checkpoint and no probe"
+            if (path / LAST).exists()
+            else "is not empty and not a folder of moeprobe"
+        )
+        raise UserError(f"{shown(path)} {what}; choose another --out.")
+    if overwrite:
+        check_replaceable(path, contents, family)
+    elif not (again and earlier is not None and earlier["kind"] == request["kind"]):
+        _check_same(path, contents, earlier, request)
+
+
+def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
+    # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
+    begun = set(contents.own) - {REQUEST}
+    advice = "add --overwrite to replace it, or choose another --out."
+    if FINISHED in begun and earlier == request:
+        raise FinishedError(f"{shown(path)} holds a finished run; {advice}")
+    if FINISHED in begun:
+        raise UserError(f"{shown(path)} holds a finished run of something else; {advice}")
+    if begun and earlier != request:
+        raise UserError(f"{shown(path)} holds an unfinished run of something else; {advice}")
+
+
+def _family(path: Path) -> Family:
+    earlier = _read_request(path)
+    return _TRACES if earlier is not None and earlier["kind"] == "trace" else _RUN
+
+
+def _read_request(path: Path) -> Any:
+    """Return what an earlier run was asked; None where there was none."""
+    try:
+        request = read_json(path / REQUEST)
+    except UserError:
+        return None
+    return request if isinstance(request, dict) and isinstance(request.get("kind"), str) else None
+
+
+def provenance() -> dict[str, Any]:
+    """Return versions of what computes, the platform, and the commit of a checkout."""
+    versions = {"moeprobe": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = metadata.version(package)
+    return {
+        "versions": versions,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "git_commit": _git_commit(),
+    }
+
+
+def _git_commit() -> str | None:
+    """Return the commit of the checkout that the package lies in; None outside of one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,57 @@
+"""Whether a model's accuracy on the data it is for can be believed: at chance, something is set up wrong."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from moeprobe.metrics.wording import interval
+
+# Fewer images tell a weak model from chance badly, and the commonest class from the others.
+ENOUGH_IMAGES = 50
+_CAUSES = (
+    "the mean and std of its normalisation, another input range than [0, 1], the order of its classes, weights that "
+    "were not loaded, or other data than it was trained on"
+)
+
+
+def warnings(
+    table: pd.DataFrame, images: pa.Table, *, num_classes: int, clean: float | None
+) -> Mapping[str, str]:
+    """Return for each checkpoint whose accuracy on clean images is at chance what is to be said of it.
+
+    Chance is reached by guessing (1 / classes) or by always naming the commonest class of these images, whichever is
+    more; at chance is an accuracy whose 95 % interval holds it, or lies below.
+
+    Args:
+        table: values of a run, see ``tables.COLUMNS``.
+        images: its sums per image.
+        num_classes: of the data, which are the model's own.
+        clean: the severity that changes nothing; None where only clean images were run.
+    """
+    unperturbed = table["view"] == "clean" if clean is None else table["severity"] == clean
+    measured = table[(table["metric"] == "accuracy") & unperturbed]
+    found = {}
+    for row in measured.to_dict("records"):
+        if row["images"] < ENOUGH_IMAGES or pd.isna(row["ci_low"]):
+            continue
+        chance = max(1 / num_classes, _commonest(images, row["checkpoint"], row["view"], row["severity"]))
+        if row["ci_low"] <= chance:
+            found[row["checkpoint"]] = (
+                f"answers no better than chance: accuracy {interval(row)} over {row['images']:,} clean images, where "
+                f"naming one class always reaches {chance:.3f}. Likely causes: {_CAUSES}."
+            )
+    return found
+
+
+def _commonest(images: pa.Table, checkpoint: str, view: str, severity: float | None) -> float:
+    """Return the share of the commonest class among the labelled images of one cell of the output."""
+    keep = pc.and_(pc.equal(images["checkpoint"], checkpoint), pc.equal(images["view"], view))
+    keep = pc.and_(keep, pc.equal(images["layer"], ""))
+    if severity is not None and not np.isnan(severity):
+        keep = pc.and_(keep, pc.equal(images["severity"], severity))
+    labels = images.filter(keep)["label"].to_numpy()
+    counts = np.bincount(labels[labels >= 0])
+    return float(counts.max() / counts.sum())

@@ -1,0 +1,83 @@
+"""The sidecar of a finished run, ``table.json``, as it may come from somebody else: read within bounds, and checked."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import read_json
+
+NAME = "table.json"
+
+
+class _Part(BaseModel):
+    """What is read anywhere has the type that is expected there; what is missing is missed where it is needed."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _View(_Part):
+    name: str = ""
+
+
+class _Request(_Part):
+    kind: str
+    data: str = ""
+    split: str = ""
+    seed: int = 0
+    view: _View = _View()
+    severities: list[float] = []
+    analyses: list[str] = []
+    layers: list[str] | None = None
+    limit: int | None = None
+    aligned: bool = False
+    class_null: bool = False
+    trained_capacity: bool = False
+    labels_used: bool = False
+    checkpoints: dict[str, dict[str, Any]] = {}
+    recorded: dict[str, Any] = {}
+    margin: float = 0
+
+
+class _Asked(_Request):
+    """A comparison says what was asked of its probe."""
+
+    probe: _Request | dict[str, Any] = {}
+
+
+class _About(_Part):
+    training: dict[str, Any] = {}
+    group_images: int | None = None
+    warning: str = ""
+
+
+class _Sidecar(_Part):
+    request: _Asked
+    checkpoints: dict[str, _About] = {}
+    skipped_images: list[str] = []
+    notes: list[str] = []
+    versions: dict[str, str] = {}
+    severity_unit: str | None = None
+    command: str = ""
+
+
+def read_sidecar(folder: Path) -> dict[str, Any]:
+    """Return the sidecar of a run's folder.
+
+    Raises:
+        UserError: it cannot be read, or is not one that moeprobe wrote.
+    """
+    path = folder / NAME
+    content = read_json(path)
+    try:
+        _Sidecar.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "all of it"
+        raise UserError(
+            f"{path} is not as moeprobe wrote it: {place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; run its "
+            "command again with --overwrite."
+        ) from None
+    assert isinstance(content, dict)
+    return content

@@ -1,0 +1,275 @@
+"""The tables: their columns, and the files they are kept in.
+
+``table.csv`` is long: one value per line, with its interval and its denominator. ``images.parquet`` holds the sums
+per image that every value follows from, so that runs can be compared, merged and reported without the model.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.runtime.files import whole
+
+# Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
+COLUMNS: dict[str, str] = {
+    "run": "name of the output folder",
+    "checkpoint": "name of the checkpoint's folder",
+    "group": "name shared by checkpoints that differ in their training seed alone; empty if none",
+    "train_seed": "seed the checkpoint was trained with",
+    "dataset": "data set probed",
+    "split": "its split",
+    "layer": "MoE layer, e.g. blocks.3; empty for the model's output",
+    "router": "the layer's router",
+    "top_k": "experts chosen per token; empty where tokens do not choose",
+    "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
+    "floor",
+    "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",
+    "draw": "number of the random draw; empty when pooled",
+    "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
+    "background; empty for the model's output",
+    "metric": "what is measured",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image or class",
+    "expert": "expert the value is about; empty if about none",
+    "expert_b": "second expert, for values about two",
+    "class": "class the value is about; empty when pooled",
+    "value": "the value; empty where it does not exist (see flag)",
+    "ci_low": "lower end of the 95 % interval over images",
+    "ci_high": "upper end",
+    "images": "images it rests on: those with at least one trial",
+    "trials": "denominator: corresponding patches, tokens or images",
+    "seed": "seed of the probing (views and bootstrap)",
+    "flag": "collapsed: chance is 1, so kappa does not exist; no_trials: there was nothing to count; few_images: "
+    "under 20, no interval; unstable: undefined in more than 1 % of the resamples, no interval; not_finite: images "
+    "whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
+}
+# The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
+FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
+# What the comparison.csv of ``moeprobe compare`` adds to them (and to `reference`).
+COMPARISON_COLUMNS: dict[str, str] = {
+    "reference": "checkpoint that the difference is from",
+    "checkpoint_value": "value of the checkpoint",
+    "reference_value": "value of the reference",
+    "se": "standard error of the difference over images (delta method)",
+    "sim_low": "lower end of the simultaneous 95 % interval, which holds for the whole family at once",
+    "sim_high": "upper end",
+    "family_cells": "layers × severities that the simultaneous interval and p_holm are about",
+    "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
+    "p_holm": "the same after Holm's correction for the family",
+    "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
+    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials, unstable or "
+    "not finite",
+    "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
+    "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
+    "margin": "differences inside ± margin count as none; empty where the metric has no margin",
+}
+CellColumns = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
+CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
+_NOTE = b"moeprobe"
+_ROW_GROUP = 2**16
+
+
+def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
+    """Return the sums per image of one checkpoint, one row per (cell, image)."""
+    parts = []
+    for sums in accumulator.cells():
+        names, columns = sums.joined()
+        cell = sums.cell
+        identity = {
+            "checkpoint": [checkpoint] * len(names),
+            "layer": [cell.layer] * len(names),
+            "router": [cell.router] * len(names),
+            "top_k": pa.array([cell.top_k] * len(names), pa.int64()),
+            "view": [cell.view] * len(names),
+            "severity": pa.array([cell.severity] * len(names), pa.float64(), from_pandas=True),
+            "draw": pa.array([cell.draw] * len(names), pa.int64()),
+            "tokens": [cell.tokens] * len(names),
+            "image_id": names.tolist(),
+        }
+        parts.append(pa.table(identity | {name: _to_arrow(column) for name, column in columns.items()}))
+    return concatenate(parts)
+
+
+def concatenate(parts: list[pa.Table]) -> pa.Table:
+    """Join tables of sums; a column that a part does not have is empty there, and no parts make an empty table."""
+    parts = [part for part in parts if part.num_rows]
+    return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
+
+
+def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
+    if column.ndim == 1:
+        return pa.array(column)
+    lists = column.reshape(len(column), -1)
+    offsets = np.arange(len(lists) + 1, dtype=np.int32) * lists.shape[1]
+    values = pa.array(lists.ravel())
+    # Parquet's own name for what a list holds: a table that was written and read is the one in memory.
+    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
+
+
+def over_draws(images: pa.Table, *, lists: tuple[str, ...], keep: bool = False) -> pa.Table:
+    """Return the sums with those of an image's draws put together: added up, but for lists of trials and the label.
+
+    Cells without draws stay as they are; with ``keep`` the single draws stay too, after what they come to. ``lists``:
+    beginnings of the columns that hold an entry per trial (``analyses.base.trial_lists``), which follow one another.
+    """
+    single = pc.greater(images["draw"], 0)
+    drawn, rest = images.filter(single), images.filter(pc.invert(single))
+    by_cell: dict[tuple[str, object], list[CellColumns]] = {}
+    for found in cells(drawn) if drawn.num_rows else ():
+        by_cell.setdefault((found[0], replace(found[1], draw=0).key()), []).append(found)
+    parts = []
+    for (checkpoint, _), draws in by_cell.items():
+        _, cell, names, first = draws[0]
+        assert all(also == names for _, _, also, _ in draws), "draws are of different images"
+        together = Accumulator()
+        columns = {
+            name: _put_together(name, [part[name] for _, _, _, part in draws], lists) for name in first
+        }
+        together.add(replace(cell, draw=0), names, columns)
+        parts.append(image_table(together, checkpoint=checkpoint))
+    return concatenate([*parts, rest, drawn] if keep else [*parts, rest])
+
+
+def _put_together(
+    name: str, columns: list[NDArray[np.generic]], lists: tuple[str, ...]
+) -> NDArray[np.generic]:
+    if name == "label":
+        return columns[0]
+    return np.concatenate(columns, axis=1) if name.startswith(lists) else np.sum(columns, axis=0)
+
+
+def in_order(images: pa.Table) -> pa.Table:
+    """Return the rows cell by cell, as the cells first come, and by image name: the same for every shard layout."""
+    if images.num_rows == 0:
+        return images
+    return images.take(pa.array(np.concatenate([rows for _, _, rows in _cells(images)])))
+
+
+def cells(images: pa.Table) -> Iterator[CellColumns]:
+    """Yield (checkpoint, cell, image names, columns) of each cell, in the order of the table; images by name.
+
+    Raises:
+        AssertionError: an image occurs twice in a cell: shards must be disjoint and are never padded.
+    """
+    for checkpoint, cell, rows in _cells(images):
+        yield checkpoint, cell, *_load(images, cell, rows)
+
+
+def places(images: pa.Table) -> Iterator[Iterator[CellColumns]]:
+    """Yield, for each place, its cells in all checkpoints as ``cells`` does, each read when it is asked for."""
+    by_place: dict[object, list[tuple[str, Cell, NDArray[np.int64]]]] = {}
+    for found in _cells(images):
+        by_place.setdefault(found[1].place(), []).append(found)
+    for there in by_place.values():
+        yield ((checkpoint, cell, *_load(images, cell, rows)) for checkpoint, cell, rows in there)
+
+
+def _load(
+    images: pa.Table, cell: Cell, rows: NDArray[np.int64]
+) -> tuple[list[str], dict[str, NDArray[np.generic]]]:
+    part = images.take(pa.array(rows))
+    names = part["image_id"].to_pylist()
+    assert len(set(names)) == len(names), "an image was counted twice"
+    columns = {
+        name: _to_numpy(part[name], cell.top_k)
+        for name in part.column_names
+        if name not in ("checkpoint", "image_id", *CELL_COLUMNS) and part[name].null_count == 0
+    }
+    return names, columns
+
+
+def _cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
+    """Yield (checkpoint, cell, its rows by image name), as the cells first come."""
+    identity = images.select(["checkpoint", *CELL_COLUMNS, "image_id"]).to_pandas()
+    identity["severity"] = identity["severity"].astype(float)
+    number = identity.groupby(["checkpoint", *CELL_COLUMNS], sort=False, dropna=False).ngroup().to_numpy()
+    order = np.lexsort((identity["image_id"].to_numpy(dtype=object), number))
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        first = identity.iloc[rows[0]]
+        cell = Cell(
+            layer=first["layer"],
+            router=first["router"],
+            top_k=int(first["top_k"]),
+            view=first["view"],
+            severity=float(first["severity"]),
+            draw=int(first["draw"]),
+            tokens=first["tokens"],
+        )
+        yield first["checkpoint"], cell, rows
+
+
+def _to_numpy(column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:
+    if not pa.types.is_list(column.type):
+        return column.to_numpy()
+    array = column.combine_chunks()
+    flat = array.flatten().to_numpy()
+    lists = flat.reshape(len(array), -1)
+    # Choices of experts are kept flat, K per patch.
+    return lists.reshape(len(array), -1, top_k) if pa.types.is_int16(array.type.value_type) else lists
+
+
+def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None = None) -> None:
+    """Write the sums per image; a ``note`` (JSON) travels in the file's metadata.
+
+    Rows are written in groups of fixed size, so that the bytes do not depend on how the table was put together.
+    """
+    images = images.replace_schema_metadata(None if note is None else {_NOTE: json.dumps(note)})
+    # Doubles that come of float32 hold many zeros, byte by byte: a quarter less to keep.
+    packing: dict[str, Any] = {
+        "compression": "zstd",
+        "compression_level": 9,
+        "use_byte_stream_split": _leaves(images.schema, pa.types.is_floating),
+        "use_dictionary": _leaves(images.schema, lambda kind: not pa.types.is_floating(kind)),
+    }
+    with whole(path) as temporary, pq.ParquetWriter(temporary, images.schema, **packing) as writer:
+        for start in range(0, images.num_rows, _ROW_GROUP):
+            writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
+
+
+def _leaves(schema: pa.Schema, wanted: Callable[[pa.DataType], bool]) -> list[str]:
+    """Return the columns of a file, as Parquet names those in lists, whose values are of a wanted type."""
+    fields = [(field.name, field.type) for field in schema]
+    leaves = [
+        (f"{name}.list.element", kind.value_type) if pa.types.is_list(kind) else (name, kind)
+        for name, kind in fields
+    ]
+    return [name for name, kind in leaves if wanted(kind)]
+
+
+def read_images(path: Path) -> pa.Table:
+    """Read the sums per image."""
+    return pq.read_table(path).replace_schema_metadata(None)
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Read the note of a file of sums per image; empty where there is none."""
+    return json.loads((pq.read_schema(path).metadata or {}).get(_NOTE, b"{}"))
+
+
+def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool = False) -> pd.DataFrame:
+    """Return rows as a data frame with all columns in their order; ``judged`` is a comparison with its verdicts."""
+    names = list(COLUMNS)
+    if comparison or judged:
+        names.insert(names.index("checkpoint") + 1, "reference")
+    if judged:
+        names += [name for name in COMPARISON_COLUMNS if name not in names]
+    # Numbers of draws and experts stay whole where most lines are about none.
+    return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
+
+
+def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return a table with the rows of one place together, in the order in which its places first appear.
+
+    Checkpoints of different kinds have different metrics, so the rows of one layer may lie apart.
+    """
+    ranks = pd.DataFrame({name: pd.factorize(table[name], use_na_sentinel=False)[0] for name in columns})
+    return table.iloc[ranks.sort_values(list(columns), kind="stable").index]

@@ -1,0 +1,124 @@
+"""The words for a difference: what its simultaneous interval allows to be said, and nothing more."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moeprobe.metrics.stats.families import Difference, Judged
+
+MARGIN = 0.02
+
+# Images of a side were left out since their gates or scores are no numbers.
+NOT_FINITE = "not finite"
+UNJUDGED = ("few images", "no trials", "unstable", NOT_FINITE)
+_FLAGS = {
+    "collapsed": "collapsed",
+    "no_trials": "no trials",
+    "few_images": "few images",
+    "unstable": "unstable",
+}
+# What is about labels, and so not known in advance of an input that is not perturbed.
+OF_LABELS = ("accuracy", "top5_accuracy", "fewshot_accuracy", "loss")
+
+
+def direction(metric: str) -> int:
+    """Return 1 where more is better, −1 where less is, 0 where neither (how sure a router is, how even its load).
+
+    Less is better of a loss, of a distance of weights, of churn, and of switches and jumps of the output.
+    """
+    if metric in ("loss", "weight_distance", "churn") or metric.startswith(
+        ("switche", "jump_", "total_variation")
+    ):
+        return -1
+    more = metric.endswith(("_match", "_kappa")) or metric in (
+        "set_jaccard",
+        "weight_cosine",
+        "accuracy",
+        "top5_accuracy",
+        "fewshot_accuracy",
+        "prediction_agreement",
+    )
+    return int(more)
+
+
+def has_margin(metric: str) -> bool:
+    """Whether a margin in shares means anything for the metric: it is one, or a gate, or follows from such."""
+    share = metric.startswith(("gate_", "load_entropy", "weight_", "churn", "unserved", "unweighted"))
+    return direction(metric) > 0 or share or metric.endswith("_chance") or "_contagion" in metric
+
+
+def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
+    """Return one word or two, from the simultaneous interval alone (``judged`` None: a side has collapsed).
+
+    * collapsed: a side sends everything to one choice, so its match says nothing;
+    * no trials, few images, unstable: there is no interval (as in the column ``flag``);
+    * identical: the same in every image;
+    * higher, lower: the interval excludes 0;
+    * no difference: it includes 0 and lies inside ± margin (NaN = the metric has none);
+    * cannot tell: anything else.
+    """
+    flag = difference.replicates.interval().flag
+    if judged is None or flag:
+        return "collapsed" if judged is None else _FLAGS[flag]
+    if difference.identical:
+        return "identical"
+    if judged.sim_low > 0:
+        return "higher"
+    if judged.sim_high < 0:
+        return "lower"
+    return "no difference" if -margin < judged.sim_low and judged.sim_high < margin else "cannot tell"
+
+
+def judgement(metric: str, word: str) -> str:
+    """Return better, worse, or nothing where the verdict or the metric has no such side."""
+    sign = direction(metric) * {"higher": 1, "lower": -1}.get(word, 0)
+    return {1: "better", -1: "worse"}.get(sign, "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a sentence needs of one cell of a family."""
+
+    verdict: str
+    judgement: str
+    value: float
+    low: float
+    high: float
+    detectable: float
+    images: int
+    collapsed: str
+
+
+def sentence(
+    lines: Sequence[Line], *, checkpoint: str, reference: str, margin: float, units: str = "images"
+) -> str:
+    """Return what a whole family comes to, each kind of verdict with its number of cells; ``units`` are sampled."""
+    words = Counter(line.judgement or line.verdict for line in lines)
+    parts = []
+    for word, number in words.most_common():
+        these = [line for line in lines if (line.judgement or line.verdict) == word]
+        share = "" if len(lines) == 1 else f" in {number} of {len(lines)} cells"
+        parts.append(f"{word}{share}{_detail(word, these, margin, units)}")
+    return f"{checkpoint} against {reference}: {'; '.join(parts)}."
+
+
+def _detail(word: str, lines: Sequence[Line], margin: float, units: str) -> str:
+    if word == "collapsed":
+        who = ", ".join(dict.fromkeys(line.collapsed for line in lines if line.collapsed))
+        return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
+    if word in ("better", "worse", "higher", "lower"):
+        small = all(max(abs(line.low), abs(line.high)) < margin for line in lines)
+        inside = f", all by less than {margin:g}" if small else ""
+        return f" ({_range([line.value for line in lines], signed=True)}{inside})"
+    if word == "no difference":
+        return f" (all inside ±{margin:g})"
+    if word == "cannot tell":
+        shown = [line.detectable for line in lines if line.detectable == line.detectable]
+        images = min(line.images for line in lines)
+        return f" ({images:,} {units} would have shown {_range(shown)})" if shown else ""
+    return ""
+
+
+def _range(values: Sequence[float], *, signed: bool = False) -> str:
+    texts = [f"{value:+.3f}" if signed else f"{value:.3f}" for value in (min(values), max(values))]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"

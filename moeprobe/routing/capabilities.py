@@ -1,0 +1,100 @@
+"""What a model must be able to do to be probed."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from moeprobe.routing.record import LayerRouting, RoutingTrace
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A model that can be probed.
+
+    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside), or a
+    ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and what is returned has no gradient.
+
+    Attributes:
+        layer_names: MoE layers, in forward order.
+        group_images: images that compete for room, N consecutive ones from the first of the batch on; a batch holds
+            whole groups, or less than one. 1 where an image's routing depends on that image alone.
+    """
+
+    layer_names: tuple[str, ...]
+    group_images: int
+
+    def trace(
+        self, images: Any, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        """Run the model.
+
+        Args:
+            images: ``(B, 3, H, W)`` float in [0, 1], or texts.
+            layers: MoE layers to trace; None = all.
+            logits: whether the class scores are wanted (of a language model those of the next token; None where a
+                model has none); without, the forward stops after the last layer asked for.
+
+        Raises:
+            UserError: there is no such layer, or the images do not fit the model.
+        """
+
+
+@runtime_checkable
+class Replayable(Traceable, Protocol):
+    """A model whose layers can be made to repeat a routing that was made on other pixels."""
+
+    def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
+        """Return the class scores ``(B, classes)`` of images when they are routed as ``routing`` says.
+
+        The layers in ``routing`` repeat its choices, token by token, and what found room then finds room now; other
+        layers choose as ever.
+
+        Args:
+            images: ``(B, 3, H, W)`` in [0, 1].
+            routing: of as many images, in the same order.
+            gates: "recomputed": the chosen experts are weighted as the router weights them for these images;
+                "replayed": as in ``routing``.
+
+        Raises:
+            UserError: the routing is not one of this model for as many images, or its tokens choose no experts.
+        """
+
+
+@runtime_checkable
+class Featured(Traceable, Protocol):
+    """A model that says what its classification head reads."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the features ``(B, D)`` float32 of images ``(B, 3, H, W)`` in [0, 1], routed as in ``trace``.
+
+        Raises:
+            UserError: the images do not fit the model.
+        """
+
+
+@runtime_checkable
+class Described(Traceable, Protocol):
+    """A model that says what it is."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its sizes and, under ``layers``, a row for each MoE layer."""
+
+
+@runtime_checkable
+class Routable(Traceable, Protocol):
+    """A model whose routers can be asked one by one, each with tokens of the caller's making."""
+
+    def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Return the tokens ``(B, T, D)`` that the router of each layer sees for images ``(B, 3, H, W)`` in [0, 1].
+
+        Raises:
+            UserError: there is no such layer, or the images do not fit the model.
+        """
+
+    def route(self, layer: str, tokens: Tensor) -> LayerRouting:
+        """Return what the router of one layer decides for tokens ``(B, T, D)``, in groups as in ``trace``.
+
+        Raises:
+            UserError: there is no such layer.
+        """

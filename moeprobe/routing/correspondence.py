@@ -1,0 +1,114 @@
+"""Which tokens of a reference and a view show the same thing: patches by geometry, tokens of texts by alignment.
+
+Axes: B images or texts, P patches, J pairs of tokens.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeprobe.inputs import geometry, regions
+from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.geometry import Correspondence
+from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.routing import finite
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+
+
+def pair_up(
+    batch: Batch | TextBatch,
+    reference: LayerRouting,
+    view: LayerRouting,
+    shown: int,
+    *,
+    aligned: bool,
+    symmetric: bool,
+) -> LayerPair:
+    """Return one layer's routing of view 0 and view ``shown`` of a batch, with the tokens that correspond.
+
+    Args:
+        batch: with the geometry of its views, or the spans of its tokens.
+        reference: routing of view 0.
+        view: routing of the other view.
+        shown: the number of that view.
+        aligned: whether its patches never move; those of view 0 itself do not.
+        symmetric: whether neither of the two is the clean one.
+    """
+    aligned = aligned or shown == 0
+    if isinstance(batch, TextBatch):
+        pair = _texts(batch, reference, view, shown, aligned=aligned)
+    else:
+        pair = _images(batch, reference, view, shown, aligned=aligned)
+    return dataclasses.replace(pair, symmetric=symmetric)
+
+
+def settle(
+    pair: LayerPair, image_ids: Sequence[str], *, checkpoint: str, layer: str, allow: bool
+) -> tuple[LayerPair, dict[str, Tensor]]:
+    """Return a pair as it is measured, and a column for its sums if images may be left out.
+
+    Raises:
+        UserError: gates of an image are not finite, and ``allow`` is off.
+    """
+    bad = finite.gates_are_not(pair.reference) | finite.gates_are_not(pair.view)
+    if not allow:
+        finite.refuse(bad, image_ids, checkpoint=checkpoint, layer=layer, medium=pair.view.medium)
+        return pair, {}
+    return _without(pair, bad), {finite.COLUMN: bad.long()}
+
+
+def _without(pair: LayerPair, bad: Tensor) -> LayerPair:
+    """Return a pair in which the bad images ``(B,)`` have nothing but padding, so that they are no trials."""
+    sides = [
+        dataclasses.replace(layer, valid=layer.valid & ~bad[:, None]) for layer in (pair.reference, pair.view)
+    ]
+    return dataclasses.replace(pair, reference=sides[0], view=sides[1])
+
+
+def _texts(
+    batch: TextBatch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+) -> LayerPair:
+    one, other = (batch.places(), batch.places()) if aligned else batch.partners(shown)
+    first, second = (torch.from_numpy(side).to(view.gates.device) for side in (one, other))
+    return LayerPair(reference, view, first, second, aligned=aligned)
+
+
+def _images(
+    batch: Batch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+) -> LayerPair:
+    assert view.grid is not None
+    device = view.gates.device
+    shows = (
+        None
+        if batch.foreground is None
+        else [regions.regions(batch.foreground[v], view.grid) for v in (0, shown)]
+    )
+    if aligned:
+        region = None if shows is None else torch.from_numpy(shows[0]).to(device)
+        patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
+        return LayerPair(reference, view, patches, patches, aligned=True, region=region)
+    pairs: Correspondence = geometry.correspond(
+        batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
+    )
+    reference_patch, view_patch = (
+        torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)
+    )
+    region = None
+    if shows is not None:
+        # A slot is a patch of view 1: the one whose centre was mapped.
+        slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
+        own = np.where(pairs.view_first[:, None], shows[1], shows[0])
+        region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)
+    return LayerPair(
+        reference,
+        view,
+        reference_patch,
+        view_patch,
+        aligned=False,
+        view_first=torch.from_numpy(pairs.view_first).to(device),
+        region=region,
+    )

@@ -1,0 +1,161 @@
+"""What a model's routers decided, as plain data, and what a model must be able to do to be probed.
+
+Axes: B images, T tokens (prefix tokens first), E experts, K choices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.inputs.medium import IMAGE, TEXT, Medium
+
+
+@dataclass(frozen=True)
+class LayerRouting:
+    """The routing of one MoE layer for a batch.
+
+    Attributes:
+        gates: ``(B, T, E)`` float32, a token's weight on each expert as the router gives it.
+        scores: ``(B, T, E)`` what the choice is read off where that is not the gates, else None.
+        selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none; K = E where experts choose
+            their tokens, 0 where every expert gets a share of every token.
+        processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
+        valid: ``(B, T)`` bool, False for padding, and for special tokens behind a text.
+        grid: how the tokens after the prefix lie in the image; None for a text.
+        num_prefix_tokens: tokens before the patches (CLS, registers).
+        gates_sum_to_one: whether a token's gates are a distribution over the experts.
+        token_local: a token's choice does not depend on the other tokens of its group.
+        router: the router's catalog name.
+        slot: ``(B, T)`` the slot (expert · slots + place) that gives a token most, where slots hold mixtures of tokens;
+            else None.
+        experts_choose: experts take tokens, so that a token has any number of experts from none to E.
+        ordered: ``selected`` is best first; else the first of several choices is no more than the others.
+    """
+
+    gates: Tensor
+    scores: Tensor | None
+    selected: Tensor
+    processed: Tensor
+    valid: Tensor
+    grid: PatchGrid | None
+    num_prefix_tokens: int
+    gates_sum_to_one: bool
+    token_local: bool
+    router: str
+    slot: Tensor | None = None
+    experts_choose: bool = False
+    ordered: bool = True
+
+    def __repr__(self) -> str:
+        return f"LayerRouting({self.described()})"
+
+    def described(self) -> str:
+        """Return its shape in words."""
+        inputs, tokens, experts = self.gates.shape
+        return f"{inputs} x {tokens} tokens, {experts} experts, k = {self.top_k}"
+
+    @property
+    def medium(self) -> Medium:
+        """What was routed: the patches of images, or the tokens of texts."""
+        return TEXT if self.grid is None else IMAGE
+
+    @property
+    def num_experts(self) -> int:
+        """E."""
+        return self.gates.shape[-1]
+
+    @property
+    def top_k(self) -> int:
+        """K: the most experts that a token can have; E where experts choose, 0 where all share every token."""
+        return self.selected.shape[-1]
+
+    @property
+    def tokens_choose(self) -> bool:
+        """Whether each token chooses K experts: neither do experts choose, nor do all share every token."""
+        return self.top_k > 0 and not self.experts_choose
+
+    @property
+    def choices_per_token(self) -> int:
+        """K where tokens choose, else 0: what tables call ``top_k``."""
+        return self.top_k if self.tokens_choose else 0
+
+    @property
+    def served(self) -> Tensor:
+        """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
+        return self._marked(self.processed & (self.selected >= 0))
+
+    @property
+    def wanted(self) -> Tensor:
+        """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
+        return self._marked(self.selected >= 0)
+
+    def _marked(self, which: Tensor) -> Tensor:
+        marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
+        # Added, not written: an absent choice stands for expert 0, and must not undo it.
+        return marks.scatter_add(-1, self.selected.long().clamp_min(0), which.to(torch.int8)) > 0
+
+    @property
+    def weights(self) -> Tensor:
+        """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed.
+
+        Where the router renormalises, each token's are in proportion to it.
+        """
+        if self.top_k == 0:
+            return self.gates
+        return self.gates * self.served
+
+
+def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Re-sort choices ``(B, T, K)``, and whether they were processed, by score; ties to the lower expert.
+
+    A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
+    (-1) come last. The experts are returned as int16.
+    """
+    num_experts = scores.shape[-1]
+    # Absent ones last already here: an expert may score minus infinity, and is chosen all the same.
+    by_expert, order = selected.long().where(selected >= 0, num_experts).sort(dim=-1)
+    absent = by_expert == num_experts
+    chosen = scores.gather(-1, by_expert.masked_fill(absent, 0)).masked_fill(absent, -torch.inf)
+    by_score = chosen.sort(dim=-1, descending=True, stable=True).indices
+    experts = by_expert.masked_fill(absent, -1).gather(-1, by_score).to(torch.int16)
+    return experts, processed.gather(-1, order.gather(-1, by_score))
+
+
+@dataclass(frozen=True)
+class RoutingTrace:
+    """The routing of every traced layer of one forward pass, by layer name, in forward order."""
+
+    layers: dict[str, LayerRouting]
+
+    def __repr__(self) -> str:
+        return f"RoutingTrace({'; '.join(f'{name}: {layer.described()}' for name, layer in self.layers.items())})"
+
+
+_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")
+
+
+def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
+    """Return the routing of the images of all parts, in their order, as of one batch."""
+    if len(parts) == 1:
+        return parts[0]
+    layers = {}
+    for name, first in parts[0].layers.items():
+        both = [part.layers[name] for part in parts]
+        whole = {field: _cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
+        layers[name] = LayerRouting(**(vars(first) | whole))
+    return RoutingTrace(layers)
+
+
+def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the images of all parts; None where a routing has no such thing."""
+    return None if values[0] is None else torch.cat([value for value in values if value is not None])
+
+
+def highest_gates(gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the highest gate of tokens ``(..., E)``, the second, and the sum of the rest."""
+    highest, second = gates.topk(2, dim=-1).values.unbind(-1)
+    # What is left of the row's own sum, not of one: a float32 softmax misses one by its rounding.
+    return highest, second, (gates.sum(-1) - highest - second).clamp_min(0)

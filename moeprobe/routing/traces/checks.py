@@ -1,0 +1,163 @@
+"""What must hold in a routing trace (see ``formats.trace``); each fault is one sentence."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.routing.traces.format import KEPT
+
+# What is the same in all rows of a layer, and what it is.
+OF_LAYER: dict[str, type] = {
+    "router": str, "num_experts": int, "top_k": int, "num_prefix_tokens": int, "grid_rows": int, "grid_columns": int,
+    "patch_size": int, "gates_sum_to_one": bool, "token_local": bool, "experts_choose": bool, "gates_kept": str,
+}  # fmt: skip
+# Lists of gates that stand for each thing that may be kept of them.
+_KEPT_IN = {
+    "none": (),
+    "chosen": ("gates",),
+    "summary": ("gates", "highest", "second", "rest"),
+    "all": ("gates", "all_gates"),
+}
+_GATES = ("gates", "highest", "second", "rest", "all_gates")
+_AGAIN = "record it again"
+
+
+_OPTIONAL_TEXT = (str, type(None))
+_METADATA: dict[str, tuple[type, ...]] = {
+    "moeprobe": (str,), "checkpoint": (dict,), "layers": (list,), "skipped": (list,), "data": _OPTIONAL_TEXT,
+    "split": _OPTIONAL_TEXT, "view": _OPTIONAL_TEXT, "severity": (int, float, type(None)),
+    "severity_unit": _OPTIONAL_TEXT, "seed": (int, type(None)), "inputs": (dict, type(None)),
+    "reference": (dict, type(None)), "aligned": (bool, type(None)),
+}  # fmt: skip
+_CHECKPOINT: dict[str, tuple[type, ...]] = {
+    "name": (str,), "sha256": _OPTIONAL_TEXT, "seed": (int, type(None)), "group": _OPTIONAL_TEXT,
+}  # fmt: skip
+
+
+def _misfit(found: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
+    """Return what is missing or of another kind; None where all is well."""
+    for name, kind in kinds.items():
+        value = found.get(name)
+        texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+        finite = not isinstance(value, float) or np.isfinite(value)
+        if not (isinstance(value, kind) and texts and finite):
+            return name
+    return None
+
+
+def damaged(path: Path) -> UserError:
+    """Return the error of a file that cannot be read."""
+    return UserError(
+        f"{path} cannot be read: it is no trace, or truncated or damaged; copy or record it again."
+    )
+
+
+def about(path: Path, found: Mapping[str, Any]) -> None:
+    """Check the metadata."""
+    problem = _misfit(found, _METADATA)
+    if problem is None:
+        problem = _misfit(found["checkpoint"], _CHECKPOINT) or (
+            "layers" if len(set(found["layers"])) < len(found["layers"]) else None
+        )
+    if problem is not None:
+        raise UserError(f"{path}: {problem} in its metadata is not as a trace has it; {_AGAIN}.")
+
+
+def rows(path: Path, index: pd.DataFrame, *, layers: Sequence[str]) -> None:
+    """Check which rows there are: every layer of every input, once, and alike."""
+    if index.empty:
+        raise UserError(f"{path} holds no inputs; {_AGAIN}.")
+    twice = index.duplicated(["id", "layer"])
+    if twice.any():
+        row = index[twice].iloc[0]
+        raise UserError(f"{path} holds {row['layer']} of {row['id']} twice; {_AGAIN}.")
+    for layer in index["layer"].unique():
+        if layer not in layers:
+            raise UserError(f"{path} holds a layer {layer} that its metadata do not name; {_AGAIN}.")
+    ids = set(index["id"])
+    for layer in layers:
+        here = index[index["layer"] == layer]
+        if len(here) < len(ids):
+            lost = min(ids - set(here["id"]))
+            raise UserError(f"{path} has no {layer} of {lost}, of which it has other layers; {_AGAIN}.")
+        for column in OF_LAYER:
+            values = here[column].unique()
+            if len(values) > 1:
+                shown = ", ".join(map(str, values[:3]))
+                raise UserError(
+                    f"{path}: {column} of {layer} is not the same for all inputs ({shown}); {_AGAIN}."
+                )
+
+
+def layer(path: Path, name: str, found: Mapping[str, Any], num_tokens: NDArray[np.generic]) -> None:
+    """Check what holds for a layer."""
+    experts, top_k, prefix = found["num_experts"], found["top_k"], found["num_prefix_tokens"]
+    grid = [found["grid_rows"], found["grid_columns"], found["patch_size"]]
+    patches = num_tokens - prefix
+    problem = None
+    if experts < 1 or not 0 <= top_k <= experts:
+        problem = f"a token cannot choose {top_k} of {experts} experts"
+    elif found["experts_choose"] and top_k != experts:
+        problem = f"where experts choose, a token may have all {experts}, and not {top_k}"
+    elif found["gates_kept"] not in KEPT:
+        problem = f"gates_kept is one of {', '.join(KEPT)}, and not {found['gates_kept']!r}"
+    elif prefix < 0 or (patches < 1).any():
+        problem = f"an input has {num_tokens.min()} tokens, {prefix} of them a prefix"
+    elif None in grid and any(grid):
+        problem = "a grid has rows, columns and a patch size, or none of them"
+    elif None not in grid and (min(grid) < 1 or (patches != grid[0] * grid[1]).any()):
+        problem = f"{patches[0]} patches do not fill a grid of {grid[0]} × {grid[1]}"
+    if problem is not None:
+        raise UserError(f"{path}, {name}: {problem}; {_AGAIN}.")
+
+
+def block(
+    where: str, layer: Mapping[str, Any], found: Mapping[str, NDArray[Any] | None], ids: Sequence[str]
+) -> None:
+    """Check the values of some inputs of a layer."""
+    kept = _KEPT_IN[layer["gates_kept"]]
+    for name in _GATES:
+        if (name in kept) != (found[name] is not None):
+            state = "lacks" if name in kept else "has"
+            raise UserError(f"{where} {state} {name}, though gates_kept is {layer['gates_kept']}; {_AGAIN}.")
+    if (found["partner"] is None) != (found["view_first"] is None):
+        raise UserError(f"{where}: partner and view_first go together; {_AGAIN}.")
+    for name in ("experts", "processed", "valid"):
+        assert found[name] is not None
+    problems = expert_problems(found["experts"], num_experts=layer["num_experts"])  # type: ignore[arg-type]
+    for name in kept:
+        values = found[name]
+        assert values is not None
+        odd = ~(np.isfinite(values) & (values >= 0))
+        problems[f"{name} that are no numbers from 0 up"] = odd & _spread(found["valid"], odd)
+    partner = found["partner"]
+    if partner is not None:
+        beyond = (partner < -1) | (partner >= partner.shape[1])
+        problems["a partner that is no patch"] = beyond
+    for problem, odd in problems.items():
+        if odd.any():
+            row = int(np.argmax(odd.reshape(len(odd), -1).any(1)))
+            raise UserError(f"{where}: {ids[row]} has {problem}; {_AGAIN}.")
+
+
+def _spread(valid: NDArray[Any] | None, like: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which tokens are valid, for values with more axes."""
+    assert valid is not None
+    return valid.reshape(valid.shape + (1,) * (like.ndim - 2))
+
+
+def expert_problems(experts: NDArray[np.integer[Any]], *, num_experts: int) -> dict[str, NDArray[np.bool_]]:
+    """Return what may be wrong with choices ``(..., K)``, and where it is."""
+    ordered = np.sort(experts, axis=-1)
+    repeated = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)
+    gap = (experts[..., 1:] >= 0) & (experts[..., :-1] < 0)
+    return {
+        f"experts outside of -1 to {num_experts - 1}": (experts < -1) | (experts >= num_experts),
+        "one expert twice for a token": repeated,
+        "a choice after an absent one (-1)": gap,
+    }

@@ -1,0 +1,89 @@
+"""Make a routing trace of a server's log."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeprobe.errors import UserError
+from moeprobe.routing.traces.format import is_ordered, metadata, writing
+from moeprobe.routing.traces.log import Log
+from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.runtime.characters import is_unicode
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Watcher, watching
+
+
+@dataclass(frozen=True)
+class ImportedTrace:
+    """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it.
+
+    ``unordered``: the layers of which it is not known which of a token's experts came first, as no gates were logged.
+    """
+
+    path: Path
+    requests: int
+    layers: list[str]
+    tokens: int
+    nbytes: int
+    unordered: list[str]
+
+
+@checked
+def import_trace(
+    log: str | Path,
+    path: str | Path,
+    *,
+    num_experts: int | None = None,
+    name: str | None = None,
+    data: str = "requests",
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> ImportedTrace:
+    """Make a trace of a log of JSON lines (see ``formats.trace_log``).
+
+    Args:
+        log: the file.
+        path: of the new trace, ``.parquet``.
+        num_experts: of every layer, where the log does not say.
+        name: of the model in tables; None = that of the trace.
+        data: what the tables call the requests.
+        overwrite: replace an earlier trace.
+        watcher: told how many bytes are read.
+
+    Raises:
+        UserError: a line is no routing of a layer, or the files cannot be read or written.
+    """
+    log, path = Path(log), Path(path)
+    if path.suffix != ".parquet":
+        raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
+    if os.path.lexists(path):
+        if not overwrite:
+            raise UserError(f"{path} exists; add --overwrite to replace it.")
+        try:
+            TraceFile(path)
+        except UserError as error:
+            raise UserError(
+                f"--overwrite replaces traces alone; move {path} away or choose another name ({error})."
+            ) from None
+    if num_experts is not None and num_experts < 1:
+        raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
+    about = {"name": name or path.stem, "sha256": None}
+    for value in (about["name"], data):
+        if not is_unicode(str(value)):
+            raise UserError(f"A trace calls things by names in UTF-8; got {value!r}.")
+    watcher = watching(watcher)
+    if not log.is_file():
+        raise UserError(f"There is no log {log}.")
+    watcher.start(f"import {log.name}", log.stat().st_size)
+    found = Log(log, num_experts=num_experts, progress=watcher.advance)
+    with writing(path) as file:
+        for rows in found.batches():
+            file.write([rows])
+        file.close(metadata(checkpoint=about, layers=list(found.layers), data=data))
+    unordered = [
+        name
+        for name, alike in found.layers.items()
+        if not is_ordered(top_k=alike["top_k"], gates_kept=alike["gates_kept"])
+    ]
+    size = path.stat().st_size
+    return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, size, unordered)

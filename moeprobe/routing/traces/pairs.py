@@ -1,0 +1,205 @@
+"""Traces that are compared with one another: which inputs they share, and which of their tokens correspond.
+
+Axes: B inputs, P tokens after the prefix.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moeprobe.errors import UserError
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.traces.reading import Block, Layer, TraceFile
+from moeprobe.routing.traces.rows import patches_of, to_routing
+from moeprobe.runtime.characters import exact
+
+# What two traces must have in common to be of the same inputs.
+_SOURCE = ("data", "split", "crop_fraction")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A trace, and what the tables call it: two of one run differ in their name, view or severity.
+
+    ``moved``: its patches lie elsewhere than in the trace that it is compared with. ``symmetric``: the two are the two
+    random views of one probe.
+    """
+
+    trace: TraceFile
+    name: str
+    view: str
+    severity: float
+    moved: bool
+    symmetric: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name with what was shown, e.g. ``prc gaussian_noise 0.1``."""
+        return f"{self.name} {self.shown}"
+
+    @property
+    def shown(self) -> str:
+        """What was shown, e.g. ``gaussian_noise 0.1``."""
+        return self.view if self.severity != self.severity else f"{self.view} {exact(self.severity)}"
+
+
+def name_all(traces: Sequence[TraceFile]) -> list[Named]:
+    """Name traces, the first of which is the reference of the others.
+
+    The name is the checkpoint's; where one name stands for several files, or for one view twice, it is the path's.
+
+    Raises:
+        UserError: one is named twice, or cannot be compared with the first.
+    """
+    paths = [trace.path.resolve().with_suffix("") for trace in traces]
+    for path, number in Counter(paths).items():
+        if number > 1:
+            raise UserError(f"The trace {path}.parquet was named twice.")
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    given = [(trace.about["checkpoint"]["name"], *_seen(trace)) for trace in traces]
+    hashes: dict[str, set[str | None]] = {}
+    for trace in traces:
+        hashes.setdefault(trace.about["checkpoint"]["name"], set()).add(
+            trace.about["checkpoint"].get("sha256")
+        )
+    places = Counter(str(one) for one in given)
+    ambiguous = {one[0] for one in given if places[str(one)] > 1 or len(hashes[one[0]]) > 1}
+    return [
+        Named(
+            trace,
+            "/".join(path.parts[-depth:]) if name in ambiguous else name,
+            view,
+            severity,
+            moved=number > 0 and _moved(traces[0], trace),
+            symmetric=_are_both_views(traces[0], trace),
+        )
+        for number, (trace, path, (name, view, severity)) in enumerate(zip(traces, paths, given, strict=True))
+    ]
+
+
+def _seen(trace: TraceFile) -> tuple[str, float]:
+    severity = trace.about["severity"]
+    return trace.about["view"] or "recorded", float("nan") if severity is None else float(severity)
+
+
+def _moved(reference: TraceFile, trace: TraceFile) -> bool:
+    """Whether patches must be looked up; else token t of the one is token t of the other."""
+    first, second = reference.about["inputs"], trace.about["inputs"]
+    if None not in (first, second):
+        for key in _SOURCE:
+            if first.get(key) != second.get(key):
+                raise UserError(
+                    f"{reference.path} and {trace.path} are of different inputs: {key} is {first.get(key)} in the "
+                    f"first and {second.get(key)} in the second."
+                )
+        if first == second:
+            return False
+    pointed = trace.about["reference"]
+    if pointed is not None and pointed == first:
+        return True
+    if pointed is not None or False in (reference.about["aligned"], trace.about["aligned"]):
+        raise UserError(
+            f"The patches of {trace.path} do not lie where those of {reference.path} do, and no correspondence of the "
+            "two was recorded; name the reference first that its patches were recorded against (of a view "
+            "clean.parquet or VIEW-1.parquet beside it)."
+        )
+    return False
+
+
+def _are_both_views(reference: TraceFile, trace: TraceFile) -> bool:
+    """Whether these are the first and the second random view that one checkpoint was shown."""
+    first, second = reference.about["inputs"], trace.about["inputs"]
+    if first is None or second is None or second.get("side") != 2:
+        return False
+    return first == second | {"side": 1} and reference.about["checkpoint"] == trace.about["checkpoint"]
+
+
+def common_layers(traces: Sequence[TraceFile], wanted: Sequence[str] | None) -> list[str]:
+    """Return the layers that are looked at, in forward order.
+
+    Raises:
+        UserError: a trace lacks one, or two of one name cannot be compared.
+    """
+    first = traces[0]
+    layers = list(first.layers) if wanted is None else [name for name in first.layers if name in wanted]
+    for trace in traces:
+        lacking = set(wanted or layers) - set(trace.layers)
+        more = set(trace.layers) - set(layers) if wanted is None else set()
+        if lacking:
+            there = ", ".join(trace.layers)
+            raise UserError(
+                f"{trace.path} has no layer {min(lacking)}; it has {there}: choose those of all with --layers."
+            )
+        if more:
+            raise UserError(
+                f"{first.path} has no layer {min(more)}, which {trace.path} has; choose with --layers."
+            )
+        for name in layers:
+            _check_alike(first, trace, name)
+    return layers
+
+
+def _check_alike(first: TraceFile, trace: TraceFile, name: str) -> None:
+    one, other = first.layers[name], trace.layers[name]
+    for field in ("num_experts", "top_k", "experts_choose", "num_prefix_tokens"):
+        values = getattr(one, field), getattr(other, field)
+        if values[0] != values[1]:
+            raise UserError(
+                f"{name} of {first.path} and of {trace.path} cannot be compared: {field} is {values[0]} in the first "
+                f"and {values[1]} in the second."
+            )
+
+
+def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
+    """Return the inputs that all have, in the order of the first.
+
+    Raises:
+        UserError: there is none, or one has another number of tokens in another trace.
+    """
+    first = traces[0]
+    shared = set(first.ids).intersection(*(trace.ids for trace in traces))
+    ids = [name for name in first.ids if name in shared]
+    if not ids:
+        paths = " and ".join(str(trace.path) for trace in traces)
+        raise UserError(
+            f"{paths} have no input in common; their names look like "
+            f"{' and '.join(repr(trace.ids[0]) for trace in traces)}."
+        )
+    for trace in traces[1:]:
+        for layer in layers:
+            one, other = first.num_tokens[layer], trace.num_tokens[layer]
+            for name in ids:
+                if one[name] != other[name]:
+                    raise UserError(
+                        f"{name} has {one[name]} tokens in {first.path} and {other[name]} in {trace.path}; only the "
+                        "same tokens can be compared."
+                    )
+    return ids
+
+
+def pair(reference: Block, view: Block, *, named: Named) -> LayerPair:
+    """Return the routing of the same inputs in two traces, and which tokens correspond.
+
+    Raises:
+        UserError: patches moved, and the layer does not say where.
+    """
+    sides = to_routing(reference), to_routing(view)
+    prefix = view.layer.num_prefix_tokens
+    if not named.moved:
+        patches = torch.arange(view.valid.shape[1] - prefix).expand(len(view.valid), -1)
+        return LayerPair(*sides, patches, patches, aligned=True, symmetric=named.symmetric)
+    if view.partner is None:
+        raise UserError(f"{named.trace.path} does not say which patches correspond; record it again.")
+    reference_patch, view_patch, first = patches_of(view)
+    return LayerPair(
+        *sides, reference_patch, view_patch, aligned=False, view_first=first, symmetric=named.symmetric
+    )
+
+
+def weighted(layer: Layer) -> bool:
+    """Whether the weights of a token's experts are known."""
+    return layer.gates_kept == "all" if layer.top_k == 0 else layer.gates_kept != "none"

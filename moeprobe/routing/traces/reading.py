@@ -1,0 +1,262 @@
+"""Read a routing trace (see ``formats.trace``), a block of inputs at a time.
+
+A trace may come from anybody: whatever does not hold together is one sentence.
+
+Axes: n inputs of a block, T tokens (the most that one of them has), P of them after the prefix, K choices, E experts.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.routing.traces import checks
+from moeprobe.routing.traces.format import FORMAT, KEY, SCALARS, SCHEMA, VERSION
+from moeprobe.runtime.files import check_regular
+
+# Row groups that stay in memory. Where the inputs of two traces come in the same order, each is read once.
+_HELD = 8
+# What Arrow says of a damaged file.
+_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What is the same in all rows of a layer; names as in ``formats.trace.COLUMNS``."""
+
+    router: str
+    num_experts: int
+    top_k: int
+    num_prefix_tokens: int
+    grid_rows: int | None
+    grid_columns: int | None
+    patch_size: int | None
+    gates_sum_to_one: bool
+    token_local: bool
+    experts_choose: bool
+    gates_kept: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of some inputs, checked, every list filled up to the same number of tokens.
+
+    Attributes:
+        layer: what holds for all of them.
+        num_tokens: ``(n,)`` how many tokens each has; the rest is padding.
+        experts: ``(n, T, K)``, -1 = none.
+        processed: ``(n, T, K)``.
+        valid: ``(n, T)``, False for padding.
+        gates: ``(n, T, K)`` of the chosen experts; None where they are not recorded, as the next ones.
+        highest: ``(n, T)``; so are ``second`` and ``rest``.
+        all_gates: ``(n, T, E)``.
+        slot: ``(n, T)``.
+        partner: ``(n, P)``, and ``view_first`` ``(n,)``: which patches correspond.
+    """
+
+    layer: Layer
+    num_tokens: NDArray[np.int64]
+    experts: NDArray[np.int16]
+    processed: NDArray[np.bool_]
+    valid: NDArray[np.bool_]
+    gates: NDArray[np.float32] | None = None
+    highest: NDArray[np.float32] | None = None
+    second: NDArray[np.float32] | None = None
+    rest: NDArray[np.float32] | None = None
+    all_gates: NDArray[np.float32] | None = None
+    slot: NDArray[np.int32] | None = None
+    partner: NDArray[np.int32] | None = None
+    view_first: NDArray[np.bool_] | None = None
+
+
+class TraceFile:
+    """An open trace.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        about: its metadata.
+        ids: the inputs, in the order of the file.
+        layers: what holds for each layer, in forward order.
+        num_tokens: for each layer the tokens of each input.
+
+    Raises:
+        UserError: it is missing, truncated, no trace, of a version that is not known, or does not hold together.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open(path)
+        self.about = _about(path, self._file.schema_arrow)
+        groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
+        self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self._held: OrderedDict[int, pa.Table] = OrderedDict()
+        self._filled: dict[tuple[str, str], bool] = {}
+        try:
+            index = self._file.read(columns=list(SCALARS)).to_pandas()
+        except _UNREADABLE as error:
+            raise checks.damaged(path) from error
+        checks.rows(path, index, layers=self.about["layers"])
+        self.ids: list[str] = list(dict.fromkeys(index["id"]))
+        found = dict(tuple(index.groupby("layer", sort=False)))
+        self.layers = {name: self._layer(name, found[name]) for name in self.about["layers"]}
+        self._rows = {name: dict(zip(here["id"], here.index, strict=True)) for name, here in found.items()}
+        self.num_tokens: dict[str, dict[str, int]] = {
+            name: dict(zip(here["id"], here["num_tokens"].tolist(), strict=True))
+            for name, here in found.items()
+        }
+
+    def _layer(self, name: str, rows: pd.DataFrame) -> Layer:
+        first = rows.iloc[0]
+        given: dict[str, Any] = {
+            column: None if pd.isna(first[column]) else kind(first[column])
+            for column, kind in checks.OF_LAYER.items()
+        }
+        layer = Layer(**given)
+        checks.layer(self.path, name, vars(layer), rows["num_tokens"].to_numpy())
+        return layer
+
+    def read(self, layer: str, ids: Sequence[str], *, num_tokens: int | None = None) -> Block:
+        """Return one layer of these inputs, in this order, filled up to ``num_tokens``.
+
+        Raises:
+            UserError: the rows are damaged, or their lists do not fit.
+        """
+        about = self.layers[layer]
+        table = self._take(np.array([self._rows[layer][one] for one in ids], dtype=np.int64))
+        tokens = table["num_tokens"].to_numpy().astype(np.int64)
+        most = int(tokens.max()) if num_tokens is None else num_tokens
+        prefix, top_k, experts = about.num_prefix_tokens, about.top_k, about.num_experts
+        filled = {
+            "experts": (0, top_k, -1), "processed": (0, top_k, False), "valid": (0, 0, False),
+            "gates": (0, top_k, 0), "highest": (0, 0, 0), "second": (0, 0, 0), "rest": (0, 0, 0),
+            "all_gates": (0, experts, 0), "slot": (0, 0, 0), "partner": (prefix, 0, -1),
+        }  # fmt: skip
+        found: dict[str, Any] = {}
+        for name, (without, width, fill) in filled.items():
+            column = self._whole(layer, name, table)
+            if column is not None:
+                found[name] = self._padded(layer, name, column, tokens - without, most - without, width, fill)
+        first = self._whole(layer, "view_first", table)
+        if first is not None:
+            found["view_first"] = first.to_numpy(zero_copy_only=False)
+        block = Block(about, tokens, **found)
+        checks.block(f"{self.path}, {layer}", vars(about), vars(block), ids)
+        return block
+
+    def _take(self, rows: NDArray[np.int64]) -> pa.Table:
+        """Return rows by their numbers."""
+        groups = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(groups, kind="stable")
+        parts = [
+            self._group(int(group)).take(pa.array(rows[groups == group] - self._starts[group]))
+            for group in np.unique(groups)
+        ]
+        return pa.concat_tables(parts).take(pa.array(np.argsort(order))).combine_chunks()
+
+    def _group(self, group: int) -> pa.Table:
+        """Return a row group; the last ones are kept."""
+        if group not in self._held:
+            try:
+                self._held[group] = self._file.read_row_group(group)
+            except _UNREADABLE as error:
+                raise checks.damaged(self.path) from error
+        self._held.move_to_end(group)
+        while len(self._held) > _HELD:
+            self._held.popitem(last=False)
+        return self._held[group]
+
+    def _whole(self, layer: str, name: str, table: pa.Table) -> pa.Array | None:
+        """Return a column that all rows of a layer have; None for one that none has."""
+        column = table[name].chunk(0)
+        filled = column.null_count == 0
+        if (column.null_count not in (0, len(column))) or self._filled.setdefault(
+            (layer, name), filled
+        ) != filled:
+            raise UserError(
+                f"{self.path}: some rows of {layer} have {name} and some have none; record it again."
+            )
+        return column if filled else None
+
+    def _padded(
+        self,
+        layer: str,
+        name: str,
+        column: pa.ListArray,
+        tokens: NDArray[np.int64],
+        most: int,
+        width: int,
+        fill: float,
+    ) -> NDArray[np.generic]:
+        """Return lists as ``(n, most, width)``, or ``(n, most)`` for width 0 of those that hold one value a token."""
+        one = name not in ("experts", "processed", "gates", "all_gates")
+        size = tokens * (1 if one else width)
+        lengths = column.value_lengths().to_numpy()
+        values = column.flatten()
+        if (lengths != size).any() or values.null_count:
+            row = int(np.argmax(lengths != size))
+            raise UserError(
+                f"{self.path}: {name} of {layer} holds {lengths[row]} values where {size[row]} are due; "
+                "record it again."
+            )
+        shape = (len(tokens), most) if one else (len(tokens), most, width)
+        found = np.full(shape, fill, dtype=values.type.to_pandas_dtype())
+        found[np.arange(most) < tokens[:, None]] = values.to_numpy(zero_copy_only=False).reshape(
+            tokens.sum(), *shape[2:]
+        )
+        return found
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; name the traces in it, e.g. {path}/clean.parquet.")
+    if not path.exists():
+        raise UserError(f"There is no trace {path}.")
+    check_regular(path)
+    try:
+        return pq.ParquetFile(path, page_checksum_verification=True)
+    except _UNREADABLE as error:
+        if path.suffix == ".jsonl":
+            raise UserError(
+                f"{path} is a log; make a trace of it: moeprobe import trace {path} DST."
+            ) from None
+        raise checks.damaged(path) from error
+
+
+def _about(path: Path, schema: pa.Schema) -> dict[str, Any]:
+    """Return the metadata of a trace of a version that is known."""
+    text = (schema.metadata or {}).get(KEY)
+    if text is None:
+        raise UserError(
+            f"{path} is a Parquet file, but no routing trace of moeprobe; record one: moeprobe trace."
+        )
+    try:
+        about = json.loads(text)
+        form, version = about["format"], about["version"]
+        # Half a character (a lone surrogate) could be neither printed nor written.
+        json.dumps(about, ensure_ascii=False).encode()
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise checks.damaged(path) from error
+    if form != FORMAT or version != VERSION:
+        raise UserError(
+            f"{path} is a trace of version {version}, and this moeprobe knows version {VERSION}; it takes a newer one."
+        )
+    checks.about(path, about)
+    if not schema.remove_metadata().equals(SCHEMA):
+        wrong = [field.name for field in SCHEMA if schema.get_field_index(field.name) < 0]
+        wrong += [name for name in schema.names if SCHEMA.get_field_index(name) < 0]
+        wrong += [field.name for field in SCHEMA if not wrong and not schema.field(field.name).equals(field)]
+        raise UserError(
+            f"{path}: the column {(wrong or ['id'])[0]} is not as a trace has it; record it again."
+        )
+    return about

@@ -1,0 +1,156 @@
+"""A layer's routing as rows of a trace file, and back.
+
+What comes back is what the analyses need: the same choices, and gates with the same highest, second and sum, in which
+each chosen expert has its own. Where not all gates were kept, the rest is spread evenly over the experts that were not
+chosen.
+
+Axes: B inputs, T tokens, P patches, K choices, E experts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from moeprobe.inputs.geometry import Correspondence, PatchGrid
+from moeprobe.routing.record import LayerRouting, highest_gates
+from moeprobe.routing.traces.format import COLUMNS, batch, is_ordered, lists
+from moeprobe.routing.traces.reading import Block
+
+_SUMMARY = ("highest", "second", "rest")
+
+
+def to_rows(
+    ids: Sequence[str],
+    layer: str,
+    routing: LayerRouting,
+    *,
+    all_gates: bool = False,
+    pairs: Correspondence | None = None,
+) -> pa.RecordBatch:
+    """Return one layer's routing of some inputs as rows of a trace.
+
+    Args:
+        ids: names of the B inputs.
+        layer: its name.
+        routing: what was decided.
+        all_gates: keep every gate, and not those of the chosen and a summary alone.
+        pairs: which patches correspond to the reference's; None where they did not move.
+    """
+    rows, tokens = routing.valid.shape
+    top_k, gates, chosen = routing.top_k, routing.gates.float(), routing.selected.long()
+    columns: dict[str, tuple[Tensor | NDArray[Any], int]] = {
+        "experts": (routing.selected.to(torch.int16), tokens * top_k),
+        "processed": (routing.processed, tokens * top_k),
+        "valid": (routing.valid, tokens),
+        "gates": (gates.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, 0), tokens * top_k),
+    }
+    kept = "chosen"
+    if all_gates:
+        kept, columns["all_gates"] = "all", (gates, tokens * routing.num_experts)
+    elif routing.gates_sum_to_one and routing.num_experts > 1:
+        kept, summary = "summary", highest_gates(gates)
+        columns |= {name: (value, tokens) for name, value in zip(_SUMMARY, summary, strict=True)}
+    if routing.slot is not None:
+        columns["slot"] = (routing.slot, tokens)
+    if pairs is not None:
+        # A slot is a patch of view 1: its partner is one of the other side.
+        side = np.where(pairs.view_first[:, None], pairs.reference, pairs.view)
+        columns["partner"] = (side, side.shape[1])
+    given: dict[str, Any] = {
+        "id": list(ids),
+        "layer": layer,
+        "router": routing.router,
+        "num_experts": routing.num_experts,
+        "top_k": top_k,
+        "num_tokens": tokens,
+        "num_prefix_tokens": routing.num_prefix_tokens,
+        "gates_sum_to_one": routing.gates_sum_to_one,
+        "token_local": routing.token_local,
+        "experts_choose": routing.experts_choose,
+        "gates_kept": kept,
+        "view_first": None if pairs is None else pairs.view_first,
+    }
+    if routing.grid is not None:
+        grid = routing.grid
+        given |= {"grid_rows": grid.rows, "grid_columns": grid.columns, "patch_size": grid.patch_size}
+    for name, (value, length) in columns.items():
+        values = value.cpu().numpy() if isinstance(value, Tensor) else value
+        given[name] = lists(values, length, rows=rows, kind=COLUMNS[name][0])
+    return batch(given, rows=rows)
+
+
+def to_routing(block: Block) -> LayerRouting:
+    """Return the routing of some inputs; a token past the end of its input is padding.
+
+    Where gates are not recorded they are zeros, and the choices are in no order; where those of the other experts are
+    not, they are said to be no distribution.
+    """
+    layer = block.layer
+    grid = None
+    if layer.grid_rows is not None:
+        assert layer.grid_columns is not None
+        assert layer.patch_size is not None
+        grid = PatchGrid(layer.grid_rows, layer.grid_columns, layer.patch_size)
+    return LayerRouting(
+        gates=_gates(block),
+        scores=None,
+        selected=torch.from_numpy(block.experts),
+        processed=torch.from_numpy(block.processed),
+        valid=torch.from_numpy(block.valid),
+        grid=grid,
+        num_prefix_tokens=layer.num_prefix_tokens,
+        gates_sum_to_one=layer.gates_sum_to_one and layer.gates_kept in ("summary", "all"),
+        token_local=layer.token_local,
+        router=layer.router,
+        slot=None if block.slot is None else torch.from_numpy(block.slot).long(),
+        experts_choose=layer.experts_choose,
+        ordered=is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept),
+    )
+
+
+def patches_of(block: Block) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the corresponding patches ``(B, P)`` of the reference and of this view, and ``view_first`` ``(B,)``."""
+    assert block.partner is not None
+    assert block.view_first is not None
+    partner = torch.from_numpy(block.partner).long()
+    first = torch.from_numpy(block.view_first)
+    own = torch.arange(partner.shape[1]).expand_as(partner).where(partner >= 0, -1)
+    swap = first[:, None]
+    return partner.where(swap, own), own.where(swap, partner), first
+
+
+def _gates(block: Block) -> Tensor:
+    """Return gates ``(B, T, E)``: the recorded ones, and the rest of a token's sum evenly over the other experts."""
+    experts = torch.from_numpy(block.experts).long()
+    shape = (*block.valid.shape, block.layer.num_experts)
+    if block.all_gates is not None:
+        return torch.from_numpy(block.all_gates)
+    found = torch.zeros(shape)
+    if block.gates is None:
+        return found
+    chosen = torch.from_numpy(block.gates).masked_fill(experts < 0, 0)
+    # Added, not written: an absent choice stands for expert 0, and must not undo it.
+    found.scatter_add_(-1, experts.clamp_min(0), chosen)
+    if block.highest is None:
+        return found
+    assert block.second is not None
+    assert block.rest is not None
+    free = torch.ones(shape).scatter_add(-1, experts.clamp_min(0), -(experts >= 0).float()) > 0
+    # The two highest gates of all are among those of the chosen experts or else of others, which are not known.
+    top = torch.nn.functional.pad(chosen, (0, 2), value=-1).topk(2).values
+    highest, second = torch.from_numpy(block.highest), torch.from_numpy(block.second)
+    total = highest + second + torch.from_numpy(block.rest)
+    first_known = top[..., 0] == highest
+    second_known = top.gather(-1, first_known.long()[..., None])[..., 0] == second
+    for value, known in ((highest, first_known), (second, second_known)):
+        place = free.int().argmax(-1, keepdim=True)
+        lacks = ~known[..., None] & free.gather(-1, place)
+        found.scatter_add_(-1, place, value[..., None] * lacks)
+        free.scatter_(-1, place, free.gather(-1, place) & ~lacks)
+    left = ((total - found.sum(-1)) / free.sum(-1).clamp_min(1)).clamp_min(0)
+    return found.where(~free, torch.minimum(left, second)[..., None])

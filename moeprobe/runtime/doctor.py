@@ -1,0 +1,87 @@
+"""What is installed, and what is wrong with it."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+from moeprobe import __version__
+
+_REQUIRED = (
+    "torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pyarrow", "pillow", "matplotlib", "scikit-learn",
+    "safetensors", "msgpack", "pydantic", "pyyaml", "typer", "rich", "jinja2",
+)  # fmt: skip
+_OPTIONAL = {
+    "datasets": "huggingface",
+    "tensorboard": "tensorboard",
+    "tensorstore": "orbax",
+    "transformers": "hf",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at; ``level`` is ok, note or wrong."""
+
+    level: str
+    subject: str
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything; nothing is changed."""
+    findings = [
+        Finding(
+            "ok",
+            "moeprobe",
+            f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}",
+        )
+    ]
+    findings += [_installed(name) for name in _REQUIRED]
+    findings += [_optional(name, extra) for name, extra in _OPTIONAL.items()]
+    if all(finding.level == "ok" for finding in findings[:3]):
+        findings += [_torchvision(), *_devices()]
+    return findings
+
+
+def _installed(name: str) -> Finding:
+    try:
+        return Finding("ok", name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding("wrong", name, f"is missing; install moeprobe again, or: pip install {name}")
+
+
+def _optional(name: str, extra: str) -> Finding:
+    try:
+        return Finding("ok", name, metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding("note", name, f"is not installed (optional): pip install 'moeprobe[{extra}]'")
+
+
+def _torchvision() -> Finding:
+    from moeprobe.runtime.torchvision_compat import mend
+
+    if not mend():
+        return Finding("ok", "torch and torchvision", "fit together")
+    return Finding(
+        "note",
+        "torch and torchvision",
+        "do not fit together: torchvision's C++ library was built for another torch (usually CUDA beside a CPU torch). "
+        "For moeprobe there is nothing to do, it works around it; other programs may stop at "
+        '"operator torchvision::nms does not exist"',
+    )
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    threads = f"{torch.get_num_threads()} threads, {os.cpu_count()} cores"
+    findings = [Finding("ok", "cpu", threads)]
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        findings.append(Finding("ok", "cuda", ", ".join(names)))
+    else:
+        findings.append(Finding("note", "cuda", "not available"))
+    if torch.backends.mps.is_available():
+        findings.append(Finding("ok", "mps", "available"))
+    return findings

@@ -1,0 +1,244 @@
+"""Files are written whole or not at all; what is read is a regular file of a bounded size."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import stat
+import struct
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import did_you_mean
+
+# What torch may raise when it reads a damaged or hostile file.
+DAMAGE = (
+    OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError,
+    AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
+)  # fmt: skip
+
+
+class Guard(Protocol):
+    """Who has a folder, and wants to know what happens in it (see ``folders``)."""
+
+    def writing(self, path: Path) -> None:
+        """Note that a file, by its absolute path, is about to be written; raises ``UserError`` if it must not be."""
+
+    def removing(self, path: Path) -> None:
+        """Note that a file, by its absolute path, is removed on purpose; raises ``UserError`` if it must not be."""
+
+
+# By the absolute path of the folder.
+GUARDS: dict[Path, Guard] = {}
+
+
+def absolute(path: Path) -> Path:
+    """Return a path from the root on, without following links."""
+    return Path(os.path.abspath(path))  # noqa: PTH100  (which follows them)
+
+
+def shown(path: Path) -> Path:
+    """Return a path as sentences show it: from the working directory on where it lies in it."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # the working directory is gone; it lies elsewhere
+        return path
+
+
+def guard_of(path: Path) -> Guard | None:
+    """Return who has the innermost guarded folder that an absolute path lies in; None where there is none."""
+    return next((GUARDS[folder] for folder in path.parents if folder in GUARDS), None)
+
+
+# A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
+JSON_LIMIT = 16 * 2**20
+_MOST_FILES = 100_000
+
+# What a run folder of training calls its checkpoint of the full budget.
+LAST = "last.safetensors"
+
+
+def open_regular(path: Path, *, buffered: bool = True) -> Any:
+    """Open a regular file, or a link to one, for reading bytes; never waits for a FIFO or a device.
+
+    Raises:
+        UserError: it cannot be opened, or is something else than a regular file.
+    """
+    try:
+        # Not to block is what makes it safe to open first and look afterwards, at what was opened indeed.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"Cannot read {path}: it is not a regular file.")
+    return os.fdopen(handle, "rb", buffering=-1 if buffered else 0)
+
+
+def expanded(location: str | Path) -> Path:
+    """Return a path with ``~`` expanded; one of a user who does not exist stays as it is, and so leads nowhere."""
+    return Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; False as well for a name that no file can have (``Path.is_file`` raises)."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; False as well for a name that no folder can have (``Path.is_dir`` raises)."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def check_regular(path: Path) -> None:
+    """Raise ``UserError`` unless ``path`` is a regular file, or a link to one, that can be opened for reading."""
+    open_regular(path).close()
+
+
+def read_bytes(path: Path, *, limit: int) -> bytes:
+    """Return the content of a regular file of at most ``limit`` bytes.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, or is larger; no more than ``limit`` is ever read.
+    """
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if len(content) > limit:
+        raise UserError(f"Cannot read {path}: it has more than {limit:,} bytes.")
+    return content
+
+
+def read_json(path: Path, *, limit: int = JSON_LIMIT) -> Any:
+    """Return what a JSON file of at most ``limit`` bytes holds.
+
+    Raises:
+        UserError: it cannot be read, is no regular file, is larger, or is no JSON.
+    """
+    content = read_bytes(path, limit=limit)
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError as error:
+        raise UserError(f"Cannot read {path}: it is nested too deeply.") from error
+    except ValueError as error:
+        raise UserError(f"Cannot read {path}: it is not JSON ({error}).") from error
+
+
+def check_regular_files(folder: Path, pattern: str) -> None:
+    """Raise ``UserError`` if a library that reads a folder would meet a FIFO, a device, or files without end.
+
+    Args:
+        folder: what is looked at; links in it are not followed to other folders.
+        pattern: of the names, e.g. ``"*"`` or ``"**/*"``.
+    """
+    try:
+        for number, path in enumerate(folder.glob(pattern)):
+            if number == _MOST_FILES:
+                raise UserError(
+                    f"{folder} holds more than {_MOST_FILES:,} files; name the folder of the data alone."
+                )
+            if path.exists() and not path.is_dir() and not path.is_file():
+                raise UserError(f"Cannot read {path}: it is not a regular file.")
+    except OSError as error:
+        raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from error
+
+
+def check_can_write(folder: Path) -> None:
+    """Raise ``UserError`` unless a folder is there that can be written to, or could be made; nothing is made.
+
+    A later attempt may fail nevertheless; it is for what comes before hours of computing.
+    """
+    there = next(one for one in (absolute(folder), *absolute(folder).parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise UserError(f"Cannot write {folder}: {shown(there)} is no folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write {folder}: {shown(there)} is not writable.")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.
+
+    Raises:
+        UserError: the folder cannot be written to, or the disk is full. Nothing half-written is left behind.
+    """
+    # Where that is now, or a block that changes the working directory would have it renamed to another place.
+    path = absolute(path)
+    if (guard := guard_of(path)) is not None:
+        guard.writing(path)
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that was written, if it is there.
+
+    Raises:
+        UserError: it cannot be removed.
+    """
+    if (guard := guard_of(absolute(path))) is not None:
+        guard.removing(absolute(path))
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot remove {path}: {error.strerror or error}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_text(path, json.dumps(content, indent=2, sort_keys=False, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find_checkpoint(source: str | Path) -> Path:
+    """Return the safetensors file that a path to a file or a run folder means.
+
+    Raises:
+        UserError: there is nothing there.
+    """
+    path = Path(source)
+    if is_folder(path):
+        if not is_file(path / LAST):
+            raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
+        return path / LAST
+    if not is_file(path):
+        beside = (
+            [str(other.parent) for other in path.parent.glob(f"*/{LAST}")] if is_folder(path.parent) else []
+        )
+        raise UserError(
+            f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
+            f"{did_you_mean(str(path), beside)}"
+        )
+    return path

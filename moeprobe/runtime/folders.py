@@ -1,0 +1,313 @@
+"""A folder that a run has for itself: locked against other runs, with a record of the files that it wrote."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime import files
+from moeprobe.runtime.files import shown
+from moeprobe.runtime.locks import Lock, check_free
+from moeprobe.runtime.records import (
+    LOCK,
+    NEW_RECORD,
+    RECORD,
+    Contents,
+    Family,
+    Record,
+    list_names,
+    look,
+    read_record,
+)
+
+# Seconds for which those who share a folder wait for one who opens or closes it.
+_PATIENCE = 10.0
+
+
+def check_family(path: Path, contents: Contents, family: Family) -> None:
+    """Raise ``UserError`` where a folder's record is one of another kind."""
+    if contents.of not in ("", family.name):
+        raise UserError(
+            f"{shown(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
+        )
+
+
+def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
+    """Raise ``UserError`` unless all that lies in a folder may be removed by ``--overwrite``."""
+    check_family(path, contents, family)
+    if family.shares:
+        return
+    if contents.foreign:
+        raise UserError(
+            f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
+            "--overwrite leaves them alone; move them away, or choose another folder."
+        )
+    there = path.resolve()
+    for place, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
+        with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
+            if place().resolve().is_relative_to(there):
+                raise UserError(
+                    f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
+                )
+
+
+@contextlib.contextmanager
+def in_use_first(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Where a folder's contents are refused while another process writes them, say that instead.
+
+    Nobody should be advised to replace what another is still writing.
+
+    Args:
+        path: the folder.
+        shared: those who share it do not count.
+
+    Raises:
+        UserError: the block raised one; an ``InUseError`` where the folder is in use.
+    """
+    try:
+        yield
+    except UserError:
+        check_free(path / LOCK, shared=shared)
+        raise
+
+
+class RunFolder:
+    """A folder in the hands of this process, from here to ``close``; made where it is missing.
+
+    While it is held, every file that is written into it is put on its record, and nothing is written over a file that
+    is not on it, through a link out of the folder, or into a folder that was removed meanwhile.
+
+    Args:
+        path: the folder; where that is does not change with the working directory.
+        family: what kind it is.
+        shared: several processes may have it at once, all of which ask for it shared.
+
+    Raises:
+        UserError: another process has it, or it cannot be written to.
+    """
+
+    def __init__(self, path: Path, family: Family, *, shared: bool = False) -> None:
+        self.path = path = files.absolute(path)
+        self.family = family
+        self._written: set[str] = set()
+        self._made = _make(path)
+        try:
+            self._lock = Lock(path / LOCK, shared=shared, patience=_PATIENCE if shared else 0)
+            self._alone = not shared or self._lock.make_exclusive()
+            try:
+                contents = look(path, family)
+                check_family(path, contents, family)
+                if self._alone:
+                    # Those of a run inside may be those of a process that is at it.
+                    _remove(path, [name for name in contents.temporary if not name.startswith(contents.runs)])
+                self._open_record(contents)
+            except BaseException:
+                self._lock.release()
+                raise
+        except BaseException:
+            _remove_empty(self._made)
+            raise
+        if shared and self._alone:
+            self._lock.share()
+        self._alone = not shared
+        outer = files.guard_of(self.path / RECORD)
+        if isinstance(outer, RunFolder) and outer.family.name == family.name:
+            outer._add(f"{self.path.relative_to(outer.path).as_posix()}/")
+        files.GUARDS[self.path] = self
+
+    def _open_record(self, contents: Contents) -> None:
+        path = self.path / RECORD
+        record = read_record(self.path) or Record()
+        self._names = set(record.names)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._descriptor = os.open(path, flags, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            if size == 0:
+                self._append({"moeprobe": "files", "of": self.family.name})
+            elif not record.whole:
+                os.write(self._descriptor, b"\n")
+        except OSError as error:
+            raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+        if not contents.recorded:
+            for name in contents.own:
+                self._add(name)
+
+    def _append(self, line: Any) -> None:
+        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+
+    def _add(self, name: str) -> None:
+        if name not in self._names:
+            try:
+                self._append(name)
+            except OSError as error:
+                raise UserError(
+                    f"Cannot write {shown(self.path / RECORD)}: {error.strerror or error}."
+                ) from error
+            self._names.add(name)
+
+    def writing(self, path: Path) -> None:
+        """Note that a file is about to be written.
+
+        Raises:
+            UserError: it is not this run's to write, or the folder is gone.
+        """
+        self._check_there()
+        name = path.relative_to(self.path).as_posix()
+        if not path.parent.resolve().is_relative_to(self.path.resolve()):
+            raise UserError(
+                f"{shown(path.parent)} leads out of {shown(self.path)} through a link; remove the link."
+            )
+        self._check_own(name, path)
+        self._add(name)
+        self._written.add(name)
+
+    def removing(self, path: Path) -> None:
+        """Note that a file is removed on purpose.
+
+        Raises:
+            UserError: it is not this run's to remove.
+        """
+        name = path.relative_to(self.path).as_posix()
+        self._check_own(name, path)
+        self._written.discard(name)
+
+    def _check_own(self, name: str, path: Path) -> None:
+        """Raise ``UserError`` if there is a file that is not on the record."""
+        if name not in self._names and os.path.lexists(path):
+            # Of those who share a folder each has written its own part of the record.
+            self._names |= set((read_record(self.path) or Record()).names)
+            if name not in self._names:
+                raise UserError(
+                    f"{shown(path)} was not written by moeprobe; move it away, or choose another folder."
+                )
+
+    def _check_there(self) -> None:
+        try:
+            there = os.path.samestat((self.path / RECORD).stat(), os.fstat(self._descriptor))
+        except OSError:
+            there = False
+        if not there:
+            raise UserError(
+                f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
+            )
+
+    def check(self, *, besides: str = "") -> None:
+        """Raise ``UserError`` unless all that was written since the folder was opened is there.
+
+        Args:
+            besides: a folder inside that does not count.
+        """
+        self._check_there()
+        wanted = [name for name in self._written if not (besides and name.startswith(f"{besides}/"))]
+        gone = tuple(sorted(name for name in wanted if not os.path.lexists(self.path / name)))
+        if gone:
+            raise UserError(
+                f"{list_names(gone)} vanished from {shown(self.path)} while this run wrote to it; give its command "
+                "again with --overwrite."
+            )
+
+    def clear(self) -> None:
+        """Remove what moeprobe wrote here.
+
+        Raises:
+            UserError: there is something else, the folder is one that is never emptied, or another process uses it or
+                a run inside.
+        """
+        contents = look(self.path, self.family)
+        check_replaceable(self.path, contents, self.family)
+        if not self._alone and not self._lock.make_exclusive():
+            raise UserError(f"{shown(self.path)} is in use by another process; --overwrite must wait for it.")
+        with contextlib.ExitStack() as locks:
+            for run in contents.runs:
+                locks.enter_context(Lock(self.path / run / LOCK))
+            # Once more, when nobody else can add to it.
+            contents = look(self.path, self.family)
+            check_replaceable(self.path, contents, self.family)
+            _remove(self.path, (*contents.own, *contents.temporary))
+        self._names = set()
+        self._compact()
+        if not self._alone:
+            self._lock.share()
+
+    def remove(self, prefix: str) -> None:
+        """Remove what was written below a folder of this one, and the folder if nothing else is in it."""
+        below = [name for name in self._names if name.startswith(f"{prefix}/") and not name.endswith("/")]
+        for name in below:
+            files.remove(self.path / name)
+        with contextlib.suppress(OSError):
+            (self.path / prefix).rmdir()
+
+    def _compact(self) -> None:
+        """Leave on the record what is there, in order: the same run leaves the same record, interrupted or not."""
+        there = sorted(name for name in self._names if os.path.lexists(self.path / name))
+        _remove(self.path, self._names - set(there))  # with the folders that they were alone in
+        lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *there)]
+        content = "".join(f"{line}\n" for line in lines)
+        new = self.path / NEW_RECORD
+        with contextlib.suppress(OSError):
+            if (self.path / RECORD).read_text(encoding="ascii", errors="replace") == content:
+                return
+            new.unlink(missing_ok=True)  # rather than to write through a link
+            new.write_text(content, encoding="ascii")
+            new.replace(self.path / RECORD)
+            descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
+            os.close(self._descriptor)
+            self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Give the folder back; one that was made here and holds nothing goes again."""
+        if files.GUARDS.get(self.path) is not self:
+            return
+        del files.GUARDS[self.path]
+        with contextlib.suppress(UserError):
+            self._check_there()
+            if self._alone or self._lock.make_exclusive():
+                self._names |= set((read_record(self.path) or Record()).names)
+                self._compact()
+                if not look(self.path, self.family).own:
+                    (self.path / RECORD).unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._lock.release()
+        _remove_empty(self._made)
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _make(path: Path) -> list[Path]:
+    """Make a folder; returns those that were missing, the innermost first."""
+    missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]  # noqa: PTH110  (which raises nothing)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+    return missing
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _remove(path: Path, names: Iterable[str]) -> None:
+    """Remove files of a folder, and the folders inside that held nothing else."""
+    held = set()
+    for name in names:
+        held |= {path / parent for parent in PurePosixPath(name).parents} - {path}
+        try:
+            (path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
+    for folder in held:
+        # A lock that nobody else holds is all that may be left of a run inside.
+        if folder.is_dir() and [item.name for item in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink(missing_ok=True)
+    _remove_empty(sorted(held, key=lambda folder: len(folder.parts), reverse=True))

@@ -1,0 +1,71 @@
+"""Keywords that are checked before anything is done."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+from moeprobe.errors import UserError, keyword_for
+from moeprobe.runtime import arguments
+from moeprobe.runtime.catalog import did_you_mean
+
+F = TypeVar("F", bound=Callable[..., Any])
+NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
+
+
+def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
+    """Refuse keywords that a function does not take, positional arguments too many, and values of another type.
+
+    A lone number or name where the function takes several is one of them.
+
+    Where it takes an ``Unpack[TypedDict]`` (``Keywords``), its signature names each key, for ``help`` and the
+    completion of a notebook.
+
+    Args:
+        function: what is called.
+        defaults: of those keys.
+    """
+    own = inspect.signature(function)
+    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    for unpacked in (one.annotation for one in own.parameters.values() if one.kind is one.VAR_KEYWORD):
+        [keywords] = get_args(unpacked)
+        named = {one.name for one in parameters}
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind
+            )
+            for name, kind in get_type_hints(keywords).items()
+            if name not in named
+        ]
+    signature = own.replace(parameters=parameters)
+    name = f"api.{function.__name__}"
+
+    @functools.wraps(function)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        for keyword, value in named.items():
+            if keyword not in signature.parameters:
+                known = list(signature.parameters)
+                meant = keyword_for(keyword, value)
+                hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
+                raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
+        try:
+            bound = signature.bind(*given, **named)
+        except TypeError as error:
+            raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
+        # What is unpacked from keywords is read by ``Options``.
+        for one in bound.arguments.keys() & own.parameters.keys():
+            annotation = own.parameters[one].annotation
+            bound.arguments[one] = arguments.read(one, annotation, bound.arguments[one])
+        return function(*bound.args, **bound.kwargs)
+
+    wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    return cast("F", wrapper)
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """Return the arguments of a function as they are written: those by position first, the others with ``=``."""
+    return ", ".join(
+        one.name if one.kind is not one.KEYWORD_ONLY else f"{one.name}="
+        for one in signature.parameters.values()
+    )

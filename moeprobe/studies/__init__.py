@@ -1,0 +1,1 @@
+"""Several runs put together: comparisons, trainings, trade-offs, reports, the paper's tables, the demo."""

@@ -1,0 +1,100 @@
+"""The demonstration: train with and without PRC, on real digits by default, then measure how steady the routing is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.adapters.open import load_model
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.models.config import load
+from moeprobe.models.training.loop import Report
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.run import probe
+from moeprobe.probes.overlay.measure import overlay
+from moeprobe.results.folder import Result
+from moeprobe.runtime.progress import Watcher
+from moeprobe.studies.report import report as write_report
+from moeprobe.studies.train import train
+
+BASELINE, PRC = "demo-baseline", "demo-prc"
+NOISE, SPLIT = 0.2, "test"
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demonstration found, analysis by analysis, and where it lies."""
+
+    training: dict[str, dict[str, Any]]
+    match: Result
+    match_prc_crops: Result
+    confidence: Result
+    noise: Result
+    evaluation: Result
+    reports: Path
+
+
+def run(
+    *,
+    seed: int = 0,
+    checkpoints: Path = Path("checkpoints"),
+    reports: Path = Path("reports/demo"),
+    overrides: tuple[str, ...] = (),
+    device: str = "auto",
+    command: str = "",
+    report: Callable[[str, str], Callable[[Report], None]] = lambda *_: lambda _: None,
+    watcher: Watcher | None = None,
+) -> DemoResult:
+    """Train both models (same views, steps and budget; only the objective differs), run the four analyses, report.
+
+    Earlier results of the demonstration are replaced.
+
+    Args:
+        seed: of the training.
+        checkpoints: where the two run folders go.
+        reports: where the reports go.
+        overrides: applied to both configurations, e.g. ``("epochs=1",)`` or ``("data=folder:photos",)``; what is
+            trained on is probed too.
+        device: where to compute.
+        command: what was typed, for the sidecars.
+        report: for the name of a run and of its data, what shows its progress.
+        watcher: told how the probes advance.
+    """
+    configs = {
+        name: load(config, (f"name={name}", f"seed={seed}", *overrides))
+        for name, config in ((BASELINE, "digits-baseline"), (PRC, "digits-prc"))
+    }
+    data = configs[BASELINE].data.name
+    # Before minutes of training: there must be something to probe on.
+    open_data(data, split=SPLIT)
+    training = {
+        name: train(
+            config, folder=checkpoints / name, device=device, overwrite=True, report=report(name, data)
+        )
+        for name, config in configs.items()
+    }
+    models = [load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
+
+    def options(folder: str) -> Options:
+        return Options(out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True)
+
+    match = probe(
+        "match-ratio", models, data=data, view="random_crop", options=options("match-ratio"), watcher=watcher
+    )
+    crops = probe(
+        "match-ratio",
+        models,
+        data=data,
+        view="prc_crops",
+        options=options("match-ratio-prc-crops"),
+        watcher=watcher,
+    )
+    confidence = probe("confidence", models, data=data, options=options("confidence"), watcher=watcher)
+    noise = probe(
+        "sweep", models, data=data, view="gaussian_noise", options=options("noise-sweep"), watcher=watcher
+    )
+    overlay(models, data=data, severity=NOISE, options=options("overlay"))
+    evaluation = probe("eval", models, data=data, options=options("eval"), watcher=watcher)
+    runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
+    write_report([reports / run for run in runs], out=reports / "report", overwrite=True)
+    return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

@@ -1,0 +1,130 @@
+"""The numbers of the PRC paper's tables, and what is read beside them, of one pair of checkpoints.
+
+A pair is a reference and what is compared with it, from trainings with one seed. Every number is given for every MoE
+layer, the first one first: what the paper calls the sixth is the first of its two, and where the head reads the class
+token alone the routing of patches in the last block cannot reach the answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow.compute as pc
+
+from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.regions import REGIONS
+from moeprobe.results.folder import Result
+
+# The noise of the numbers called "noise".
+SIGMA = 0.2
+# An expert with less than this share of the first choices counts as dead.
+DEAD_SHARE = 0.01
+EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number: what it is called, of which probe it is, and which rows of that probe's tables hold it."""
+
+    name: str
+    probe: str
+    metric: str
+    null: str = ""
+    tokens: str = IMAGE.token
+
+
+def _matches(view: str) -> Iterator[Number]:
+    yield Number(f"{view}: top-1 match", view, "top1_match")
+    yield Number(f"{view}: top-2 match", view, "top2_match")
+    yield Number(f"{view}: top-2 match, any order", view, "top2_set_match")
+    yield Number(f"{view}: κ", view, "top1_match_kappa", "pooled")
+    yield Number(f"{view}: κ within image", view, "top1_match_kappa", "image")
+
+
+NUMBERS = (
+    *_matches("random_crop"),
+    *_matches("prc_crops"),
+    Number("noise: top-1 match", "noise", "top1_match"),
+    Number("noise: κ", "noise", "top1_match_kappa", "pooled"),
+    Number("highest gate", "confidence", "gate_highest"),
+    Number("second gate", "confidence", "gate_second"),
+    Number("sum of the rest", "confidence", "gate_rest"),
+    Number("load entropy", "confidence", "load_entropy"),
+    Number("accuracy", EVALUATION, "accuracy", tokens=""),
+)
+# By what the patches show, where the data have masks.
+REGION_NUMBERS = tuple(
+    Number(f"{probe}: {name}, {region}", probe, metric, null, region)
+    for probe in ("random_crop", "noise")
+    for name, metric, null in (("top-1 match", "top1_match", ""), ("κ", "top1_match_kappa", "pooled"))
+    for region in reversed(REGIONS)
+)
+
+
+def number_rows(
+    found: Mapping[str, Result], names: Mapping[str, str], *, top_k: int | None, seed: int | None
+) -> list[dict[str, object]]:
+    """Return the numbers of one pair: both values and the difference, for every MoE layer.
+
+    Args:
+        found: results of the probes, by the names that ``NUMBERS`` uses; one that is missing has no rows.
+        names: what the tables call each of the two checkpoints, by its own name; the reference first.
+        top_k: experts per token of the pair.
+        seed: seed of the two trainings.
+    """
+    rows: list[dict[str, object]] = []
+    for number in (*NUMBERS, *REGION_NUMBERS):
+        result = found.get(number.probe)
+        if result is None:
+            continue
+        assert result.comparison is not None
+        for table, kind in ((result.table, "value"), (result.comparison, "difference")):
+            here = _select(table, number)
+            for layer in dict.fromkeys(here["layer"]):
+                of_layer = here[here["layer"] == layer].set_index("checkpoint")
+                rows += [
+                    {"top_k": top_k, "seed": seed, "layer": layer, "number": number.name, "kind": kind}
+                    | {"model": called}
+                    | of_layer.loc[name, ["value", "ci_low", "ci_high", "images", "trials"]].to_dict()
+                    for name, called in names.items()
+                    if name in of_layer.index
+                ]
+    return rows
+
+
+def _select(table: pd.DataFrame, number: Number) -> pd.DataFrame:
+    keep = (
+        (table["metric"] == number.metric)
+        & (table["null"] == number.null)
+        & (table["tokens"] == number.tokens)
+    )
+    if number.probe == "noise":
+        keep &= (table["view"] == "gaussian_noise") & (table["severity"] == SIGMA)
+    return table[keep]
+
+
+def load_rows(
+    confidence: Result, names: Mapping[str, str], *, top_k: int | None, seed: int | None
+) -> list[dict[str, object]]:
+    """Return how many patches of clean images choose each expert first, and its share; arguments as above."""
+    images = confidence.images
+    rows: list[dict[str, object]] = []
+    for layer in dict.fromkeys(images["layer"].to_pylist()):
+        for name, called in names.items():
+            keep = pc.and_(pc.equal(images["layer"], layer), pc.equal(images["checkpoint"], name))
+            here = images.filter(pc.and_(keep, pc.equal(images["tokens"], IMAGE.token)))
+            if not here.num_rows:
+                continue
+            counts = np.sum(here["load"].to_pylist(), axis=0)
+            rows += [
+                {"top_k": top_k, "seed": seed, "layer": layer, "model": called, "expert": expert}
+                | {"first_choices": int(count), "share": count / counts.sum()}
+                for expert, count in enumerate(counts)
+            ]
+    return rows
+
+
+def dead(load: pd.DataFrame) -> Sequence[int]:
+    """Return the experts of one layer of one model with less than ``DEAD_SHARE`` of the first choices."""
+    return [int(expert) for expert in load.loc[load["share"] < DEAD_SHARE, "expert"]]

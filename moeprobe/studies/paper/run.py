@@ -1,0 +1,342 @@
+"""Make the PRC paper's tables and figures for pairs of checkpoints: which probes it takes, and its folder."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+import pandas as pd
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.open import Model, Models
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.probes.correspond import measure as corresponding
+from moeprobe.probes.discontinuity import measure as following
+from moeprobe.probes.engine import run as probing
+from moeprobe.probes.engine.applicability import check_images, glance
+from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.question import CLEAN
+from moeprobe.probes.engine.run import Plan
+from moeprobe.probes.overlay import measure as overlaying
+from moeprobe.results.folder import FinishedError, Result, output_folder, provenance
+from moeprobe.results.tables import read_images
+from moeprobe.routing.capabilities import Replayable
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import whole
+from moeprobe.runtime.progress import Watcher
+from moeprobe.studies import compare as comparing
+from moeprobe.studies.paper import numbers, tables
+from moeprobe.studies.report.reading import read_runs
+
+T = TypeVar("T")
+KIND = "paper"
+# Following one image takes hundreds of passes: a hundred images are enough to tell jumps apart.
+JUMP_IMAGES = 100
+# Folder of a probe -> its kind, view and severities (None: the view's own), and what ``numbers.NUMBERS`` calls it.
+_PROBES: dict[str, tuple[str, str, str]] = {
+    "match-ratio": ("match-ratio", "random_crop", "random_crop"),
+    "match-ratio-prc-crops": ("match-ratio", "prc_crops", "prc_crops"),
+    "confidence": ("confidence", CLEAN, "confidence"),
+    "noise-sweep": ("sweep", "gaussian_noise", "noise"),
+    "eval": ("eval", CLEAN, numbers.EVALUATION),
+}
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """The numbers of the paper's tables.
+
+    Attributes:
+        table: one number per row: top_k, seed, layer, number, kind (value or difference), model, value, interval.
+        load: one expert per row: how many patches choose it first.
+        markdown: the tables.
+        notes: what was left out, in sentences.
+        sidecar: what was asked, and provenance.
+    """
+
+    table: pd.DataFrame
+    load: pd.DataFrame
+    markdown: str
+    notes: list[str]
+    sidecar: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """What the tables and figures would take: a plan for each folder, and all of it in seconds."""
+
+    parts: dict[str, Plan]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be made: pairs of checkpoints, what the tables call the two of a pair, and the data."""
+
+    pairs: list[tuple[Checkpoint, Checkpoint]]
+    names: tuple[str, str]
+    data: str
+    options: Options
+    labelled: bool
+    replayable: bool
+
+    @property
+    def probes(self) -> dict[str, tuple[str, str, str]]:
+        """The probes that there are for these models and data."""
+        return {name: asked for name, asked in _PROBES.items() if name != "eval" or self.labelled}
+
+    @property
+    def hashed(self) -> bool:
+        """Whether the first pair can be recognised; a checkpoint without a hash is never taken for that of before."""
+        return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
+
+    @property
+    def notes(self) -> list[str]:
+        """What is left out, in sentences."""
+        notes = []
+        if not self.labelled:
+            notes.append(f"No accuracy: {self.data} has no labels of the models' classes.")
+        if not self.replayable:
+            notes.append("No jumps and no attribution: a model cannot replay a routing.")
+        return notes
+
+
+@with_options
+def paper(
+    models: Models,
+    *,
+    data: str | None = None,
+    names: Sequence[str] | None = None,
+    jump_images: int = JUMP_IMAGES,
+    remarks: Sequence[str] = (),
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    **changes: Unpack[Keywords],
+) -> PaperResult:
+    """Make the tables and figures of the PRC paper for two checkpoints; the tables for further pairs too.
+
+    With an output folder it holds ``tables.md``, ``seeds.csv``, ``load.csv`` and, for the first pair, a run folder per
+    probe with its figures; an interrupted call goes on.
+
+    Args:
+        models: the reference and what is compared with it; then, if wanted, further pairs (other training seeds,
+            another k), of which only the tables are made.
+        data: data set of images; None = the one that the checkpoints were trained on.
+        names: what the tables call the two of a pair; None = the names of the first pair.
+        jump_images: how many images the output is followed on.
+        remarks: paragraphs about these checkpoints, for ``tables.md``.
+        options: common options; ``changes`` are applied to them by name.
+        watcher: told how the work advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    options = combine(options, changes)
+    job = _job(several(models), data=data, names=names, options=options)
+    request = {
+        "kind": KIND,
+        "data": job.data,
+        "split": options.split,
+        "layers": None if options.layers is None else list(options.layers),
+        "limit": options.limit,
+        "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
+        "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
+        "allow_not_finite": options.allow_not_finite,
+        "jump_images": jump_images,
+        "names": list(job.names),
+        # The order says which is the reference, and whose probes lie in the folder.
+        "pairs": [[model.name for model in pair] for pair in job.pairs],
+        "checkpoints": {
+            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            for pair in job.pairs
+            for model in pair
+        },
+    }
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        table, load = _numbers(job, watcher or Watcher())
+        dataset = open_data(job.data, split=options.split)
+        checkpoints = described(
+            [model for pair in job.pairs for model in pair], dataset, job.data, split=options.split
+        )
+        sidecar = {"request": request, "command": options.command, "checkpoints": checkpoints} | provenance()
+        text = tables.markdown(table, load, data=job.data, remarks=[*remarks, *job.notes])
+        if folder is not None:
+            _figures(
+                job,
+                folder.path,
+                jump_images=jump_images,
+                given=several(models)[1],
+                watcher=watcher or Watcher(),
+            )
+            write_csv(folder.path / "seeds.csv", table)
+            write_csv(folder.path / "load.csv", load)
+            with whole(folder.path / "tables.md") as temporary:
+                temporary.write_text(text, encoding="utf-8")
+            folder.finish(sidecar)
+    return PaperResult(table, load, text, job.notes, sidecar)
+
+
+def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Measure all pairs; returns their numbers, and the load of their experts."""
+    rows: list[dict[str, object]] = []
+    loads: list[dict[str, object]] = []
+    for index, pair in enumerate(job.pairs):
+        out = job.options.out if index == 0 else None
+        found = {asked[2]: _result(job, pair, name, watcher, out) for name, asked in job.probes.items()}
+        top_k, seed = glance(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
+        called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
+        rows += numbers.number_rows(found, called, top_k=top_k, seed=seed)
+        loads += numbers.load_rows(found["confidence"], called, top_k=top_k, seed=seed)
+    return pd.DataFrame(rows), pd.DataFrame(loads)
+
+
+@with_options
+def plan_paper(
+    models: Models,
+    *,
+    data: str | None = None,
+    jump_images: int = JUMP_IMAGES,
+    options: Options | None = None,
+    **changes: Unpack[Keywords],
+) -> PaperPlan:
+    """Say what ``paper`` would take before it draws, by running a few images of the first pair and writing nothing."""
+    options = combine(options, changes)
+    job = _job(several(models), data=data, names=None, options=options)
+    pair = job.pairs[0]
+    parts = {}
+    for name, (kind, view, _) in job.probes.items():
+        attribute = "recomputed" if kind == "sweep" and job.replayable else None
+        parts[name] = probing.plan(kind, pair, data=job.data, view=view, attribute=attribute, options=options)
+    seconds = len(job.pairs) * sum(part.seconds for part in parts.values())
+    parts["s-matrix"] = probing.plan("s-matrix", pair, data=job.data, view="random_crop", options=options)
+    seconds += parts["s-matrix"].seconds
+    if job.replayable:
+        followed = _limited(options, jump_images)
+        parts["discontinuity"] = following.plan_discontinuity(pair, data=job.data, options=followed)
+        seconds += parts["discontinuity"].seconds
+    return PaperPlan(parts, seconds)
+
+
+def _job(models: Sequence[Model], *, data: str | None, names: Sequence[str] | None, options: Options) -> _Job:
+    """Return what is to be made, checked before anything is run."""
+    if len(models) < 2 or len(models) % 2:
+        raise UserError(
+            "The paper compares pairs: name a reference and a checkpoint to compare with it (and more such pairs); "
+            f"got {len(models)} checkpoint{'s' if len(models) != 1 else ''}."
+        )
+    if names is not None and (len(names) != 2 or len(set(names)) < 2):
+        raise UserError(f"--names takes two different names, for the two of a pair; got {', '.join(names)}.")
+    loaded = load_models(models, options)
+    check_images(loaded, "the paper's tables and figures cannot be made")
+    for model in loaded:
+        for layer in glance(model, options.layers):
+            if not layer.tokens_choose:
+                raise UserError(
+                    f"The paper's tables are of routers whose tokens choose experts, and {model.name} has "
+                    f"{layer.router}; use match-ratio or sweep, which measure any."
+                )
+    data = choose_data(data, loaded)
+    classes = open_data(data, split=options.split).class_names
+    pairs = list(zip(loaded[::2], loaded[1::2], strict=True))
+    return _Job(
+        pairs=pairs,
+        names=(names[0], names[1]) if names is not None else (pairs[0][0].name, pairs[0][1].name),
+        data=data,
+        options=options,
+        labelled=all(bool(model.class_names) and model.class_names == classes for model in loaded),
+        replayable=all(
+            isinstance(model.model, Replayable) and model.model.group_images == 1 for model in pairs[0]
+        ),
+    )
+
+
+def _made(job: _Job, run: Callable[[Options], T], out: Path | None) -> T | None:
+    """Run a probe in a folder of its own; None where an earlier call has finished it there.
+
+    Raises:
+        UserError: something else was run in that folder meanwhile.
+    """
+    options = dataclasses.replace(job.options, out=out, overwrite=False)
+    try:
+        return run(options)
+    except FinishedError:
+        return None if job.hashed else run(dataclasses.replace(options, overwrite=True))
+
+
+def _limited(options: Options, most: int) -> Options:
+    limit = most if options.limit is None else min(most, options.limit)
+    return dataclasses.replace(options, limit=limit)
+
+
+def _result(
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, out: Path | None
+) -> Result:
+    """Return the result of a probe: from its folder where an earlier call has finished it, else run."""
+    out = None if out is None else out / name
+    made = _made(job, partial(_probe, job, pair, name, watcher), out)
+    if made is not None:
+        return made
+    assert out is not None
+    (earlier,) = read_runs([out])
+    assert earlier.table is not None
+    return Result(earlier.table, earlier.comparison, read_images(out / "images.parquet"), earlier.sidecar)
+
+
+def _probe(
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, options: Options
+) -> Result:
+    """Run one probe of a pair; without a folder of its own only what the tables need."""
+    kind, view, _ = _PROBES[name]
+    noise = kind == "sweep"
+    return probing.probe(
+        kind,
+        pair,
+        data=job.data,
+        view=view,
+        severities=(numbers.SIGMA,) if noise and options.out is None else None,
+        attribute="recomputed" if noise and options.out is not None and job.replayable else None,
+        options=options,
+        watcher=watcher,
+    )
+
+
+def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Watcher) -> None:
+    """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
+    pair, data = job.pairs[0], job.data
+    source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
+    drawn: dict[str, Callable[[Options], object]] = {
+        "s-matrix": lambda options: probing.probe(
+            "s-matrix", pair, data=data, view="random_crop", options=options, watcher=watcher
+        ),
+        "overlay": lambda options: overlaying.overlay(pair, data=data, options=options, watcher=watcher),
+        "animation": lambda options: overlaying.overlay(
+            pair, data=data, count=2, animate=True, options=options, watcher=watcher
+        ),
+        "compare": lambda options: comparing.compare(
+            [folder / "noise-sweep"], options=_of_a_run(options), watcher=watcher
+        ),
+    }
+    if source:
+        drawn["correspond"] = lambda options: corresponding.correspond(
+            source, data=data, count=2, options=options, watcher=watcher
+        )
+    if job.replayable:
+        drawn["discontinuity"] = lambda options: following.discontinuity(
+            pair, data=data, options=_limited(options, jump_images), watcher=watcher
+        )
+    for name, draw in drawn.items():
+        _made(job, draw, folder / name)
+
+
+def _of_a_run(options: Options) -> Options:
+    """Return the options that concern a finished run."""
+    return Options(out=options.out, overwrite=options.overwrite, command=options.command)

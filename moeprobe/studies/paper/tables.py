@@ -1,0 +1,206 @@
+"""The PRC paper's Tables 2 to 5 in Markdown, for the checkpoints that were measured, with the paper's own as reference.
+
+``table`` holds rows as ``numbers.number_rows`` returns them, ``load`` those of ``numbers.load_rows``.
+"""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.studies.paper.numbers import DEAD_SHARE, REGION_NUMBERS, SIGMA, dead
+
+PUBLISHED = Path(__file__).with_name("published.csv")
+_OF_K = {2: "Table 2", 1: "Table 3"}
+_THEIRS = "*reference: {model} in the paper, {dataset}*"
+_CROPS = "prc_crops: "
+_MATCHES = {
+    f"{_CROPS}top-1 match": "top1_match",
+    f"{_CROPS}top-2 match": "top2_match",
+    f"{_CROPS}top-2 match, any order": "top2_set_match",
+    f"{_CROPS}κ": "",
+    f"{_CROPS}κ within image": "",
+}
+_GATES = {"highest gate": "gate_highest", "second gate": "gate_second", "sum of the rest": "gate_rest"}
+
+
+def published() -> pd.DataFrame:
+    """Return the paper's own values: Tables 2 to 5, a row per model, data set and number."""
+    return pd.read_csv(PUBLISHED, dtype={"table": str})
+
+
+def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Sequence[str] = ()) -> str:
+    """Return the tables of the pairs that were measured on ``data``; ``remarks`` are paragraphs about them."""
+    paper = published()
+    parts = [
+        f"# The tables of the PRC paper, on {data}",
+        f"Each training seed is an experiment of its own; [95 % interval over {int(table['images'].max()):,} images]. "
+        "Rows in italics are no measurement of moeprobe: they are the values that the paper gives for V-MoE-S/32 (Kada "
+        "et al. 2025, Tables 2 to 5), a much larger model on other data, and stand here for reference only. Where they "
+        "have a ±, it is the standard deviation of three training runs.",
+        *remarks,
+    ]
+    parts += _accuracies(table, paper)
+    for top_k in _top_ks(table):
+        parts += _of_layers(
+            table[table["top_k"] == top_k],
+            paper[(paper["table"] == "4") & (paper["top_k"] == top_k)],
+            title=f"Table 4: match of corresponding patches, prc_crops, k = {top_k}",
+            about="The paper's table is of its sixth layer, the first of its two MoE layers, and of randomly deformed "
+            "images; `prc_crops` are the crops that its released program trains on. κ is beyond the paper: the match "
+            "beyond what chance alone reaches, or beyond another patch of the same image.",
+            columns=_MATCHES,
+            first_only=True,
+        )
+    for top_k in _top_ks(table):
+        parts += _of_layers(
+            table[table["top_k"] == top_k],
+            paper[(paper["table"] == "5") & (paper["top_k"] == top_k)],
+            title=f"Table 5: confidence, patches of clean images, k = {top_k}",
+            about="Which layer the paper's table is of is not said.",
+            columns=_GATES,
+        )
+    parts.append("\n".join(load_lines(table, load)))
+    parts += [
+        region_table(table, layer)
+        for layer in layers_of(table)
+        if table["number"].isin([number.name for number in REGION_NUMBERS]).any()
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def cell(row: "pd.Series[float]") -> str:
+    """Return a value with its interval; a difference with its sign."""
+    sign = "+" if row["kind"] == "difference" else ""
+    text = f"{row['value']:{sign}.3f}"
+    return (
+        text if pd.isna(row["ci_low"]) else f"{text} [{row['ci_low']:{sign}.3f}, {row['ci_high']:{sign}.3f}]"
+    )
+
+
+def layers_of(table: pd.DataFrame) -> list[str]:
+    """Return the MoE layers, the first one first."""
+    return [layer for layer in dict.fromkeys(table["layer"]) if layer]
+
+
+def _top_ks(table: pd.DataFrame) -> list[int]:
+    return list(dict.fromkeys(table["top_k"]))
+
+
+def _is_pair(table: pd.DataFrame, top_k: int, seed: float) -> "pd.Series[bool]":
+    """Return which rows are of a pair; its seed may be unknown."""
+    of_seed = table["seed"].isna() if pd.isna(seed) else table["seed"] == seed
+    return of_seed & (table["top_k"] == top_k)
+
+
+def _models(table: pd.DataFrame) -> list[str]:
+    return list(dict.fromkeys(table.loc[table["kind"] == "value", "model"]))
+
+
+def _seed(seed: float) -> str:
+    return "" if pd.isna(seed) else f"{seed:g}"
+
+
+def _accuracies(table: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
+    """Return a table per k; none where the data have no labels of the models' classes."""
+    found = []
+    rows = table[table["number"] == "accuracy"]
+    for top_k in _top_ks(rows):
+        title = f"{_OF_K[top_k]}: accuracy, k = {top_k}" if top_k in _OF_K else f"Accuracy, k = {top_k}"
+        lines = [f"## {title}", "", "| model | seed | accuracy |", "|---|---|---|"]
+        for model in _models(rows):
+            own = rows[(rows["model"] == model) & (rows["top_k"] == top_k) & (rows["kind"] == "value")]
+            lines += [f"| {model} | {_seed(row['seed'])} | {cell(row)} |" for _, row in own.iterrows()]
+        theirs = paper[(paper["metric"] == "accuracy") & (paper["top_k"] == top_k)]
+        lines += [f"| {_THEIRS.format(**row)} | | {_published(row)} |" for row in theirs.to_dict("records")]
+        found.append("\n".join(lines))
+    return found
+
+
+def _of_layers(
+    table: pd.DataFrame,
+    paper: pd.DataFrame,
+    *,
+    title: str,
+    about: str,
+    columns: dict[str, str],
+    first_only: bool = False,
+) -> list[str]:
+    """Return a table per MoE layer, the first one first; ``first_only``: it alone has the paper's values beside."""
+    names = [name for name in columns if (table["number"] == name).any()]
+    if not names:
+        return []
+    layers = layers_of(table)
+    found = [f"## {title}\n\n{about}"]
+    for index, layer in enumerate(layers):
+        lines = [
+            f"### {layer}: MoE layer {index + 1} of {len(layers)}",
+            "",
+            f"| model | seed | {' | '.join(names)} |",
+            f"|{'---|' * (len(names) + 2)}",
+        ]
+        here = table[(table["layer"] == layer) & (table["kind"] == "value") & table["number"].isin(names)]
+        for model in _models(here):
+            for seed, rows in here[here["model"] == model].groupby("seed", sort=False, dropna=False):
+                values = rows.set_index("number")
+                cells = [cell(values.loc[name]) if name in values.index else "–" for name in names]
+                lines.append(f"| {model} | {_seed(seed)} | {' | '.join(cells)} |")
+        beside = paper[:0] if first_only and index else paper
+        for (model, dataset), theirs in beside.groupby(["model", "dataset"], sort=False):
+            by_metric = {row["metric"]: _published(row) for row in theirs.to_dict("records")}
+            cells = [by_metric.get(columns[name], "") for name in names]
+            lines.append(f"| {_THEIRS.format(model=model, dataset=dataset)} | | {' | '.join(cells)} |")
+        found.append("\n".join(lines))
+    return found
+
+
+def load_lines(table: pd.DataFrame, load: pd.DataFrame) -> list[str]:
+    """Return how evenly tokens choose: load entropy, and the experts that are hardly chosen, layer by layer."""
+    models = _models(table)
+    lines = [
+        "## Load: how evenly patches of clean images choose",
+        "",
+        "The paper says that PRC prevents the router from collapsing and gives no numbers. Load entropy is 1 where all "
+        "experts are chosen first equally often. Hardly chosen: experts, numbered from 0, with under "
+        f"{DEAD_SHARE * 100:g} % of the first choices.",
+        "",
+        f"| layer | k | seed | {' | '.join(f'load entropy, {model}' for model in models)} | difference | "
+        f"{' | '.join(f'hardly chosen, {model}' for model in models)} |",
+        f"|{'---|' * (4 + 2 * len(models))}",
+    ]
+    entropy = table[table["number"] == "load entropy"]
+    pairs = list(table[["top_k", "seed"]].drop_duplicates().itertuples(index=False, name=None))
+    for layer, (top_k, seed) in itertools.product(layers_of(table), pairs):
+        rows = entropy[(entropy["layer"] == layer) & _is_pair(entropy, top_k, seed)]
+        cells = [cell(row) for _, row in rows.iterrows()]
+        for model in models:
+            keep = (load["layer"] == layer) & (load["model"] == model) & _is_pair(load, top_k, seed)
+            cells.append(", ".join(map(str, dead(load[keep]))) or "none")
+        lines.append(f"| {layer} | {top_k} | {_seed(seed)} | {' | '.join(cells)} |")
+    return lines
+
+
+def region_table(table: pd.DataFrame, layer: str) -> str:
+    """Return what corresponding patches of the object, of its outline and of the ground do in a layer."""
+    first = _top_ks(table)[0]
+    lines = [
+        f"## Foreground or background: match of corresponding patches, {layer}, k = {first}",
+        "",
+        "The paper remarks on Figure 5 that PRC steadies foreground patches most, and gives no numbers. Foreground: "
+        f"the patch shows the object alone (up to 5 % of its pixels); background: not at all. Noise: σ = {SIGMA:g}.",
+        "",
+        f"| number | seed | {' | '.join(_models(table))} | difference |",
+        f"|{'---|' * (3 + len(_models(table)))}",
+    ]
+    here = table[(table["layer"] == layer) & (table["top_k"] == first)]
+    for number in REGION_NUMBERS:
+        for seed, rows in here[here["number"] == number.name].groupby("seed", sort=False, dropna=False):
+            cells = " | ".join(cell(row) for _, row in rows.iterrows())
+            lines.append(f"| {number.name} | {_seed(seed)} | {cells} |")
+    return "\n".join(lines)
+
+
+def _published(row: dict[str, float]) -> str:
+    error = row["standard_deviation"]
+    return f"{row['value']:.4f}" + ("" if pd.isna(error) else f" ± {error:.4f}")

@@ -1,0 +1,142 @@
+"""The report: finished runs → one page that can be sent, and the same as Markdown.
+
+``report.html`` needs nothing but itself. ``report.md`` shows the pictures and links the tables in ``report-files/``
+beside it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.files import read_bytes, remove, whole, write_text
+from moeprobe.runtime.folders import RunFolder, check_family
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.records import Family, look
+from moeprobe.studies.report import render, summary
+from moeprobe.studies.report.colouring import in_one_colour
+from moeprobe.studies.report.reading import Run, read_runs
+
+__all__ = ["Document", "report"]
+
+_HTML, _MARKDOWN = "report.html", "report.md"
+_LARGEST_PAGE = 2**30
+_GENERATOR = b'<meta name="generator" content="moeprobe '
+_FAMILY = Family(
+    "report",
+    is_ours=lambda path: _is_page(path / _HTML),
+    known=(_HTML, _MARKDOWN, f"{render.FILES}/*/*"),
+    shares=True,
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A report.
+
+    Attributes:
+        html: the page.
+        markdown: the same as Markdown.
+        runs: what it reports, in order.
+        headlines: the headline numbers, a row per value and per difference (those with a ``reference``); empty where
+            no run has one. Columns as in ``table.csv``.
+        files: what was written; empty where no folder was named.
+    """
+
+    html: str
+    markdown: str
+    runs: list[Run]
+    headlines: pd.DataFrame
+    files: list[Path]
+
+    def __repr__(self) -> str:
+        return f"Document(runs={len(self.runs)}, html={len(self.html):,} characters, files={len(self.files)})"
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, which keeps its styles and scripts apart from the notebook's."""
+        return f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" width="100%" height="700"></iframe>'
+
+
+@checked
+def report(
+    runs: str | Path | Sequence[str | Path], *, out: str | Path | None = None, overwrite: bool = False
+) -> Document:
+    """Put finished runs together in one report.
+
+    Args:
+        runs: output folders, in the order in which they are told.
+        out: folder for ``report.html``, ``report.md`` and ``report-files/``; None = nothing is written.
+        overwrite: replace a report that is there; other files of the folder are left alone.
+
+    Raises:
+        UserError: a folder is no finished run or is given twice; ``out`` lies in a run or holds a report already.
+    """
+    given = [Path(run) for run in several(runs)]
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        _check(folder, given, overwrite=overwrite)
+    read = in_one_colour(read_runs(given))
+    parts = render.sections(read)
+    html, markdown = render.html(parts), render.markdown_text(parts)
+    files: list[Path] = []
+    if folder is not None:
+        with RunFolder(folder, _FAMILY) as own:
+            # Once more, when no other process can change it.
+            _check(folder, given, overwrite=overwrite)
+            files = _write(own, html, markdown, parts)
+    return Document(html, markdown, read, summary.headline_rows(read), files)
+
+
+def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
+    contents = look(folder, _FAMILY)
+    check_family(folder, contents, _FAMILY)
+    for run in runs:
+        if folder.resolve().is_relative_to(run.resolve()):
+            raise UserError(
+                f"{folder} lies in the run {run}, which would no longer be what it was; choose another --out."
+            )
+    held = [name for name in (_HTML, _MARKDOWN, render.FILES) if os.path.lexists(folder / name)]
+    # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
+    interrupted = contents.recorded and _HTML not in held
+    if not held or (interrupted and _MARKDOWN not in contents.foreign):
+        return
+    if not overwrite:
+        raise UserError(
+            f"{folder / held[0]} is there already; add --overwrite to replace it, or choose another --out."
+        )
+    for name in held:
+        if name in contents.foreign or f"{name}/" in contents.foreign:
+            raise UserError(
+                f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
+            )
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is the page of a report, from a time when none was on record."""
+    try:
+        return not path.is_symlink() and _GENERATOR in read_bytes(path, limit=_LARGEST_PAGE)
+    except UserError:
+        return False
+
+
+def _write(own: RunFolder, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
+    """Write what report.md refers to, then report.md, then the page."""
+    folder = own.path
+    beside = {folder / name: content for part in parts for name, content in part.files().items()}
+    # The page first: a report without it is unfinished.
+    if _HTML in look(folder, _FAMILY).own:
+        remove(folder / _HTML)
+    own.clear()
+    for path, content in beside.items():
+        with whole(path) as temporary:
+            temporary.write_bytes(content)
+    write_text(folder / _MARKDOWN, markdown)
+    write_text(folder / _HTML, html)
+    own.check()
+    # The page first: it is what is opened and sent.
+    return [folder / _HTML, folder / _MARKDOWN, *sorted(beside)]

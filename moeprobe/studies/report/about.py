@@ -1,0 +1,185 @@
+"""What a run was asked, and what made it: for the head of its section and the end of the report."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.studies.report.cells import Cell, Table
+from moeprobe.studies.report.reading import Run
+from moeprobe.studies.report.summary import Names
+
+_REQUESTED = {
+    "data": "data set", "split": "split", "view": "view", "severities": "severities", "layers": "MoE layers",
+    "limit": "{units} asked for", "seed": "seed of the probing", "skip_bad_images": "unreadable {units} skipped",
+    "trained_capacity": "capacity", "labels_used": "labels used",
+}  # fmt: skip
+_ABSENT = {"layers": "all", "limit": "all"}
+# More severities than this are a path, told by its ends.
+_MOST_NAMED = 20
+_TELLS_NOTHING = ("kind", "checkpoints", "recorded", "texts")
+
+
+def asked(run: Run) -> list[tuple[str, str]]:
+    """Return what determined the numbers of a run: (name, value)."""
+    lines = []
+    for name, given in run.settings.items():
+        # Where images were named, how many to draw at random says nothing.
+        if name in _TELLS_NOTHING or given in ([], {}, "") or (name == "limit" and "images" in run.settings):
+            continue
+        text = _ABSENT.get(name, "none") if given is None else _text(given)
+        if name == "severities" and len(given) > _MOST_NAMED:
+            text = f"{given[0]:g} to {given[-1]:g} in {len(given) - 1} steps"
+        if name == "trained_capacity":
+            text = _capacity(run, trained=bool(given))
+        if name == "severities" and run.sidecar.get("severity_unit"):
+            text += f" ({run.sidecar['severity_unit']})"
+        called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.medium.plural)
+        lines.append((called, text))
+    if run.images is not None:
+        lines.append((run.medium.plural, f"{run.images:,}"))
+        lines.append(("intervals", _intervals(run)))
+    notes = run.sidecar.get("notes")
+    if notes:
+        lines.append(("not measured", _text(notes)))
+    skipped = run.sidecar.get("skipped_images")
+    if skipped:
+        lines.append(("skipped as unreadable", f"{len(skipped)}: {_text(skipped)}"))
+    return lines
+
+
+def _capacity(run: Run, *, trained: bool) -> str:
+    """Return the capacity that each checkpoint was probed with; where it is the choice itself it is never lifted."""
+    parts = []
+    limited = {
+        name: about
+        for name, about in run.checkpoints.items()
+        if trained or about.get("capacity", "unlimited") != "unlimited"
+    }
+    if not trained and not limited:
+        return "unlimited"
+    for name, about in limited.items():
+        images = about.get("group_images", 1)
+        parts.append(
+            f"{name}: {about.get('capacity', 'unknown')}, {images} image{'s' if images != 1 else ''} per group"
+        )
+    listed = f"as trained ({'; '.join(parts)})"
+    return listed if len(limited) == len(run.checkpoints) else f"unlimited, but {listed}"
+
+
+def _intervals(run: Run) -> str:
+    tables = [table for table in (run.table, run.comparison) if table is not None]
+    if any(table["ci_low"].notna().any() for table in tables):
+        return f"95 % interval over {run.medium.plural}, shown as [low, high]; differences are paired"
+    return f"none: they need at least 20 {run.medium.plural}"
+
+
+def _text(given: Any) -> str:
+    """Return a value of a request as words; a view is its name, then its parameters."""
+    if isinstance(given, bool):
+        return "yes" if given else "no"
+    if isinstance(given, float):
+        return f"{given:g}"
+    if isinstance(given, (list, tuple)):
+        return ", ".join(_text(part) for part in given)
+    if isinstance(given, dict):
+        rest = "; ".join(f"{key} {_bracketed(part)}" for key, part in given.items() if key != "name")
+        name = str(given.get("name", ""))
+        return f"{name} ({rest})" if name and rest else name or rest
+    return "none" if given is None else str(given)
+
+
+def _bracketed(part: Any) -> str:
+    return f"[{_text(part)}]" if isinstance(part, (list, dict)) else _text(part)
+
+
+def reading(mediums: Sequence[Medium]) -> dict[str, str]:
+    """Return the words for what was read, with which a report explains its numbers."""
+    words = {"unit": "name", "units": "plural", "token": "token", "tokens": "tokens"}
+    said = {key: " or ".join(getattr(medium, name) for medium in mediums) for key, name in words.items()}
+    return said | {"crop": " or in another crop" if IMAGE in mediums else ""}
+
+
+def scope(runs: Sequence[Run]) -> str:
+    """Return the first sentence of a report: how many runs, of which checkpoints, on which data."""
+    names = checkpoint_names(runs)
+    data = []
+    for run in runs:
+        where = " ".join(str(run.settings[part]) for part in ("data", "split") if run.settings.get(part))
+        if run.images is not None:
+            where += f" ({run.images:,} {run.medium.plural})"
+        data.append(where.strip())
+    with_counts = [where for where in dict.fromkeys(data) if where]
+    # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.
+    told = [
+        where for where in with_counts if not any(other.startswith(f"{where} (") for other in with_counts)
+    ]
+    number = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    of = f" of {listing(names)}" if names else ""
+    return f"{number}{of}{' on ' + listing(told) if told else ''}."
+
+
+def checkpoint_names(runs: Sequence[Run]) -> list[str]:
+    """Return the checkpoints of all runs, in the order they come, told apart where a name stands for several files."""
+    names = Names(runs)
+    return list(dict.fromkeys(names.of(run, name) for run in runs for name in run.checkpoints))
+
+
+def listing(parts: Sequence[str]) -> str:
+    """Return ``a, b and c``."""
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def checkpoint_table(runs: Sequence[Run]) -> Table | None:
+    """Return what each checkpoint is; None where the runs name none."""
+    names = Names(runs)
+    columns = ["checkpoint", "file", "SHA-256", "group", "training seed", "objective", "steps"]
+    rows: dict[tuple[Cell, ...], None] = {}
+    for run in runs:
+        for name, about in run.checkpoints.items():
+            training = about.get("training") or {}
+            cells = (
+                Cell(names.of(run, name)),
+                Cell(str(about.get("path", ""))),
+                Cell(str(about.get("sha256", ""))),
+                Cell(_text(training.get("group", ""))),
+                Cell(_text(training.get("seed", ""))),
+                Cell(_text(training.get("objective", ""))),
+                Cell(_text(training.get("step", ""))),
+            )
+            rows[cells] = None
+    return Table("Checkpoints", columns, list(rows)) if rows else None
+
+
+def computing_table(runs: Sequence[Run]) -> Table:
+    """Return how each run was computed."""
+    columns = ["run", "kind", "commit of moeprobe", "platform", "device", "batch size", "workers", "seconds"]
+    rows = []
+    for run in runs:
+        side = run.sidecar
+        seconds = side.get("wall_seconds")
+        rows.append(
+            [
+                Cell(run.label),
+                Cell(run.kind),
+                *(
+                    Cell("" if side.get(key) is None else _text(side[key]))
+                    for key in ("git_commit", "platform", "device", "batch_size", "workers")
+                ),
+                Cell(f"{seconds:.1f}", key=float(seconds)) if isinstance(seconds, (int, float)) else Cell(""),
+            ]
+        )
+    return Table("Runs", columns, rows)
+
+
+def version_lines(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return (runs, their package versions), runs with the same versions together."""
+    same: dict[str, list[str]] = {}
+    for run in runs:
+        versions = run.sidecar.get("versions")
+        said = (
+            ", ".join(f"{name} {v}" for name, v in versions.items())
+            if isinstance(versions, dict)
+            else "unknown"
+        )
+        same.setdefault(said, []).append(run.label)
+    return [("all runs" if len(same) == 1 else ", ".join(labels), said) for said, labels in same.items()]

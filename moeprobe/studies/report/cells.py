@@ -1,0 +1,89 @@
+"""Tables as a page shows them: cells that carry what they are sorted by, apart from how they read."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.metrics.wording import between, decimals_of, number
+
+# A browser can show more, a reader cannot; the file that is embedded beside holds all.
+MAX_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell, the interval beside it, and the number the column is sorted by (None: by the text)."""
+
+    text: str
+    between: str = ""
+    key: float | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is set as a number."""
+        return self.key is not None or self.text == "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: caption, column headings, rows, a sentence below, and whether it is folded up until asked for."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+    folded: bool = False
+
+    @cached_property
+    def numeric_columns(self) -> Sequence[bool]:
+        """Whether each column holds numbers, so that its heading stands over them; every cell asks for it."""
+        filled = ([row[i] for row in self.rows if row[i].text] for i in range(len(self.columns)))
+        return [bool(cells) and all(cell.numeric for cell in cells) for cells in filled]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether intervals stand below their values, to save width."""
+        return sum(any(row[i].between for row in self.rows) for i in range(len(self.columns))) > 3
+
+
+def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
+    """Return a table's value with its interval; an empty cell where there is no such row."""
+    if row is None:
+        return Cell("")
+    key = None if row["value"] != row["value"] else float(row["value"])
+    return Cell(
+        number(row["value"], signed=signed, decimals=decimals_of(row)), between(row, signed=signed), key
+    )
+
+
+def severity(at: float | None) -> Cell:
+    """Return a severity; empty where there is none."""
+    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at))
+
+
+def counts(values: Iterable[float]) -> Cell:
+    """Return the different counts, e.g. of images, in the order of what they are of: mostly one."""
+    different = list(dict.fromkeys(int(count) for count in values))
+    return Cell(
+        " / ".join(f"{count:,}" for count in different), key=float(different[0]) if different else None
+    )
+
+
+def whole_table(table: pd.DataFrame, *, name: str) -> Table:
+    """Return a CSV as it is written; columns that never vary are named once, below."""
+    constant = {
+        column: table[column].iloc[0] for column in table if len(table) > 1 and table[column].nunique() == 1
+    }
+    shown = table.drop(columns=list(constant))
+    parts = []
+    if len(shown) > MAX_ROWS:
+        parts.append(f"The first {MAX_ROWS:,} of {len(shown):,} rows; {name} holds all of them.")
+        shown = shown[:MAX_ROWS]
+    said = ", ".join(f"{column}: {text}" for column, text in constant.items() if text)
+    if said:
+        parts.append(f"In every row: {said}.")
+    rows = [[Cell(text) for text in row] for row in shown.itertuples(index=False, name=None)]
+    return Table(f"{name}, {len(table):,} rows", list(shown.columns), rows, " ".join(parts))

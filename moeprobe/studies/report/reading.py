@@ -1,0 +1,306 @@
+"""Finished run folders, read back: what was asked, the tables, and the pictures.
+
+A folder may come from somebody else, so nothing it names is followed out of it, and what does not fit is one
+sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and figures can be reported.
+"""
+
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import Medium, medium_of
+from moeprobe.results.sidecars import read_sidecar
+from moeprobe.runtime.characters import restored
+from moeprobe.runtime.files import read_bytes
+
+_NUMBERS = (
+    "severity",
+    "value",
+    "ci_low",
+    "ci_high",
+    "sim_low",
+    "sim_high",
+    "images",
+    "trials",
+)
+# Of a figure or a table: a page of more than that opens in no browser.
+_LIMIT = 2**30
+_COLOUR = re.compile("#[0-9A-Fa-f]{6}")
+_MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
+# What every row of a value needs, for the short tables; a CSV without these is shown as it is.
+_VALUE_COLUMNS = {
+    "checkpoint", "layer", "tokens", "metric", "null", "severity", "value", "ci_low", "ci_high", "images", "trials",
+    "flag",
+}  # fmt: skip
+
+# A CSV with these is one of values.
+_MARKS = {"metric", "value"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a run: its file's name, its bytes and their media type; the same as SVG, empty if there is none."""
+
+    name: str
+    content: bytes
+    media: str
+    svg: bytes = b""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a series along a severity."""
+
+    severity: float
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        label: the folder's name, with as many of its parents as tell it from the other runs.
+        sidecar: request and provenance, as ``table.json`` holds them.
+        csvs: each CSV as text (every cell a string), by file name; ``table.csv`` and ``comparison.csv`` first.
+        files: the bytes of each CSV, by file name.
+        table: the values with numbers as numbers; None where the run has none.
+        comparison: the paired differences likewise.
+        pictures: the figures, but for the frames.
+        frames: a series of pictures per layer, by growing severity.
+        miscoloured: checkpoints that the figures show in another colour than those of the report's other runs.
+    """
+
+    label: str
+    sidecar: dict[str, Any]
+    csvs: dict[str, pd.DataFrame]
+    files: dict[str, bytes]
+    table: pd.DataFrame | None
+    comparison: pd.DataFrame | None
+    pictures: list[Picture]
+    frames: dict[str, list[Frame]]
+    miscoloured: Sequence[str] = ()
+
+    @property
+    def colours(self) -> dict[str, str]:
+        """In which colours the figures show the checkpoints; empty where they have none."""
+        return self.sidecar.get("colours", {})
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What was asked."""
+        return self.sidecar["request"]
+
+    @property
+    def kind(self) -> str:
+        """The kind of run, e.g. ``match-ratio``."""
+        return self.request["kind"]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked, with what a comparison asked of its probe."""
+        probe = self.request.get("probe")
+        own = {name: given for name, given in self.request.items() if name not in ("probe", "checkpoints")}
+        return {**probe, **own} if isinstance(probe, dict) else self.request
+
+    @property
+    def images(self) -> int | None:
+        """Number of images that the values rest on; None where the run has none."""
+        tables = [table for table in (self.table, self.comparison) if table is not None]
+        return int(max(table["images"].max() for table in tables)) if tables else None
+
+    @property
+    def medium(self) -> Medium:
+        """What the checkpoints read."""
+        return medium_of(
+            token
+            for table in (self.table, self.comparison)
+            if table is not None
+            for token in table["tokens"].unique()
+        )
+
+    @property
+    def checkpoints(self) -> dict[str, dict[str, Any]]:
+        """Provenance of each checkpoint, by name."""
+        return self.sidecar.get("checkpoints", {})
+
+
+def in_memory(table: pd.DataFrame, comparison: pd.DataFrame | None, sidecar: dict[str, Any]) -> Run:
+    """Return a run as it would be read back, of what has just been measured; without files and figures."""
+
+    def read(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.assign(draw=["" if pd.isna(draw) else str(draw) for draw in rows["draw"]])
+
+    return Run(
+        label="",
+        sidecar=sidecar,
+        csvs={},
+        files={},
+        table=read(table),
+        comparison=None if comparison is None else read(comparison),
+        pictures=[],
+        frames={},
+    )
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    """Read finished runs, in the order given.
+
+    Raises:
+        UserError: none is given, one is given twice, or one is not a finished run of moeprobe.
+    """
+    if not folders:
+        raise UserError("Name at least one output folder of a finished run.")
+    paths = [Path(folder) for folder in folders]
+    resolved = [path.resolve() for path in paths]
+    for number, path in enumerate(resolved):
+        if path in resolved[:number]:
+            raise UserError(f"{paths[number]} is given twice; name each run once.")
+    return [_read(path, label) for path, label in zip(paths, _labels(resolved), strict=True)]
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that are all different."""
+    labels = []
+    for path in paths:
+        depth = 1
+        while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
+            depth += 1
+        labels.append("/".join(path.parts[-depth:]))
+    return labels
+
+
+def _read(path: Path, label: str) -> Run:
+    sidecar = _read_sidecar(path)
+    files = _by_name(path, path.glob("*.csv"))
+    files = {
+        name: files[name]
+        for name in sorted(files, key=lambda n: (n != "table.csv", n != "comparison.csv", n))
+    }
+    csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
+    frames = _read_frames(path, sidecar)
+    shown = {frame.picture.name for series in frames.values() for frame in series}
+    return Run(
+        label=label,
+        sidecar=sidecar,
+        csvs=csvs,
+        files=files,
+        table=_values(csvs, "table.csv", path),
+        comparison=_values(csvs, "comparison.csv", path),
+        pictures=_read_pictures(path, without=shown, animated=not frames),
+        frames=frames,
+    )
+
+
+def _read_sidecar(path: Path) -> dict[str, Any]:
+    sidecar = path / "table.json"
+    if not path.is_dir():
+        raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
+    if not os.path.lexists(sidecar):
+        if (path / "run.json").is_file():
+            raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
+        within = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/table.json")]
+        # A comparison holds the run that it is made of.
+        runs = sorted(run for run in within if run.parent not in within)
+        if runs:
+            raise UserError(
+                f"{path} is not a run but holds {len(runs)}; name those to report, e.g. "
+                f"moeprobe report {' '.join(map(str, runs[:3]))}"
+            )
+        raise UserError(f"{path} is not an output folder of moeprobe: it has no table.json.")
+    content = read_sidecar(path)
+    colours = content.get("colours", {})
+    if not isinstance(colours, dict) or not all(_COLOUR.fullmatch(str(one)) for one in colours.values()):
+        raise UserError(f"{sidecar} names colours that are none; moeprobe did not write it.")
+    return content
+
+
+def _by_name(folder: Path, paths: Any) -> dict[str, bytes]:
+    return {path.name: _bytes(folder, path) for path in paths}
+
+
+def _bytes(folder: Path, path: Path) -> bytes:
+    """Read a file of a run; one that lies elsewhere is none of it."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
+    return read_bytes(path, limit=_LIMIT)
+
+
+def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
+    if b"\0" in content:
+        raise UserError(f"{path} holds bytes that are no text; it is damaged.")
+    try:
+        # As text: a checkpoint may be called "nan" or "007".
+        return pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False).map(restored)
+    except ValueError as error:
+        raise UserError(f"Cannot read {path}: {error}.") from error
+
+
+def _values(csvs: dict[str, pd.DataFrame], name: str, path: Path) -> pd.DataFrame | None:
+    """Return a table of values with numbers as numbers; None where there is none or it is another kind of table."""
+    if name not in csvs or csvs[name].empty or not set(csvs[name].columns) >= _MARKS:
+        return None
+    if missing := sorted(_VALUE_COLUMNS - set(csvs[name].columns)):
+        raise UserError(f"{path / name} lacks a column that it was written with: {', '.join(missing)}.")
+    table = csvs[name].copy()
+    for column in _NUMBERS:
+        if column in table:
+            try:
+                table[column] = [float(text) if text else math.nan for text in table[column]]
+            except ValueError as error:
+                raise UserError(
+                    f"{path / name} has something else than numbers in {column}: {error}."
+                ) from error
+    return table
+
+
+def _read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Picture]:
+    """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
+    found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
+    drawn = {file.stem for file in found if file.suffix == ".png"}
+    drawings = {file.stem: file for file in found if file.suffix == ".svg"}
+    return [
+        _picture(path, file, svg=drawings.get(file.stem))
+        for file in found
+        if file.name not in without
+        and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
+        and (file.suffix != ".gif" or animated)
+    ]
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sort blocks.10 after blocks.3."""
+    return [
+        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)
+    ]
+
+
+def _picture(folder: Path, path: Path, *, svg: Path | None = None) -> Picture:
+    drawing = b"" if svg is None else _bytes(folder, svg)
+    return Picture(path.name, _bytes(folder, path), _MEDIA[path.suffix], drawing)
+
+
+def _read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
+    """Return the series of pictures that the sidecar names, by growing severity."""
+    try:
+        named = {
+            str(layer): [(float(frame["severity"]), str(frame["file"])) for frame in series]
+            for layer, series in sidecar.get("frames", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path / 'table.json'} names frames that cannot be read: {error!r}.") from error
+    frames = {}
+    for layer, series in named.items():
+        for _, file in series:
+            if Path(file).suffix not in _MEDIA:
+                raise UserError(f"{path / 'table.json'} names a frame that is no picture: {file}.")
+        frames[layer] = [Frame(severity, _picture(path, path / file)) for severity, file in sorted(series)]
+    return {layer: series for layer, series in frames.items() if series}

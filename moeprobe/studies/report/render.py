@@ -1,0 +1,209 @@
+"""From runs to the text of ``report.html`` and ``report.md``, through the templates beside.
+
+The page needs nothing but itself: pictures and CSVs are in it as ``data:`` addresses, and its policy allows one
+style and one script, by their hashes, and no request at all. Names of checkpoints, classes and folders are text in
+both: HTML is escaped by jinja2, and everything that goes into the Markdown by ``markdown`` below.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from moeprobe import __version__
+from moeprobe.studies.report import about, summary
+from moeprobe.studies.report.cells import Table, whole_table
+from moeprobe.studies.report.reading import Picture, Run
+from moeprobe.studies.report.selection import short_tables
+
+FILES = "report-files"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One run as the templates show it.
+
+    Attributes:
+        run: the run.
+        number: its place in the report, from 1; part of its anchor and of the folder of its files.
+    """
+
+    run: Run
+    number: int
+
+    @property
+    def title(self) -> str:
+        """What the run is about."""
+        return summary.title_of(self.run)
+
+    @property
+    def anchor(self) -> str:
+        """Where links within the page lead."""
+        return f"run-{self.number}"
+
+    @property
+    def folder(self) -> str:
+        """Where the run's files lie beside report.md; any name of a run becomes one that every system allows."""
+        return f"{FILES}/{self.number}-{_plain(self.run.label)}"
+
+    @property
+    def asked(self) -> list[tuple[str, str]]:
+        """What determined the numbers."""
+        return about.asked(self.run)
+
+    @property
+    def colour_note(self) -> str:
+        """What is said where a checkpoint has another colour here than in the rest of the report; mostly nothing."""
+        names = self.run.miscoloured
+        if not names:
+            return ""
+        them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
+        return f"The figures of this run keep its own colours; elsewhere {them} another one."
+
+    @cached_property
+    def short_tables(self) -> list[Table]:
+        """What is read first."""
+        return short_tables(self.run)
+
+    @property
+    def whole_tables(self) -> list[Table]:
+        """Every CSV as it is written."""
+        return [whole_table(table, name=name) for name, table in self.run.csvs.items()]
+
+    @property
+    def downloads(self) -> list[tuple[str, str, str]]:
+        """Each CSV: (its name in the run, the name to save it by, its address)."""
+        plain = _plain(self.run.label)
+        return [
+            (name, f"{plain}-{name}", _address(content, "text/csv;charset=utf-8"))
+            for name, content in self.run.files.items()
+        ]
+
+    def files(self) -> dict[str, bytes]:
+        """Return what lies beside report.md, by path."""
+        pictures = [
+            *self.run.pictures,
+            *(frame.picture for series in self.run.frames.values() for frame in series),
+        ]
+        content = {picture.name: picture.content for picture in pictures} | self.run.files
+        return {self.path_of(name): data for name, data in content.items()}
+
+    def path_of(self, name: str) -> str:
+        """Return where a file of the run lies beside report.md."""
+        return f"{self.folder}/{name}"
+
+
+def sections(runs: Sequence[Run]) -> list[Section]:
+    """Return the sections of a report, in the order of the runs."""
+    return [Section(run, number) for number, run in enumerate(runs, start=1)]
+
+
+def html(parts: Sequence[Section]) -> str:
+    """Return the page."""
+    style, script = (_template_text(name) for name in ("report.css", "report.js"))
+    environment = _environment(autoescape=True)
+    environment.filters["address"] = lambda picture: _address(picture.content, picture.media)
+    environment.filters["alternative"] = alternative
+    return environment.get_template("report.html.jinja").render(
+        **_context(parts),
+        style=style,
+        script=script,
+        style_hash=_policy_hash(style),
+        script_hash=_policy_hash(script),
+    )
+
+
+def markdown_text(parts: Sequence[Section]) -> str:
+    """Return the report as Markdown; its pictures and tables lie in ``report-files`` beside it."""
+    environment = _environment(autoescape=False)
+    # What is put in is escaped unless it says that it is Markdown already: forgetting it leaves plain text.
+    environment.finalize = lambda given: given if isinstance(given, _Markdown) else markdown(str(given))
+    environment.filters["code"] = _code
+    environment.filters["link"] = lambda path: _Markdown(quote(path))
+    environment.filters["alternative"] = alternative
+    return environment.get_template("report.md.jinja").render(**_context(parts))
+
+
+def _context(parts: Sequence[Section]) -> dict[str, object]:
+    runs = [part.run for part in parts]
+    names = about.checkpoint_names(runs)
+    mediums = list(dict.fromkeys(run.medium for run in runs))
+    anchors = {id(part.run): part.anchor for part in parts}
+    return {
+        "title": f"Routing of {about.listing(names)}" if 0 < len(names) <= 3 else "Routing report",
+        "version": __version__,
+        "reading": about.reading(mediums),
+        "scope": about.scope(runs),
+        "findings": [(finding, anchors[id(finding.run)]) for finding in summary.findings(runs)],
+        "headlines": summary.headline_table(runs),
+        "sections": parts,
+        "checkpoints": about.checkpoint_table(runs),
+        "computing": about.computing_table(runs),
+        "versions": about.version_lines(runs),
+    }
+
+
+def _environment(*, autoescape: bool) -> Environment:
+    return Environment(
+        loader=PackageLoader("moeprobe.studies.report"),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _template_text(name: str) -> str:
+    return resources.files("moeprobe.studies.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _policy_hash(text: str) -> str:
+    """Return a Content-Security-Policy source that allows exactly this text between its tags."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _address(content: bytes, media: str) -> str:
+    return f"data:{media};base64,{base64.b64encode(content).decode()}"
+
+
+def _plain(name: str) -> str:
+    """Return a name that is safe in a path and a link."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+
+
+def alternative(picture: Picture, part: Section) -> str:
+    """Return what a picture shows, for those who do not see it."""
+    stem = picture.name.rsplit(".", 1)[0]
+    has_numbers = part.run.table is not None or part.run.comparison is not None
+    return f"Figure {stem} of {part.run.label}: {part.title}." + (
+        " Its numbers are in the tables." * has_numbers
+    )
+
+
+class _Markdown(str):
+    """Text that is Markdown already."""
+
+    __slots__ = ()
+
+
+def markdown(text: str) -> str:
+    """Return text that Markdown shows as it is: on one line, without tags, links, emphasis, code or table cells."""
+    text = re.sub(r"\s+", " ", text)
+    text = re.sub(r"([\\`*|~$])", r"\\\1", text)
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # one between letters is no emphasis
+    text = re.sub(r"\](?=[(\[:])|!(?=\[)", lambda found: "\\" + found[0], text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _code(text: str) -> str:
+    """Return text as a code span; more backticks outside than ever in a row inside."""
+    text = re.sub(r"\s+", " ", str(text))
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return _Markdown(f"{fence} {text} {fence}" if "`" in text else f"{fence}{text}{fence}")

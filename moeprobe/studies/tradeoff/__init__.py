@@ -1,0 +1,10 @@
+"""What a router costs and what it brings: trainings beside one another, each measured in the same way.
+
+A cell is one training. Its folder ``OUT/cells/NAME/`` holds all that the tables and figures follow from, without the
+weights: ``cell.json`` (configuration, times, size, hash), ``metrics.csv`` of the training, and the runs of the probes.
+"""
+
+from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
+from moeprobe.studies.tradeoff.run import TradeoffResult, TradeoffWatcher, tradeoff
+
+__all__ = ["TradeoffPlan", "TradeoffResult", "TradeoffWatcher", "plan_tradeoff", "tradeoff"]

@@ -1,0 +1,264 @@
+"""Train what is missing, measure what is missing, and put all cells into one table and its figures."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.adapters.inspection import inspect_checkpoint
+from moeprobe.adapters.open import load_model
+from moeprobe.errors import UserError
+from moeprobe.models.training.loop import Report
+from moeprobe.probes.engine.options import Options
+from moeprobe.results.folder import OutputFolder, provenance
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import ROUTERS, VIEWS
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import check_can_write, read_json, write_json, write_text
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.locks import InUseError, Lock
+from moeprobe.runtime.progress import Watcher
+from moeprobe.studies.tradeoff.table import make_table, published
+from moeprobe.studies.tradeoff.trainings import Cell, about_file, find_cells
+from moeprobe.studies.train import check_run_folder, complete, train
+
+
+class TradeoffWatcher(Watcher):
+    """Told how a trade-off advances, over the cells and inside of them. This one ignores it."""
+
+    def cell(self, name: str, number: int, total: int) -> None:
+        """Begin with a cell, the ``number``-th (from 1) of ``total``."""
+
+    def training(self, report: Report) -> None:
+        """Report where the training of the cell is."""
+
+    def waiting(self, name: str) -> None:
+        """Wait for another process that has the cell under way."""
+
+
+@dataclass(frozen=True)
+class TradeoffResult:
+    """What was found.
+
+    Attributes:
+        table: one number per row; the columns are those of ``tables.COLUMNS`` and ``table.TRADEOFF_COLUMNS``.
+        states: cell -> trained, measured or kept, by this call.
+        sidecar: what was asked, and provenance.
+        out: where it lies.
+    """
+
+    table: pd.DataFrame
+    states: dict[str, str]
+    sidecar: dict[str, Any]
+    out: Path
+
+
+@checked
+def tradeoff(
+    given: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    checkpoints: str | Path = "checkpoints",
+    device: str = "auto",
+    overwrite: bool = False,
+    command: str = "",
+    watcher: TradeoffWatcher | None = None,
+) -> TradeoffResult:
+    """Put trainings beside one another: accuracy and robustness against what they cost.
+
+    What is finished is never computed again: a cell's training is skipped where its run folder is finished, its probes
+    where theirs are, and without anything left to do the table and the figures are made from ``out`` alone. Several
+    processes may be given the same sweep; each cell is trained by one of them.
+
+    Args:
+        given: sweeps (by name or as YAML files), or folders of finished trainings; none = what lies in ``out``.
+        out: output folder; one of an earlier trade-off is gone on with.
+        overrides: ``key=value`` of the sweep or of its configurations; of folders only ``measure.…``.
+        checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
+        device: where to train and to measure.
+        overwrite: measure anew what an earlier trade-off measured; trainings are kept.
+        command: what was typed, for the sidecar.
+        watcher: told how the work advances.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or was trained or measured otherwise before.
+    """
+    watcher, started = watcher or TradeoffWatcher(), time.perf_counter()
+    out = Path(out)
+    cells = find_cells(several(given), out=out, checkpoints=Path(checkpoints), overrides=overrides)
+    for cell in cells:
+        if overwrite and not cell.of_sweep and not cell.trained():
+            raise UserError(
+                f"The weights of {cell.name} are gone from {cell.checkpoint}; leave --overwrite out."
+            )
+        ROUTERS.get(cell.config.model.router_name)
+        for view in cell.measure.views:
+            VIEWS.get(view)
+        # What does not fit is found before hours of training.
+        if (overwrite or not cell.done()) and not cell.trained():
+            check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)
+            check_can_write(cell.checkpoint)
+    request = _request(cells)
+    with OutputFolder(out, request, overwrite=overwrite, again=True) as folder:
+        work = _Work(device, command, watcher)
+        states: dict[str, str] = {}
+        busy = list(enumerate(cells, 1))
+        for wait in (False, True):
+            left = []
+            for number, cell in busy:
+                watcher.cell(cell.name, number, len(cells))
+                state = work.finish(cell, number, wait=wait)
+                if state is None:
+                    left.append((number, cell))
+                else:
+                    states[cell.name] = state
+            busy = left
+        watcher.start("table", len(cells))
+        table = make_table(cells, run=out.name, progress=watcher.advance)
+        write_csv(folder.path / "table.csv", table)
+        write_csv(folder.path / "paper.csv", published())
+        _draw(table, folder.path / "figures")
+        sidecar = {
+            "request": request,
+            "command": command,
+            "checkpoints": {cell.name: _provenance(cell) for cell in cells},
+            "states": states,
+            "wall_seconds": time.perf_counter() - started,
+        } | provenance()
+        folder.finish(sidecar)
+    return TradeoffResult(table, states, sidecar, out)
+
+
+def _request(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return what determines the numbers."""
+    measures = [cell.measure.model_dump() for cell in cells]
+    return {
+        "kind": "tradeoff",
+        "data": ", ".join(dict.fromkeys(cell.data for cell in cells)),
+        "measure": [one for number, one in enumerate(measures) if one not in measures[:number]],
+        "cells": [cell.name for cell in cells],
+    }
+
+
+def _provenance(cell: Cell) -> dict[str, Any]:
+    about = cell.about()
+    assert about is not None
+    return {
+        "path": about["checkpoint"],
+        "sha256": about["sha256"],
+        "device": about["training"].get("device"),
+        "training": {key: about["config"][key] for key in ("group", "seed", "objective", "data")},
+    }
+
+
+def _draw(table: pd.DataFrame, folder: Path) -> None:
+    from moeprobe.results.figures import save
+    from moeprobe.results.figures.tradeoff import draw, draw_published
+
+    for name, figure in (draw(table) | {"paper": draw_published(published())}).items():
+        save(figure, folder / name)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What all cells share."""
+
+    device: str
+    command: str
+    watcher: TradeoffWatcher
+
+    def finish(self, cell: Cell, place: int, *, wait: bool) -> str | None:
+        """Do what is left of a cell; returns what that was, None where another process is at it and ``wait`` is off."""
+        if cell.done():
+            return "kept"
+        if not cell.of_sweep:
+            return self._finish(cell, place)
+        if wait:
+            self.watcher.waiting(cell.name)
+        try:
+            cell.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot write {cell.checkpoint.parent}: {error.strerror or error}.") from error
+        try:
+            lock = Lock(cell.checkpoint.with_name(f".{cell.name}.lock"), wait=wait)
+        except InUseError:
+            return None
+        with lock:
+            return "kept" if cell.done() else self._finish(cell, place)
+
+    def _finish(self, cell: Cell, place: int) -> str:
+        state = "measured"
+        if not cell.trained():
+            self._check_begun(cell)
+            train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
+            state = "trained"
+        elif cell.of_sweep:
+            complete(cell.checkpoint, cell.config)
+        self._describe(cell, place)
+        if missing := cell.missing():
+            model = load_model(cell.checkpoint, device=self.device)
+            options = Options(
+                split=cell.measure.split,
+                limit=cell.measure.limit,
+                seed=cell.measure.seed,
+                device=self.device,
+                figures=False,  # of one checkpoint each, and as large as all the rest
+                command=self.command,
+            )
+            for question in missing:
+                out = cell.folder / question.folder
+                question.ask(
+                    model, data=cell.data, options=dataclasses.replace(options, out=out), watcher=self.watcher
+                )
+        return state
+
+    def _check_begun(self, cell: Cell) -> None:
+        """Raise ``UserError`` where measurements of weights that are gone would be mixed with those of new ones."""
+        if cell.about() is not None:
+            lacking = ", ".join(one.folder for one in cell.missing())
+            raise UserError(
+                f"{cell.folder} lacks {lacking}, and the weights it was measured with are gone from {cell.checkpoint}; "
+                "remove the former to train and measure the cell anew."
+            )
+
+    def _describe(self, cell: Cell, place: int) -> None:
+        """Write what is known of the trained cell, once; raises ``UserError`` where the weights are others by now."""
+        found = inspect_checkpoint(cell.checkpoint)
+        about = cell.about()
+        if about is not None:
+            if about["sha256"] != found["sha256"]:
+                raise UserError(
+                    f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; remove the former, "
+                    "or choose another --out."
+                )
+            if about["measure"] != cell.measure.model_dump():
+                write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
+            return
+        layer, metrics = found["layers"][0], cell.checkpoint / "metrics.csv"
+        if metrics.is_file():
+            write_text(cell.folder / metrics.name, metrics.read_text(encoding="utf-8"))
+        summary = cell.checkpoint / "finished.json"
+        write_json(
+            about_file(cell.folder),
+            {
+                "checkpoint": str(cell.checkpoint),
+                "sha256": found["sha256"],
+                "router": layer["router"],
+                "top_k": layer["top_k"],
+                "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
+                "model": {
+                    key: found[key]
+                    for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
+                },
+                "training": read_json(summary) if summary.is_file() else {},
+                "place": place,
+                "measure": cell.measure.model_dump(),
+                "config": cell.config.model_dump(),
+            }
+            | provenance(),
+        )

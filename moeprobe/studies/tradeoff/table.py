@@ -1,0 +1,113 @@
+"""The table of a trade-off: what each cell costs and what was measured of it, a number per row.
+
+Everything follows from the cells' folders: values and intervals from the sums per image, times and sizes from
+``cell.json``. No model is needed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from moeprobe.results import finished, summaries
+from moeprobe.results.tables import COLUMNS, FLOORS
+from moeprobe.runtime.progress import Progress
+from moeprobe.studies.compare import analyses_of, is_aligned
+from moeprobe.studies.tradeoff.questions import questions
+from moeprobe.studies.tradeoff.trainings import Cell
+
+# What the table adds to ``tables.COLUMNS``.
+TRADEOFF_COLUMNS: dict[str, str] = {
+    "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
+    "source": "folder of the probe in `--out`; `training` if timed by the training itself, `model` if counted",
+}
+PAPER = Path(__file__).with_name("published.csv")
+
+
+def make_table(cells: Sequence[Cell], *, run: str, progress: Progress = lambda _: None) -> pd.DataFrame:
+    """Return the table of cells whose folders hold all that is wanted; ``run`` is the name of the output folder."""
+    parts = []
+    for cell in cells:
+        parts += [
+            _costs(cell),
+            *(_measured(cell, cell.folder / one.folder) for one in questions(cell.measure)),
+        ]
+        progress(1)
+    table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
+    names = [*COLUMNS, *TRADEOFF_COLUMNS]
+    table = table.reindex(columns=names).assign(run=run)
+    words = [name for name in ("group", "layer", "view", "tokens", "null", "flag", "split") if name in table]
+    return table.fillna(dict.fromkeys(words, "")).astype(
+        {"images": int, "trials": int, "expert": "Int64", "expert_b": "Int64"}
+    )
+
+
+def published() -> pd.DataFrame:
+    """Return the values of "Routers in Vision MoE" (Liu et al.): Tables 1 to 3, 4, 6 and 8 of its appendix B.
+
+    One row per table and router; empty where the paper has none (an unstable training). Days of pretraining on TPU v3.
+    """
+    return pd.read_csv(PAPER)
+
+
+def _identity(cell: Cell) -> dict[str, Any]:
+    about = cell.about()
+    assert about is not None
+    return {
+        "checkpoint": cell.name,
+        "group": cell.config.group,
+        "train_seed": cell.config.seed,
+        "dataset": cell.data,
+        "router": about["router"],
+        "top_k": about["top_k"],
+        "capacity_factor": about["capacity_factor"],
+    }
+
+
+def _costs(cell: Cell) -> pd.DataFrame:
+    """Return what the training and the model cost; no row for what is not known."""
+    about = cell.about()
+    assert about is not None
+    training, model = about["training"], about["model"]
+    found = [
+        ("training_steps", training.get("steps"), 0, "training"),
+        ("step_seconds", training.get("step_seconds"), training.get("timed_steps", 0), "training"),
+        ("training_seconds", training.get("training_seconds"), 0, "training"),
+        ("flops_per_image", model["flops_per_image"], 0, "model"),
+        ("active_parameters", model["active_parameters"], 0, "model"),
+        ("parameters", model["parameters"], 0, "model"),
+    ]
+    rows = [
+        _identity(cell) | {"metric": name, "value": value, "images": 0, "trials": trials, "source": source}
+        for name, value, trials, source in found
+        if value is not None
+    ]
+    return pd.DataFrame(rows)
+
+
+def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
+    """Return the rows of one run: patches and output, nothing about single experts or the noise floor."""
+    measured = finished.read(folder)
+    request = measured.request
+    about = summaries.About(
+        run="",
+        dataset=request["data"],
+        split=request["split"],
+        seed=request["seed"],
+        aligned=is_aligned(measured),
+        train_seeds={},
+        groups={},
+    )
+    measured = dataclasses.replace(measured, images=_wanted(measured.images))
+    table, _ = summaries.summarise(measured.images, analyses=analyses_of(measured), about=about)
+    table = table[table["expert"].isna()]
+    return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")
+
+
+def _wanted(images: pa.Table) -> pa.Table:
+    floor = pc.is_in(images["view"], pa.array(FLOORS))
+    return images.filter(pc.and_(pc.invert(floor), pc.is_in(images["tokens"], pa.array(["patch", ""]))))

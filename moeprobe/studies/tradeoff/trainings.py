@@ -1,0 +1,184 @@
+"""Which trainings are put beside one another, and what lies of each in the output folder."""
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.models import config as configuration
+from moeprobe.models import grid
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.grid import MeasureConfig
+from moeprobe.runtime.files import read_json
+from moeprobe.studies.tradeoff.questions import Question, questions
+from moeprobe.studies.train import same_training
+
+_CELLS, _ABOUT = "cells", "cell.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training.
+
+    Attributes:
+        name: what tables call it.
+        config: how it is, or is to be, trained.
+        checkpoint: its run folder.
+        folder: where what is measured of it lies.
+        measure: what is to be measured.
+        of_sweep: it is trained where it is missing.
+    """
+
+    name: str
+    config: TrainConfig
+    checkpoint: Path
+    folder: Path
+    measure: MeasureConfig
+    of_sweep: bool = False
+
+    @property
+    def data(self) -> str:
+        """The data set that it is trained on and measured on."""
+        return self.config.data.source
+
+    def trained(self) -> bool:
+        """Whether its checkpoint is there and finished.
+
+        Raises:
+            UserError: a finished training of this name is of another configuration.
+        """
+        if not self.of_sweep:
+            return (self.checkpoint / "last.safetensors").is_file()
+        if not (self.checkpoint / "finished.json").is_file():
+            return False
+        if not same_training(configuration.load(str(self.checkpoint / "config.yaml")), self.config):
+            raise UserError(
+                f"{self.checkpoint} holds a finished run of another configuration; give the sweep another name "
+                "(name=NAME), or remove the folder to train it anew."
+            )
+        return True
+
+    def about(self) -> dict[str, Any] | None:
+        """Return what is known of the trained cell; None where that was not written yet.
+
+        Raises:
+            UserError: it cannot be read, or is about another configuration.
+        """
+        about = read_about(self.folder)
+        if about is not None and configuration.parse(about["config"]) != self.config:
+            raise UserError(
+                f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
+            )
+        return about
+
+    def missing(self) -> list[Question]:
+        """Return what is still to be measured.
+
+        Raises:
+            UserError: something was measured otherwise than is asked now.
+        """
+        if self.measure is None:
+            return []
+        return [
+            one for one in questions(self.measure) if not one.answered(self.folder, self.data, self.measure)
+        ]
+
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.about() is not None and not self.missing()
+
+
+def read_about(folder: Path) -> dict[str, Any] | None:
+    """Return what ``cell.json`` of a cell's folder says; None where there is none.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    path = folder / _ABOUT
+    if not os.path.lexists(path):
+        return None
+    try:
+        about = read_json(path)
+        if not all(isinstance(about[key], dict) for key in ("config", "measure", "model", "training")):
+            raise TypeError("its parts are no tables")
+        return about | {"place": int(about["place"]), "checkpoint": str(about["checkpoint"])}
+    except (UserError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}); remove {folder} to measure the cell anew."
+        ) from None
+
+
+def about_file(folder: Path) -> Path:
+    """Return where ``read_about`` reads."""
+    return folder / _ABOUT
+
+
+def find_cells(
+    given: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
+) -> list[Cell]:
+    """Return the cells of sweeps and of run folders, in the order given; of nothing given, those that lie in ``out``.
+
+    Raises:
+        UserError: something is neither, two cells have one name, or an override fits nothing.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder for --out.")
+    kept = {path.parent.name: path.parent for path in sorted((out / _CELLS).glob(f"*/{_ABOUT}"), key=_place)}
+    sources = [str(source) for source in given]
+    cells: list[Cell] = []
+    sweeps = [source for source in sources if grid.is_sweep(source)]
+    measure = grid.load_measure([] if sweeps else overrides)
+    if sweeps and len(sweeps) < len(sources):
+        raise UserError(
+            "Give sweeps or folders of trainings, not both; their cells can be drawn together from one --out."
+        )
+    for source in sweeps:
+        sweep = grid.load(source, overrides)
+        root = checkpoints / sweep.name
+        cells += [
+            Cell(one.name, one, root / one.name, out / _CELLS / one.name, sweep.measure, of_sweep=True)
+            for one in sweep.cells
+        ]
+    if not sweeps:
+        cells += [_of_folder(Path(source), kept, out, measure) for source in sources]
+    if not sources:
+        cells = [_kept(folder) for folder in kept.values()]
+    if not cells:
+        raise UserError(
+            f"There are no cells in {out}; name a sweep (moeprobe list sweeps) or folders of finished trainings."
+        )
+    for name, number in Counter(cell.name for cell in cells).items():
+        if number > 1:
+            raise UserError(f"{number} trainings are called {name}; tables could not tell them apart.")
+    return cells
+
+
+def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
+    """Return the cell of a run folder; what was measured of it is enough where the folder is gone."""
+    name = path.resolve().name
+    if (path / "state.safetensors").is_file() and not (path / "finished.json").is_file():
+        raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
+    if (path / "last.safetensors").is_file() and (path / "config.yaml").is_file():
+        config = configuration.load(str(path / "config.yaml"))
+        return Cell(name, config, path, out / _CELLS / name, measure)
+    if name in kept and not path.is_dir():
+        return _kept(kept[name])
+    raise grid.no_training(path)
+
+
+def _kept(folder: Path) -> Cell:
+    about = read_about(folder)
+    assert about is not None
+    config = configuration.parse(about["config"])
+    measure = MeasureConfig.model_validate(about["measure"])
+    return Cell(folder.name, config, Path(about["checkpoint"]), folder, measure)
+
+
+def _place(path: Path) -> tuple[int, str]:
+    """Return where a cell stood among the others when it was measured."""
+    about = read_about(path.parent)
+    assert about is not None
+    return about["place"], path.parent.name

@@ -1,0 +1,238 @@
+"""Train a model as configured, in a folder of its own."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.open import open_images, open_view
+from moeprobe.inputs.views.base import PairView
+from moeprobe.models import config as configuration
+from moeprobe.models.checkpoints.checkpoint import is_written_by_moeprobe
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.training.loop import Report, Trainer
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.files import LAST, is_folder, read_json, remove
+from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.records import LOCK, Contents, Family, look
+
+# What a finished run says of itself, at least.
+_SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
+_WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
+_FAMILY = Family(
+    "training",
+    is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
+    known=(
+        *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", "training.png",
+        "training.svg",
+    ),
+    always=("tensorboard/events.out.tfevents.*",),
+)  # fmt: skip
+
+
+@checked
+def train(
+    config: str | Path | TrainConfig,
+    *,
+    overrides: Sequence[str] = (),
+    folder: str | Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    report: Callable[[Report], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Train a model as configured; returns a summary, with ``kept``: whether the run was finished before.
+
+    Args:
+        config: name of a configuration, path of a YAML file, or a validated configuration.
+        overrides: ``key=value`` strings.
+        folder: run folder; None = ``checkpoints/NAME``.
+        device: as in ``load_model``.
+        resume: take a finished run of this configuration as it is, without training; any other is started or gone on
+            with, as always.
+        overwrite: replace what an earlier run left there.
+        report: called now and then with where the run is.
+
+    Raises:
+        UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
+    """
+    if resume and overwrite:
+        raise UserError(
+            "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
+        )
+    resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
+    folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
+    with in_use_first(folder):
+        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+    if state == "finished":
+        return complete(folder, resolved) | {"folder": str(folder), "kept": True}
+    trainer = make_trainer(resolved, folder=folder, device=device)
+    # Only now, when everything fits together, is the folder made, or an earlier run given up.
+    with RunFolder(folder, _FAMILY) as own:
+        # Once more, when no other process can change it.
+        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+        if state == "finished":
+            return _complete(folder, resolved) | {"folder": str(folder), "kept": True}
+        if state == "unfinished":
+            trainer.resume()
+        elif overwrite:
+            own.clear()
+        summary = trainer.run(report, draw=partial(_draw, own.path, resolved))
+        own.check()
+    return summary | {"folder": str(folder), "kept": False}
+
+
+def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
+    """Do what a finished run lacks that was killed in its last moment, and return its summary.
+
+    Raises:
+        UserError: its files cannot be read or written.
+    """
+    if _at_its_end(folder):
+        return read_summary(folder)
+    with RunFolder(folder, _FAMILY):
+        return _complete(folder, config)
+
+
+def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
+    summary = read_summary(folder)
+    if not _pictured(folder):
+        _draw(folder, config)
+    remove(folder / "state.safetensors")
+    return summary
+
+
+def _at_its_end(folder: Path) -> bool:
+    """Whether a finished run was not killed before it had put everything in order."""
+    return _pictured(folder) and not any((folder / name).exists() for name in ("state.safetensors", LOCK))
+
+
+def _pictured(folder: Path) -> bool:
+    return all((folder / f"training.{kind}").is_file() for kind in ("png", "svg"))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return what a finished run wrote at its end.
+
+    Raises:
+        UserError: it cannot be read, or the weights are gone.
+    """
+    path = folder / "finished.json"
+    summary = read_json(path)
+    if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY:
+        raise UserError(f"{path} is not what a training writes at its end; add --overwrite to train again.")
+    if not (folder / "last.safetensors").is_file():
+        raise UserError(
+            f"{folder} holds a finished run without its last.safetensors; add --overwrite to train again."
+        )
+    return summary
+
+
+def _draw(folder: Path, config: TrainConfig) -> None:
+    """Draw what ``metrics.csv`` says, and not what was computed, which has more digits."""
+    from moeprobe.results.figures import save
+    from moeprobe.results.figures.training import draw
+
+    try:
+        metrics = pd.read_csv(folder / "metrics.csv")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
+        ) from error
+    save(draw(metrics, name=config.name), folder / "training")
+
+
+def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
+    """Return what trains a configuration, at its beginning; nothing is written.
+
+    Raises:
+        UserError: something that is named does not exist, or the parts do not fit together.
+    """
+    train_data = open_images(config.data.source, split="train")
+    view = open_view(config.view.name, dataset=train_data, **config.view.parameters)
+    if not isinstance(view, PairView) or view.medium is not IMAGE:
+        raise UserError(f"The view {config.view.name!r} makes no random views of images to train on.")
+    return Trainer(
+        config,
+        train_data=train_data,
+        val_data=open_images(config.data.source, split="val"),
+        view=view,
+        folder=folder,
+        device=choose_device(device),
+    )
+
+
+def check_run_folder(
+    folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool
+) -> Literal["new", "unfinished", "finished"]:
+    """Return what the folder holds of this configuration that is to be gone on with; nothing is changed.
+
+    A finished run is taken as it is with ``resume``, or where its last moment is missing.
+
+    Raises:
+        UserError: the folder holds something else, another run, or a finished one that is not to be taken as it is.
+    """
+    contents = look(folder, _FAMILY)
+    if not contents.empty and not contents.own:
+        raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
+    check_family(folder, contents, _FAMILY)
+    if overwrite:
+        check_replaceable(folder, contents, _FAMILY)
+        _check_start(folder, contents, config)
+        return "new"
+    if not contents.own:
+        return "new"
+    finished = (folder / "finished.json").exists()
+    if not _is_of(folder / "config.yaml", config):
+        state = "a finished run" if finished else "a run"
+        raise UserError(
+            f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
+        )
+    left = (folder / "state.safetensors").exists()
+    if not finished and not left:
+        _check_start(folder, contents, config)
+        return "new"
+    if not finished:
+        return "unfinished"
+    if resume or not _at_its_end(folder):
+        return "finished"
+    raise UserError(
+        f"{folder} holds a finished run; add --resume to take it as it is, --overwrite to replace it, or choose "
+        "another name."
+    )
+
+
+def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
+    """Raise ``UserError`` where a new run would replace the weights that it starts from: it could not be repeated."""
+    replaced = {(folder / name).resolve() for name in contents.own}
+    for key, source in (
+        ("initialise.checkpoint", config.initialise and config.initialise.checkpoint),
+        ("model.upcycle.file", config.model.upcycle and config.model.upcycle.file),
+    ):
+        path = Path(str(source))
+        if source and (path / LAST if is_folder(path) else path).resolve() in replaced:
+            raise UserError(
+                f"{key} is {source}, which this run would replace; copy it out of {folder}, or choose another folder."
+            )
+
+
+def same_training(one: TrainConfig, other: TrainConfig) -> bool:
+    """Whether two configurations are of one training; the number of loader processes changes nothing but speed."""
+    first, second = (
+        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})})
+        for config in (one, other)
+    )
+    return first == second
+
+
+def _is_of(path: Path, config: TrainConfig) -> bool:
+    """Whether a written configuration is this one; keys that an earlier version did not know have their defaults."""
+    try:
+        return same_training(configuration.load(str(path)), config)
+    except UserError:
+        return False

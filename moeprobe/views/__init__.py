@@ -1,5 +1,0 @@
-"""Views: one family of perturbations per file, each returning pixels and the map to the source."""
-
-from moeprobe._torchvision import mend as _mend
-
-_mend()

@@ -1,0 +1,104 @@
+"""What is mistyped is refused before torch is imported, which takes seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeprobe.results.folder import OutputFolder
+from tests.commands import refused
+
+# The command line -> what its sentence says.
+REFUSALS = {
+    "confidence nosuch": "There is no checkpoint 'nosuch'; give a run folder",
+    "confidence runs/demo-pcr": "Did you mean 'runs/demo-prc'?",
+    "confidence photos": "photos is not the folder of a checkpoint: it has no last.safetensors.",
+    "overlay cat.png --out x": "cat.png is an image, not a checkpoint; give it as: --file cat.png.",
+    "compare runs/demo-prc runs/demo-prc --probe match": "Did you mean 'match-ratio'?",
+    "compare runs/demo-prc runs/demo-prc --probe fewshot": "moeprobe fewshot ... --out FOLDER",
+    "compare runs/demo-prc nosuch": "There is no checkpoint 'nosuch'",
+    "inspect nosuch": "There is no checkpoint 'nosuch'",
+    "correspond nosuch --out x": "There is no checkpoint 'nosuch'",
+    "match-ratio runs/demo-prc --data digts": "There is no data set 'digts'. Did you mean 'digits'?",
+    "match-ratio runs/demo-prc --data photos": "but a folder. Did you mean 'folder:photos'?",
+    "match-ratio runs/demo-prc --data lines.txt": "but a file. Did you mean 'text:lines.txt'?",
+    "match-ratio runs/demo-prc --data cat.png": "but a file. Give its folder: folder:PATH.",
+    "match-ratio runs/demo-prc --data folder:nosuch": "There is no folder 'nosuch' for 'folder'",
+    "match-ratio runs/demo-prc --data folder": "'folder' needs a folder: write folder:PATH",
+    "match-ratio runs/demo-prc --data text:nosuch.txt": "nosuch.txt",
+    "match-ratio runs/demo-prc --data digits --split tests": "There is no split 'tests' here; choose one of train",
+    "match-ratio runs/demo-prc --view randomcrop": "There is no view 'randomcrop'. Did you mean 'random_crop'?",
+    "correspond --view nosuch --out x": "There is no view 'nosuch'",
+    "sweep runs/demo-prc --view gausian_noise": "Did you mean 'gaussian_noise'?",
+    "confidence runs/demo-prc --limit 0": "--limit takes a positive number of images; got 0.",
+    "confidence runs/demo-prc --layers ,": "--layers takes a name, or a list of names; got ','.",
+    "confidence runs/demo-prc --capacity none": "--capacity is unlimited or trained; got 'none'.",
+    "train --config digits-pcr": "Did you mean 'digits-prc'?",
+    "train --config digits-prc data=photos": "Did you mean 'folder:photos'?",
+    "train --config digits-prc data=folder:nosuch": "There is no folder 'nosuch'",
+    "train --config digits-prc model.router=sofmax": "Did you mean 'softmax_token_choice'?",
+    "train --config digits-prc view=nosuch": "There is no view 'nosuch'",
+    "train --config digits-prc objective=pcr": "Did you mean 'prc'?",
+    "analyze-trace nosuch.parquet": "nosuch.parquet",
+    "import trace nosuch.jsonl x.parquet": "There is no log nosuch.jsonl.",
+    "report nosuch": "nosuch",
+    "confidence runs/demo-prc --out photos/full": "photos/full is not empty and not a folder of moeprobe",
+    "fewshot runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
+    "correspond --data digits --out done": "done holds a finished run; add --overwrite to replace it",
+    "confidence runs/demo-prc --out done --overwrite": "did not write: mine.txt",
+    "tradeoff nosuch --out x": "There is no sweep and no folder of a training called nosuch",
+    "tradeoff routers-digits epoch=5 --out x": "epoch",
+    "list routrs": "Did you mean 'routers'?",
+}
+# What lists plug-ins reads what they say of themselves, and imports none.
+LISTS = ("list routers", "list views", "list analyses", "list data")
+_RUN = """
+import json, sys
+from typer.testing import CliRunner
+from moeprobe.cli.app import app
+for line in json.load(sys.stdin):
+    result = CliRunner().invoke(app, line.split())
+    print(json.dumps([line, result.exit_code, result.stderr, "torch" in sys.modules]), flush=True)
+"""
+
+
+def test_refusals_import_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.png", "lines.txt", "runs/demo-prc/last.safetensors"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "photos/full").mkdir()
+    (tmp_path / "photos/full/mine.txt").write_text("mine")
+    with OutputFolder(tmp_path / "done", {"kind": "eval"}) as folder:
+        folder.finish({})
+    (tmp_path / "done/mine.txt").write_text("mine")
+    process = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=json.dumps([*LISTS, *REFUSALS]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    every = [json.loads(line) for line in process.stdout.splitlines()]
+    listed, found = every[: len(LISTS)], every[len(LISTS) :]
+    assert [(code, torch) for _, code, _, torch in listed] == [(0, False)] * len(LISTS)
+    assert [line for line, *_ in found] == list(REFUSALS)
+    sentences = {line: said for line, code, said, _ in found if code != 2 or not said.startswith("Error: ")}
+    assert not sentences
+    assert not {line: said for line, _, said, _ in found if REFUSALS[line] not in said}
+    # Once imported it stays: the first one is to blame.
+    assert [line for line, *_, torch in found if torch][:1] == []
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("given", ["nosuch", "digits:"])
+def test_the_same_sentence_where_it_is_used(given: str) -> None:
+    from moeprobe.errors import UserError
+    from moeprobe.runtime.files import find_checkpoint
+
+    with pytest.raises(UserError) as found:
+        find_checkpoint(given)
+    assert refused("confidence", given) == f"Error: {found.value.sentence}"

@@ -1,0 +1,87 @@
+"""Commands in an environment that is not the usual one: other encodings, no such matplotlib, odd arguments."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from moeprobe.cli import environment as _environment
+from tests.commands import sentence, shell
+
+
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setattr(sys, "argv", ["moeprobe"])
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert _environment.prepare([]) is None
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize(
+    ("encoding", "written"),
+    [
+        ("ascii", "kappa 0.5 +/- 0.1 -> Muller's cafe... ?"),
+        ("latin-1", "kappa 0.5 ± 0.1 -> Müller's café... ?"),
+        ("utf-8", "κ 0.5 ± 0.1 → Müller’s café… 猫"),
+    ],
+)
+def test_what_an_encoding_lacks_is_written_in_plain_letters(encoding: str, written: str) -> None:
+    said = "κ 0.5 ± 0.1 → Müller’s café… 猫"
+    assert said.encode(encoding, "moeprobe.plain").decode(encoding) == written
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_says_the_same_in_every_encoding(encoding: str) -> None:
+    content = {"κ": "Müller 猫 🦊", "path": "caf\udce9"}
+    text = json.dumps(content, ensure_ascii=False).encode(encoding, "moeprobe.json").decode(encoding)
+    assert json.loads(text) == content
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_help_is_printed_in_any_encoding(encoding: str) -> None:
+    result = shell("import", "swin-moe", "--help", env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "P.rank1, ..." in " ".join(result.stdout.split())
+
+
+def test_an_argument_that_is_not_utf_8() -> None:
+    command = [os.fsencode(sys.executable), b"-m", b"moeprobe", b"inspect", b"caf\xe9"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "caf\\udce9' is not UTF-8" in sentence(result)
+
+
+COMMAND = """
+import sys
+sys.argv[1:] = ["--version"]
+from moeprobe.cli import main
+try:
+    main()
+except SystemExit:
+    import moeprobe.results.figures
+"""
+
+
+def test_a_backend_of_matplotlib_that_there_is_not() -> None:
+    def python(code: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"MPLBACKEND": "nosuch"}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    result = python(COMMAND)
+    assert (result.returncode, result.stderr) == (0, "")
+    result = python("import moeprobe.results.figures")
+    assert "UserError: matplotlib cannot be imported" in result.stderr
+    assert "MPLBACKEND" in result.stderr
+
+
+def test_whoever_imports_torchvision_after_moeprobe_gets_one_that_works() -> None:
+    code = "import moeprobe, sys; assert 'torch' not in sys.modules; import torchvision.transforms; print('fits')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "fits\n"), result.stderr

@@ -1,0 +1,152 @@
+"""What the commands print without --full: one verdict, and the headline of every layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from rich.table import Table
+
+from moeprobe.cli import short as _short
+from moeprobe.results.folder import Result
+from moeprobe.results.tables import frame
+from tests.commands import run
+from tests.studies.report.making import Value, minus, row, sidecar
+
+
+def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **request: Any) -> Result:
+    """Two checkpoints; the second is higher by 0.1 where a value is neither 0 nor 1."""
+
+    def of(name: str, value: Value) -> Value:
+        higher = 0.1 if name == "b" and value[0] not in (0, 1) else 0.0
+        return value[0] + higher, value[1] + higher, value[2] + higher
+
+    rows, differences = [], []
+    for (layer, tokens, metric, null, severity), value in values.items():
+        more: dict[str, Any] = {"view": "noise", "severity": severity}
+        key = (layer, tokens, metric, null)
+        rows += [row(name, key, of(name, value), **more) for name in "ab"]
+        difference = minus(of("b", value), value) if value[0] not in (0, 1) else (0.0, 0.0, 0.0)
+        differences.append(row("b", key, difference, **more) | {"reference": "a"})
+    about = sidecar(kind, "ab", request={"replayed_gates": None, "severities": [], **request})
+    return Result(frame(rows), frame(differences, comparison=True), pa.table({}), about)
+
+
+def cells(parts: list[Table | str]) -> str:
+    """All that stands in the tables."""
+    tables = [part for part in parts if isinstance(part, Table)]
+    return "\n".join(
+        " ".join(
+            [
+                str(table.title),
+                *(str(cell) for column in table.columns for cell in [column.header, *column.cells]),
+            ]
+        )
+        for table in tables
+    )
+
+
+def words(parts: list[Table | str]) -> list[str]:
+    return [part for part in parts if isinstance(part, str)]
+
+
+def match(layers: int) -> Result:
+    return result(
+        "match-ratio",
+        {
+            (f"blocks.{2 * layer + 1}", tokens, metric, null, None): (0.4, 0.38, 0.42)
+            for layer in range(layers)
+            for tokens in ("patch", "prefix")
+            for metric, null in (
+                ("top1_match", ""), ("top1_match_chance", "pooled"), ("top1_match_kappa", "pooled"),
+                ("top1_match_kappa", "image"), ("top2_match", ""), ("load_entropy", ""),
+            )
+        }
+        | {("blocks.1", "patch", "unweighted", "", None): (0.0, 0.0, 0.0)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [2, 16, 48])
+def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
+    short = _short.side_by_side(match(layers), title="t", full=False)
+    (verdict, more) = words(short)
+    assert "In blocks.1, the first MoE layer" in verdict and "is higher than" in verdict
+    assert "--full" in more
+    (table,) = [part for part in short if isinstance(part, Table)]
+    assert table.row_count == layers and "pairs without weights" not in cells(short)
+    full = _short.side_by_side(match(layers), title="t", full=True)
+    assert words(full) == [verdict] and cells(full).count("top-2 match") == 2 * layers
+    assert "pairs without weights" in cells(full)
+
+
+def test_what_is_0_by_construction_is_a_sentence() -> None:
+    numbers = {
+        ("blocks.3", "patch", f"{kind}_contagion{end}", "", None): value
+        for kind, value in (("batch", (0.0,) * 3), ("token", (0.0,) * 3), ("attention", (0.4, 0.38, 0.42)))
+        for end in ("", "_distance")
+    }
+    short = _short.side_by_side(result("contagion", numbers), title="t", full=False)
+    assert "when other patches are exchanged" in words(short)[0]
+    assert (
+        "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged"
+        in words(short)[1]
+    )
+    assert "attention contagion" in cells(short)
+    assert "batch contagion" not in cells(short) and "token contagion" not in cells(short)
+
+
+def sweep(layers: int) -> Result:
+    severities = (0.0, 0.1, 0.4)
+    routing = {
+        (f"blocks.{layer}", "patch", metric, null, at): (1.0, 1.0, 1.0)
+        if at == 0
+        else (0.6 - at, 0.5 - at, 0.7 - at)
+        for layer in range(layers)
+        for metric, null in (
+            ("top1_match", ""),
+            ("top1_match_kappa", "pooled"),
+            ("top1_match_kappa", "image"),
+        )
+        for at in severities
+    }
+    output = {("", "", "accuracy", "", at): (0.8 - at, 0.7 - at, 0.85 - at) for at in severities}
+    return result("sweep", routing | output, severities=list(severities))
+
+
+def test_a_sweep_leads_with_kappa_of_every_layer_and_leaves_out_what_is_1_exactly() -> None:
+    short = _short.along_severity(sweep(2), title="noise", full=False)
+    assert "at severity 0.4, the strongest of the run" in words(short)[0]
+    shown = cells(short)
+    assert "blocks.0" in shown and "blocks.1" in shown and "1.000" not in shown
+    assert "0.800" in shown  # the accuracy on clean images
+    full = _short.along_severity(sweep(2), title="noise", full=True)
+    assert words(full) == words(short)[:-1] and cells(full).count("1.000") > 4
+
+
+def test_a_sweep_over_many_layers_has_a_line_per_layer() -> None:
+    short = _short.along_severity(sweep(16), title="noise", full=False)
+    tables = [part for part in short if isinstance(part, Table)]
+    assert tables[0].row_count == 16 and "at severity 0.4, the strongest" in str(tables[0].title)
+    assert len(tables) == 2
+
+
+def test_without_headlines_everything_is_shown() -> None:
+    odd = result("match-ratio", {("blocks.1", "patch", "churn", "", None): (0.2, 0.1, 0.3)})
+    assert "churn" in cells(_short.side_by_side(odd, title="t", full=False))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["match-ratio", "s-matrix", "confidence", "sweep", "noise-sweep", "contagion", "discontinuity", "compare",
+     "analyze-trace"],
+)  # fmt: skip
+def test_help_names_full(command: str) -> None:
+    assert "--full" in run(command, "--help").output
+
+
+def test_single_values_without_a_comparison() -> None:
+    found = match(2)
+    alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.images, found.sidecar)
+    assert "the κ is: a 0.400 [0.380, 0.420]" in words(_short.side_by_side(alone, title="t", full=False))[0]
+    assert isinstance(alone.table, pd.DataFrame)

@@ -1,0 +1,209 @@
+"""Small instances of every data set, written on the spot in the formats in which they are published.
+
+``MAKERS[name](folder)`` writes one below ``folder``, with the splits train, val and test, and returns its location.
+"""
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from PIL import Image
+from scipy.io import savemat
+
+from moeprobe.runtime.catalog import DATA
+
+CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100_NAMES = tuple(f"fine_{label:02d}" for label in range(100))
+
+
+def location_of(name: str, folder: Path) -> str | None:
+    """Return the location of a small instance of data set ``name``, made below ``folder``."""
+    assert name in MAKERS, f"data set {name!r} has no maker: add one to MAKERS in tests/inputs/data/making.py"
+    return MAKERS[name](folder)
+
+
+def pixels(seed: int, *, height: int = 12, width: int = 16) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+
+
+def encoded(seed: int, format: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(seed)).save(buffer, format)
+    return buffer.getvalue()
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+class Python2Pickler(pickle._Pickler):
+    """Writes what Python 2's cPickle wrote: a ``str`` is a byte string, with opcodes that Python 3 only reads."""
+
+    dispatch: ClassVar[dict[type, Callable[..., None]]] = dict(pickle._Pickler.dispatch)
+
+    def save_string(self, value: bytes | str) -> None:
+        raw = value.encode() if isinstance(value, str) else value
+        header = b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
+        self.write(header + raw)  # type: ignore[attr-defined]
+        self.memoize(value)  # type: ignore[attr-defined]
+
+    dispatch[bytes] = save_string
+    dispatch[str] = save_string
+
+
+def python2_pickle(value: object) -> bytes:
+    buffer = io.BytesIO()
+    Python2Pickler(buffer, protocol=2).dump(value)
+    # The NumPy of 2009 called its module so.
+    return buffer.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def cifar_records(num: int, *, num_labels: int, seed: int) -> tuple[np.ndarray, list[int]]:
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, size=(num, 3072), dtype=np.uint8)
+    return data, [int(label) for label in random.integers(0, num_labels, size=num)]
+
+
+def cifar10_python(folder: Path, *, per_batch: int = 20) -> Path:
+    root = folder / "cifar-10-batches-py"
+    for number, batch in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        data, labels = cifar_records(per_batch, num_labels=10, seed=number)
+        names = [f"image_{row:04d}.png" for row in range(per_batch)]
+        content = {"data": data, "labels": labels, "batch_label": batch, "filenames": names}
+        write(root / batch, python2_pickle(content))
+    meta = {"num_cases_per_batch": per_batch, "label_names": list(CIFAR10_NAMES), "num_vis": 3072}
+    write(root / "batches.meta", python2_pickle(meta))
+    return folder
+
+
+def cifar10_binary(folder: Path, *, per_batch: int = 20) -> Path:
+    root = folder / "cifar-10-batches-bin"
+    for number, batch in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        data, labels = cifar_records(per_batch, num_labels=10, seed=number)
+        write(
+            root / f"{batch}.bin",
+            b"".join(bytes([label]) + row.tobytes() for row, label in zip(data, labels, strict=True)),
+        )
+    write(root / "batches.meta.txt", ("\n".join(CIFAR10_NAMES) + "\n\n").encode())
+    return folder
+
+
+def cifar100_python(folder: Path, *, num: int = 100) -> Path:
+    root = folder / "cifar-100-python"
+    for seed, part in enumerate(("train", "test")):
+        data, fine = cifar_records(num, num_labels=100, seed=seed)
+        content = {
+            "filenames": [f"image_{row:04d}.png" for row in range(num)],
+            "batch_label": f"{part} batch 1 of 1",
+            "fine_labels": fine,
+            "coarse_labels": [label // 5 for label in fine],
+            "data": data,
+        }
+        write(root / part, python2_pickle(content))
+    meta = {
+        "fine_label_names": list(CIFAR100_NAMES),
+        "coarse_label_names": [f"coarse_{k}" for k in range(20)],
+    }
+    write(root / "meta", python2_pickle(meta))
+    return folder
+
+
+def cifar100_binary(folder: Path, *, num: int = 100) -> Path:
+    root = folder / "cifar-100-binary"
+    for seed, part in enumerate(("train", "test")):
+        data, fine = cifar_records(num, num_labels=100, seed=seed)
+        records = (bytes([label // 5, label]) + row.tobytes() for row, label in zip(data, fine, strict=True))
+        write(root / f"{part}.bin", b"".join(records))
+    write(root / "fine_label_names.txt", ("\n".join(CIFAR100_NAMES) + "\n").encode())
+    return folder
+
+
+def flowers102(folder: Path, *, num: int = 12) -> Path:
+    labels = np.arange(1, num + 1, dtype=np.uint8) * 8  # up to 96
+    for number in range(1, num + 1):
+        write(folder / f"jpg/image_{number:05d}.jpg", encoded(number, "JPEG"))
+    savemat(folder / "imagelabels.mat", {"labels": labels[None, :]})
+    lists = {"trnid": [[3, 1, 7]], "valid": [[2, 12]], "tstid": [[4, 5, 6, 8, 9, 10, 11]]}
+    savemat(folder / "setid.mat", {key: np.array(value, dtype=np.uint16) for key, value in lists.items()})
+    return folder
+
+
+def imagenet(folder: Path, *, per_class: int = 150) -> Path:
+    content = encoded(0, "JPEG")
+    for wnid in ("n01440764", "n02012849"):
+        for number in range(per_class):
+            write(folder / f"train/{wnid}/{wnid}_{number}.JPEG", content)
+        for number in range(2):
+            write(folder / f"val/{wnid}/ILSVRC2012_val_{wnid[-2:]}{number:06d}.JPEG", encoded(number, "JPEG"))
+    return folder
+
+
+def image_folder(folder: Path, *, splits: Sequence[str] = ("train", "val", "test")) -> Path:
+    for seed, split in enumerate(splits):
+        for label, name in enumerate(("cat", "dog")):
+            for number in range(2):
+                write(folder / split / name / f"{number}.png", encoded(100 * seed + 10 * label + number))
+    return folder
+
+
+def tar_shard(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def webdataset(folder: Path) -> Path:
+    for seed, split in enumerate(("train", "val", "test")):
+        for shard in range(2):
+            members: list[tuple[str, bytes]] = []
+            for key in range(3):
+                members.append((f"{key:04d}.png", encoded(100 * seed + 10 * shard + key)))
+                members.append((f"{key:04d}.cls", b"%d\n" % key))
+                members.append((f"{key:04d}.json", json.dumps({"caption": "none"}).encode()))
+            tar_shard(folder / f"{split}-{shard:06d}.tar", members)
+    return folder
+
+
+def hub_rows(seed: int, num: int = 4) -> dict[str, list]:
+    images = [{"bytes": encoded(seed + row), "path": None} for row in range(num)]
+    return {"image": images, "label": [row % 3 for row in range(num)]}
+
+
+def huggingface(folder: Path) -> Path:
+    from datasets import ClassLabel, Dataset, DatasetDict, Features
+    from datasets import Image as ImageFeature
+
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["ant", "bee", "cow"])})
+    parts = {
+        split: Dataset.from_dict(hub_rows(100 * seed), features=features)
+        for seed, split in enumerate(("train", "validation", "test"))
+    }
+    DatasetDict(parts).save_to_disk(folder)
+    return folder
+
+
+MAKERS: dict[str, Callable[[Path], str | None]] = {
+    "cifar10": lambda folder: str(cifar10_python(folder)),
+    "cifar100": lambda folder: str(cifar100_binary(folder)),
+    "digits": lambda folder: None,
+    "flowers102": lambda folder: str(flowers102(folder)),
+    "folder": lambda folder: str(image_folder(folder)),
+    "huggingface": lambda folder: str(huggingface(folder)),
+    "imagenet": lambda folder: str(imagenet(folder)),
+    "shapes": lambda folder: "32",
+    "webdataset": lambda folder: str(webdataset(folder)),
+}
+
+assert set(MAKERS) <= set(DATA.names()), "a maker without a data set"

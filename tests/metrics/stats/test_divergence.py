@@ -1,0 +1,50 @@
+"""The Jensen-Shannon distance: against SciPy, its closed forms, and where it is 0 or 1."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from scipy.special import rel_entr
+
+from moeprobe.metrics.stats.divergence import jensen_shannon_distance
+
+
+@example(396, 2, 30.0, 0.25)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.sampled_from([0.01, 1.0, 30.0]), st.floats(0.0, 0.7))
+def test_against_scipy(seed: int, num_experts: int, spread: float, absent: float) -> None:
+    random = np.random.default_rng(seed)
+    one, two = np.exp(random.normal(0, spread, (2, 5, num_experts)))
+    for side in (one, two):
+        side[random.random(side.shape) < absent] = 0
+        side[:, 0] += 1e-6  # at least some weight
+    found = jensen_shannon_distance(torch.from_numpy(one), torch.from_numpy(two))
+    p, q = (side / side.sum(1, keepdims=True) for side in (one, two))
+    middle = (p + q) / 2
+    divergence = (rel_entr(p, middle) + rel_entr(q, middle)).sum(1) / (2 * math.log(2))
+    # Of equal sides rounding may leave less than nothing, of which SciPy's own distance makes no number.
+    np.testing.assert_allclose(found, np.sqrt(divergence.clip(0)), atol=3e-8)
+    np.testing.assert_array_equal(
+        found, jensen_shannon_distance(torch.from_numpy(two), torch.from_numpy(one))
+    )
+
+
+def test_closed_forms() -> None:
+    one = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    two = torch.tensor([[0.0, 0.0, 3.0], [1.0, 0.0, 0.0], [0.4, 0.6, 1.0], [0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    # Half and half against whole: m = (3/4, 1/4), so the divergence is ½ [½ log ⅔ + ½ log 2] + ½ log 4/3.
+    half = 0.5 * (0.5 * math.log2(0.5 / 0.75) + 0.5 * math.log2(0.5 / 0.25)) + 0.5 * math.log2(1 / 0.75)
+    found = jensen_shannon_distance(one, two)
+    assert found.tolist() == [1.0, pytest.approx(math.sqrt(half), rel=1e-6), 0.0, 1.0, 0.0]
+
+
+def test_small_distances_keep_their_figures_in_single_precision() -> None:
+    """Logarithms of ratios would leave nothing but rounding here."""
+    one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
+    two = one + torch.tensor([1e-5, -1e-5, 0.0], dtype=torch.float64)
+    exact = float(jensen_shannon_distance(one, two))
+    # To first order the divergence is Σ (p − q)² / (8 m ln 2).
+    assert exact == pytest.approx(math.sqrt(2 * 1e-10 / (8 * 0.3 * math.log(2))), rel=1e-4)
+    assert float(jensen_shannon_distance(one.float(), two.float())) == pytest.approx(exact, rel=0.02)

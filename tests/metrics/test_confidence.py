@@ -1,0 +1,49 @@
+"""The confidence of a router, token by token."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from moeprobe.metrics.confidence import METRICS, Confidence
+from tests.routing.routings import aligned, routing
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+@pytest.mark.parametrize("padded", [False, True])
+def test_means_over_tokens_by_a_loop(prefix: int, padded: bool) -> None:
+    valid = torch.ones(3, prefix + 6, dtype=torch.bool)
+    if padded:
+        valid[0, -1] = valid[1, :] = False
+    layer = routing(3, prefix=prefix, seed=1, valid=valid)
+    layer.gates[~valid] = float("nan")  # whatever stands in padding
+    sums = Confidence().sums(aligned(routing(3, prefix=prefix), layer))
+    assert set(sums) == ({"patch", "prefix"} if prefix else {"patch"})
+    for tokens, columns in sums.items():
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        metrics = {metric.name: metric for metric in Confidence().metrics(arrays, aligned=True)}
+        assert tuple(metrics) == METRICS
+        own = range(prefix) if tokens == "prefix" else range(prefix, prefix + 6)
+        rows = [sorted(layer.gates[b, t].tolist())[::-1] for b in range(3) for t in own if valid[b, t]]
+        expected = {
+            "gate_highest": sum(row[0] for row in rows),
+            "gate_second": sum(row[1] for row in rows),
+            "gate_rest": sum(sum(row[2:]) for row in rows),
+            "gate_margin": sum(row[0] - row[1] for row in rows),
+        }
+        for name, total in expected.items():
+            assert metrics[name].trials.sum() == len(rows)
+            found = metrics[name].statistic.evaluate(np.ones((3, 1)))[0]
+            assert found == pytest.approx(total / len(rows), rel=1e-6)
+
+
+def test_two_experts_leave_no_rest() -> None:
+    columns = Confidence().sums(aligned(routing(num_experts=2), routing(num_experts=2)))["patch"]
+    assert (columns["gate_rest"] >= 0).all() and (columns["gate_rest"] < 1e-5).all()
+
+
+def test_it_applies_where_gates_are_a_distribution() -> None:
+    assert Confidence().applies(routing())
+    assert not Confidence().applies(dataclasses.replace(routing(), gates_sum_to_one=False))
+    assert not Confidence().applies(routing(num_experts=1, top_k=1))

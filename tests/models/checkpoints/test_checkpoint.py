@@ -1,0 +1,171 @@
+"""Checkpoints: what is written is read again, and what a model can start from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+
+from moeprobe.errors import UserError
+from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.vit import resize_position_embedding
+
+CLASSES = ("a", "b", "c")
+
+
+def config(**changes: object) -> ModelConfig:
+    return ModelConfig.model_validate({"image_size": 32, "num_classes": 3, "pre_logits": True} | changes)
+
+
+def randomised(settings: ModelConfig) -> VisionTransformer:
+    torch.manual_seed(0)
+    model = build_model(settings)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, VisionTransformer]:
+    settings = config()
+    model = randomised(settings)
+    path = tmp_path / "run/last.safetensors"
+    checkpoint.save(path, model, config=settings, training={"seed": 4}, class_names=CLASSES)
+    return path.parent, model
+
+
+def test_what_is_saved_is_loaded(saved: tuple[Path, VisionTransformer]) -> None:
+    folder, model = saved
+    again, info = checkpoint.load(folder)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert (info.name, info.model, info.class_names) == ("run", config(), CLASSES)
+    assert info.training == {"seed": 4} and len(info.hash) == 64
+    assert checkpoint.load(folder / "last.safetensors")[1] == info
+
+
+def test_another_resolution_head_and_top_k(saved: tuple[Path, VisionTransformer]) -> None:
+    """Positions are resampled, head and pre-logits are new, everything else is taken over."""
+    folder, model = saved
+    torch.manual_seed(1)
+    fine = build_model(config(image_size=64, num_classes=7, pre_logits=False, top_k=1))
+    head = fine.head.weight.detach().clone()
+    checkpoint.initialise_from(fine, folder)
+    own, theirs = dict(fine.named_parameters()), dict(model.named_parameters())
+    for name, parameter in own.items():
+        if not name.startswith(("head.", "pos_embed")):
+            assert torch.equal(parameter, theirs[name]), name
+    wanted = resize_position_embedding(theirs["pos_embed"], num_prefix=1, rows=8, columns=8)
+    assert torch.equal(own["pos_embed"], wanted)
+    assert torch.equal(own["pos_embed"][:, 0], theirs["pos_embed"][:, 0])
+    assert torch.equal(own["head.weight"], head)
+    assert {layer.router.top_k for layer in moe_layers(fine).values()} == {1}
+    fine(torch.zeros(2, 3, 64, 64))
+
+
+def test_the_pre_logits_start_anew(saved: tuple[Path, VisionTransformer]) -> None:
+    folder, model = saved
+    fine = build_model(config())
+    checkpoint.initialise_from(fine, folder)
+    assert not torch.equal(fine.fc_norm[0].weight, model.fc_norm[0].weight)
+    assert torch.equal(fine.pos_embed, model.pos_embed)
+
+
+def test_a_kept_head(saved: tuple[Path, VisionTransformer]) -> None:
+    folder, model = saved
+    fine = build_model(config(image_size=16))
+    checkpoint.initialise_from(fine, folder, keep_head=True, class_names=CLASSES)
+    assert torch.equal(fine.head.weight, model.head.weight)
+    assert torch.equal(fine.fc_norm[0].weight, model.fc_norm[0].weight)
+    with pytest.raises(UserError, match="of other classes than the data"):
+        checkpoint.initialise_from(fine, folder, keep_head=True, class_names=("a", "b", "d"))
+    with pytest.raises(UserError, match=r"fc_norm\.0\.bias is \(64,\) there, no such parameter here"):
+        checkpoint.initialise_from(build_model(config(pre_logits=False)), folder, keep_head=True)
+
+
+def test_a_head_that_is_kept_is_complete(tmp_path: Path) -> None:
+    settings = config(pre_logits=False)
+    checkpoint.save(
+        tmp_path / "last.safetensors", randomised(settings), config=settings, training={}, class_names=CLASSES
+    )
+    with pytest.raises(UserError, match=r"lacks fc_norm\.0\.weight"):
+        checkpoint.initialise_from(build_model(config()), tmp_path, keep_head=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_experts": 4}, r"blocks\.1\.mlp\.experts\.fc1\.bias is \(8, 128\) there, \(4, 128\) here"),
+        ({"layers": [0, 1, 3]}, r"blocks\.0\.mlp\.fc1\.bias is \(128,\) there, no such parameter"),
+        ({"patch_size": 16}, r"patch_embed\.proj\.weight is"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    saved: tuple[Path, VisionTransformer], changes: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        checkpoint.initialise_from(build_model(config(**changes)), saved[0])
+
+
+def test_files_that_are_no_checkpoints(saved: tuple[Path, VisionTransformer], tmp_path: Path) -> None:
+    path = saved[0] / "last.safetensors"
+    with pytest.raises(UserError, match="no checkpoint"):
+        checkpoint.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no last\.safetensors"):
+        checkpoint.load(tmp_path)
+    content = path.read_bytes()
+    for length in (0, 4, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(UserError, match="truncated or no safetensors"):
+            checkpoint.load(path)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match="not one that moeprobe wrote"):
+        checkpoint.load(path)
+    checkpoint.write_tensors(path, {"x": torch.zeros(1)}, {"format": "another"})
+    with pytest.raises(UserError, match="not a checkpoint of a format"):
+        checkpoint.load(path)
+    about = {"format": checkpoint.FORMAT, "model": {"widht": 3}}
+    checkpoint.write_tensors(path, {"x": torch.zeros(1)}, about)
+    with pytest.raises(UserError, match="describes no model"):
+        checkpoint.load(path)
+    about["model"] = config().model_dump()
+    checkpoint.write_tensors(path, {"x": torch.zeros(1)}, about)
+    with pytest.raises(UserError, match="do not fit the model"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": None}, "training is a section of keys"),
+        ({"training": [1]}, "training is a section of keys"),
+        ({"training": {"seed": "four"}}, "training.seed: input should be a valid integer; got 'four'."),
+        ({"training": {"group": 5}}, "training.group: input should be a valid string; got 5."),
+        ({"training": {"objective": "prc"}}, "training.objective: input should be a valid dictionary"),
+        ({"model": {"image_size": "32"}}, "model.image_size: input should be a valid integer; got '32'."),
+        ({"model": None}, "model is a section of keys"),
+        ({"class_names": [1, 2, 3]}, "class_names.0: input should be a valid string; got 1."),
+        ({"class_names": "abc"}, "class_names: input should be a valid list; got 'abc'."),
+    ],
+)
+def test_descriptions_of_other_types_are_sentences(
+    changes: dict[str, object], words: str, saved: tuple[Path, VisionTransformer]
+) -> None:
+    path = saved[0] / "last.safetensors"
+    tensors, description = checkpoint.read_tensors(path)
+    checkpoint.write_tensors(path, tensors, description | changes)
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_description_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    for text, words in (("[" * 100_000, "nested too deeply"), ("[]", "not one that moeprobe wrote")):
+        save_file({"x": torch.zeros(1)}, path, metadata={"description": text})
+        with pytest.raises(UserError, match=words):
+            checkpoint.load(path)

@@ -1,0 +1,137 @@
+"""The noise floor: nothing for a router that repeats itself, and what it is for one that does not."""
+
+import json
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.vmoe import Vmoe
+from moeprobe.cli.screen import footing
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.views.gaussian_noise import GaussianNoise
+from moeprobe.metrics.match import Match
+from moeprobe.probes.engine import noise_floor
+from moeprobe.probes.engine.loop import run
+from moeprobe.probes.sweep import figure as sweep_figure
+from moeprobe.results.folder import Result
+from moeprobe.results.summaries import About, summarise
+from moeprobe.results.tables import FLOORS
+from moeprobe.routing.record import RoutingTrace
+from tests.commands import Trained
+from tests.commands import run as command
+from tests.results.drawn import words
+from tests.routing.routings import checkpoint, probe, tiny
+
+ABOUT = About("run", "digits", "test", 0, True, {}, {})
+
+
+class Fickle(Vmoe):
+    """A router that gives every tenth token to expert 0 whenever it is asked again."""
+
+    asked = 0
+
+    def trace(
+        self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
+    ) -> tuple[Tensor | None, RoutingTrace]:
+        scores, routing = super().trace(images, layers=layers, logits=logits)
+        self.asked += 1
+        for layer in routing.layers.values():
+            layer.selected[:, self.asked % 10 :: 10, 0] = 0
+        return scores, routing
+
+
+def table(model: object, **changes: object) -> pd.DataFrame:
+    asked = probe("noise", GaussianNoise(), severities=(0.0, 0.1), analyses=(Match(),), **changes)
+    one = Checkpoint("a", model, Framing(32), provenance={})  # type: ignore[arg-type]
+    return summarise(run(asked, one)[0], analyses=asked.analyses, about=ABOUT)[0]
+
+
+def floor(found: pd.DataFrame) -> pd.DataFrame:
+    rows = found[
+        found["view"].isin(FLOORS) & (found["metric"] == "top1_match") & (found["tokens"] == "patch")
+    ]
+    return rows.set_index(["view", "layer"])
+
+
+def test_a_router_that_repeats_itself() -> None:
+    rows = floor(table(checkpoint().model, floor_images=20))
+    assert set(rows.index) == {(view, layer) for view in FLOORS for layer in ("blocks.1", "blocks.3")}
+    assert (rows["images"] == 20).all() and rows["severity"].isna().all()
+    assert (rows.loc["clean_again", "value"] == 1).all() and (
+        rows.loc["clean_other_batch", "value"] > 0.99
+    ).all()
+    # Eight bits of mantissa: some of the close decisions fall otherwise, most do not.
+    assert rows.loc["clean_other_dtype", "value"].between(0.8, 0.9999).all()
+
+
+@pytest.mark.parametrize("batch_size", [7, 30])
+def test_only_the_first_images_are_run_again(batch_size: int) -> None:
+    class Counting(Vmoe):
+        runs = 0
+
+        def trace(self, images: Tensor, **more: object) -> tuple[Tensor | None, RoutingTrace]:
+            self.runs += len(images)
+            return super().trace(images, **more)  # type: ignore[arg-type]
+
+    model = Counting(tiny(), mean=(0.5,) * 3, std=(0.5,) * 3)
+    rows = floor(table(model, floor_images=10, batch_size=batch_size))
+    assert (rows["images"] == 10).all()
+    # Clean and noisy, and three times those batches that hold one of the ten.
+    assert model.runs == 2 * 30 + 3 * {7: 14, 30: 30}[batch_size]
+    assert floor(table(model, floor_images=0)).empty
+
+
+def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
+    found = table(Fickle(tiny(), mean=(0.5,) * 3, std=(0.5,) * 3), floor_images=30)
+    assert (floor(found).loc["clean_again", "value"] < 1).all()
+    request = {
+        "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
+        "view": {"name": "noise"},
+    }  # fmt: skip
+    result = Result(found, None, None, {"request": request, "skipped_images": [], "checkpoints": {}})
+    assert "a is random at evaluation: run again unchanged, only 0." in footing(result)
+    steady = Result(table(checkpoint().model, floor_images=30), None, None, result.sidecar)
+    assert "random" not in footing(steady)
+
+
+def test_groups_are_not_cut() -> None:
+    model = Vmoe(
+        tiny(eval_capacity_factor=1.0), mean=(0.5,) * 3, std=(0.5,) * 3, trained_capacity=True, group_images=5
+    )
+    pixels = torch.rand(20, 3, 32, 32)
+    reference = model.trace(pixels)[1]
+    found = dict(noise_floor.repeats(model, pixels, layers=None, device=torch.device("cpu")))
+    for name in ("clean_again", "clean_other_batch"):
+        for layer, routing in found[name].layers.items():
+            assert torch.equal(routing.processed, reference.layers[layer].processed)
+    assert "clean_other_batch" not in dict(
+        noise_floor.repeats(model, pixels[:5], layers=None, device=torch.device("cpu"))
+    )
+
+
+def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
+    arguments = ("noise-sweep", trained["prc"], "--sigmas", "0,0.1", "--limit", 25)
+    found = json.loads(command(*arguments, "--json").stdout)
+    assert found["sidecar"]["floor_dtype"] == "bfloat16"
+    figure = sweep_figure.draw(pd.DataFrame(found["table"]), colours=found["sidecar"]["colours"], unit="σ")[
+        "routing"
+    ]
+    assert "noise floor (arithmetic)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "25 images" in words(figure)
+    shown = command(*arguments, "--full").output
+    assert "Noise floor: top-1 match of 25 clean images with themselves" in shown and "bfloat16" in shown
+
+
+def test_parts_of_a_batch_are_joined_field_by_field() -> None:
+    """Slots and scores too, where there are some."""
+    model = Vmoe(tiny(router="soft_moe", head="gap"), mean=(0.5,) * 3, std=(0.5,) * 3, router_name="soft_moe")
+    images = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = dict(noise_floor.repeats(model, images, layers=None, device=torch.device("cpu")))
+    whole, joined = (found[name].layers["blocks.3"] for name in (noise_floor.AGAIN, noise_floor.OTHER_BATCH))
+    assert whole.slot is not None and joined.slot is not None
+    assert torch.equal(whole.slot, joined.slot)
+    assert joined.scores is None

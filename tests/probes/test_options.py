@@ -1,0 +1,248 @@
+"""Options by name: what a caller may give, and the sentence for what does not fit."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from moeprobe.probes.engine.options import Keywords, Options
+from moeprobe.runtime import arguments
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import nearest
+
+Trained = dict[str, Path]
+PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
+          "discontinuity", "overlay", "record", "analyze_trace", "compare", "correspond")  # fmt: skip
+
+
+def test_the_keywords_are_the_options() -> None:
+    fields = {field.name for field in dataclasses.fields(Options)}
+    assert set(get_type_hints(Keywords)) == fields
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_notebook_completes_the_options(name: str) -> None:
+    parameters = inspect.signature(vars(api)[name]).parameters
+    assert {field.name for field in dataclasses.fields(Options)} <= set(parameters)
+    assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
+    assert parameters["limit"].default is None
+    assert parameters["limit"].annotation == int | None
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in api.__all__ if inspect.isfunction(vars(api)[name]) and name != "open_view"]
+)
+def test_a_mistyped_keyword_is_a_sentence(name: str) -> None:
+    with pytest.raises(UserError, match=rf"api\.{name} has no argument 'wacher'"):
+        vars(api)[name]("checkpoints/x", wacher=1)
+
+
+def test_the_keyword_that_was_meant() -> None:
+    with pytest.raises(UserError, match=r"'limt'\. Did you mean 'limit'\? There are: models, data, view"):
+        api.match_ratio("x", limt=5)  # type: ignore[call-arg]
+    with pytest.raises(
+        UserError, match=r"too many positional arguments; its arguments are models, data=, view="
+    ):
+        api.match_ratio("x", "y")  # type: ignore[call-arg]
+    with pytest.raises(UserError, match="missing a required argument: 'view'"):
+        api.sweep("x")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"limit": "5"}, "limit takes a whole number, or None; got '5'."),
+        ({"limit": 2.5}, "limit takes a whole number, or None; got 2.5."),
+        ({"limit": True}, "limit takes a whole number, or None; got True."),
+        ({"limit": 0}, "limit takes a positive number of images; got 0."),
+        ({"batch_size": -1}, "batch_size takes a positive number of images; got -1."),
+        ({"workers": -1}, "workers takes a number of processes from 0 up; got -1."),
+        ({"seed": None}, "seed takes a whole number; got None."),
+        ({"split": 3}, "split takes a string; got 3."),
+        ({"layers": 3}, "layers takes a name, or a list of names; got 3."),
+        ({"layers": []}, "layers takes a name, or a list of names; got []."),
+        ({"out": 3}, "out takes a path, or None; got 3."),
+        ({"skip_bad_images": "no"}, "skip_bad_images takes True or False; got 'no'."),
+    ],
+)
+def test_values_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        api.match_ratio("nowhere", **given)
+    assert str(found.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: api.noise_sweep("x", sigmas="0,0.1"),  # type: ignore[arg-type]
+         "sigmas takes a number, or a list of numbers; got '0,0.1'."),
+        (lambda: api.sweep("x", view="affine", severities=[0, "a"]),  # type: ignore[list-item]
+         "severities takes a number, or a list of numbers; got [0, 'a']."),
+        (lambda: api.fewshot("x", shots=1.5),  # type: ignore[arg-type]
+         "shots takes different whole numbers from 1 up"),
+        (lambda: api.contagion("x", share="half"), "share takes a number; got 'half'."),  # type: ignore[arg-type]
+        (lambda: api.overlay("x", animate=1), "animate takes True or False; got 1."),  # type: ignore[arg-type]
+        (lambda: api.match_ratio("x", view=3), "view takes a string; got 3."),  # type: ignore[arg-type]
+        (lambda: api.import_trace(5, "y"), "log takes a path; got 5."),  # type: ignore[arg-type]
+        (lambda: api.trace(float("nan"), 0), "A checkpoint is a path, or what api.load_model returns; got float."),  # type: ignore[arg-type]
+        (lambda: api.match_ratio("x", capacity="trained"),  # type: ignore[call-arg]
+         "no argument 'capacity'. Did you mean trained_capacity=True?"),
+        (lambda: api.overlay("x", file="cat.png"),  # type: ignore[call-arg]
+         "no argument 'file'. Did you mean files=[\"cat.png\"]?"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        call()
+    assert sentence in str(found.value)
+
+
+@pytest.mark.parametrize("given", [0.1, np.float32(0.1), [0.1], np.array([0.1]), torch.tensor(0.1)])
+def test_a_lone_number_is_a_list_of_one(given: Any) -> None:
+    [read] = arguments.read("sigmas", Sequence[float] | None, given)
+    assert type(read) is float
+    assert read == pytest.approx(0.1)
+    assert arguments.read("sigmas", Sequence[float] | None, None) is None
+
+
+def test_options_that_are_none() -> None:
+    with pytest.raises(UserError, match=r"options takes api.Options\(...\), or None; got dict"):
+        api.match_ratio("nowhere", options={"limit": 5})  # type: ignore[arg-type]
+
+
+def test_what_options_are_read_from() -> None:
+    options = Options(layers="blocks.1, blocks.3", limit=np.int64(5), out="reports/x", masks=Path("m"))  # type: ignore[arg-type]
+    assert options.layers == ("blocks.1", "blocks.3")
+    assert type(options.limit) is int
+    assert (options.out, options.masks) == (Path("reports/x"), Path("m"))
+    assert Options(layers=["blocks.1"]).layers == ("blocks.1",)  # type: ignore[arg-type]
+
+
+def test_one_or_several() -> None:
+    assert several("a") == several(["a"]) == several(one for one in "a") == ["a"]
+    assert several(Path("a")) == [Path("a")]
+    assert several(()) == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "python"),
+    [
+        ("--limit takes a number.", "limit takes a number."),
+        ("use --group-images 1.", "use group_images=1."),
+        ("add --overwrite to replace it", "add overwrite=True to replace it"),
+        (
+            "e.g. --data imagenet:PATH or --data folder:PATH.",
+            'e.g. data="imagenet:PATH" or data="folder:PATH".',
+        ),
+        ("use --capacity trained.", "use trained_capacity=True."),
+        ("--capacity is unlimited or trained", "trained_capacity is unlimited or trained"),
+        ("it with: moeprobe sweep --view x. Or --seed 3", "it with: moeprobe sweep --view x. Or seed=3"),
+        ("choose another --out.", "choose another out."),
+        ("--severity 0.2, or less", "severity=0.2, or less"),
+        ("--file mine/cat.png.", 'files=["mine/cat.png"].'),
+    ],
+)
+def test_sentences_in_the_words_of_python(typed: str, python: str) -> None:
+    error = UserError(typed)
+    assert str(error) == python
+    assert error.sentence == f"{error}" == typed
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("sofmax", "softmax_token_choice"),
+        ("noise", "gaussian_noise"),
+        ("gausian_noise", "gaussian_noise"),
+        ("limt", "limit"),
+        ("Digits", "digits"),
+        ("xyzzy", None),
+    ],
+)
+def test_the_nearest_name(typed: str, meant: str | None) -> None:
+    names = (
+        "softmax_expert_choice",
+        "softmax_token_choice",
+        "soft_moe",
+        "embedding_noise",
+        "gaussian_noise",
+        "brightness",
+        "limit",
+        "digits",
+        "split",
+    )
+    assert nearest(typed, names) == meant
+
+
+def test_one_checkpoint_in_every_form(trained: Trained) -> None:
+    loaded = api.load_model(trained["prc"])
+    tables = [
+        api.confidence(given, limit=4, layers="blocks.3").table
+        for given in (loaded, [loaded], trained["prc"], str(trained["prc"]))
+    ]
+    for table in tables[1:]:
+        np.testing.assert_array_equal(table["value"], tables[0]["value"])
+    assert set(tables[0]["layer"]) == {"blocks.3"}
+
+
+def test_what_is_no_checkpoint(trained: Trained) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    for given in (net, [net]):
+        with pytest.raises(
+            UserError, match=r"cannot be probed as it is; wrap it: api\.wrap\(api\.Hooks\(net"
+        ):
+            api.match_ratio(given)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"wrap it: api\.wrap\(api\.Hooks\(net"):
+        api.trace(net, torch.zeros(1, 3, 32, 32))  # type: ignore[arg-type]
+    with pytest.raises(
+        UserError, match=r"say it with Hooks: api\.wrap\(api\.Hooks\(net, image_size=…\), name='a'\)"
+    ):
+        api.wrap(net, name="a")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"a path, or what api\.load_model returns; got int"):
+        api.compare([trained["prc"], 5])  # type: ignore[list-item]
+
+
+def test_trace_takes_images_as_they_come(trained: Trained) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    image = Image.fromarray(array)
+    floats = torch.from_numpy(array.transpose(2, 0, 1).copy()).float() / 255
+    expected, routing = api.trace(trained["prc"], floats[None], layers="blocks.3")
+    assert expected is not None
+    assert list(routing.layers) == ["blocks.3"]
+    uint8 = (floats * 255).round().to(torch.uint8)
+    for given in (image, [image], array, array[None], uint8, uint8[None], floats.numpy(), floats):
+        logits, _ = api.trace(str(trained["prc"]), given)
+        assert logits is not None
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    # An image of another size is framed; pixels are not.
+    assert api.trace(trained["prc"], [image.resize((50, 40)), image])[0].shape == (2, 10)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"takes images \(B, 3, 32, 32\)"):
+        api.trace(trained["prc"], torch.zeros(1, 3, 40, 40))
+
+
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        (torch.full((1, 3, 32, 32), 255.0), "these reach from 255 to 255. Divide by 255"),
+        (torch.full((1, 3, 32, 32), -2.0), "these reach from -2 to -2"),
+        (torch.full((1, 3, 32, 32), torch.nan), "these reach from nan to nan"),
+        (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "Pixels are floats in [0, 1], or uint8; got int64"),
+        (np.array(["a"]), "got an array of <U1"),
+        ("cat.png", "or PIL images; got str"),
+        ([], "or PIL images; got list"),
+    ],
+)
+def test_trace_refuses_what_is_no_image(trained: Trained, images: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as found:
+        api.trace(trained["prc"], images)
+    assert sentence in str(found.value)

@@ -1,0 +1,42 @@
+"""The order of choices belongs to the scores, not to the router."""
+
+import torch
+
+from moeprobe.routing.record import order_choices
+
+
+def order(selected: list[int], scores: list[float]) -> tuple[list[int], list[bool]]:
+    """Sort one token's choices; the first choice handed in is the only one that was processed."""
+    processed = [index == 0 for index in range(len(selected))]
+    experts, kept = order_choices(
+        torch.tensor([[selected]]), torch.tensor([[processed]]), torch.tensor([[scores]])
+    )
+    assert experts.dtype == torch.int16 and kept.dtype == torch.bool
+    return experts[0, 0].tolist(), kept[0, 0].tolist()
+
+
+def test_best_first_and_what_was_processed_moves_along() -> None:
+    assert order([2, 0, 1], [0.1, 0.7, 0.2]) == ([1, 2, 0], [False, True, False])
+    assert order([0, 1, 2], [0.1, 0.7, 0.2]) == ([1, 2, 0], [False, False, True])
+
+
+def test_ties_go_to_the_lower_expert() -> None:
+    assert order([3, 1, 2], [0.0, 0.5, 0.5, 0.5]) == ([1, 2, 3], [False, False, True])
+
+
+def test_absent_choices_come_last() -> None:
+    assert order([-1, 0, 2], [0.1, 0.7, 0.2]) == ([2, 0, -1], [False, False, True])
+    assert order([-1, -1], [0.1, 0.7])[0] == [-1, -1]
+    assert order([2, -1], [0.1, 0.7, -torch.inf]) == ([2, -1], [True, False])
+    assert order([-1, 2], [0.1, 0.7, -torch.inf])[0] == [2, -1]
+
+
+def test_any_order_of_the_router_gives_the_same() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(2, 5, 8).round(decimals=0)
+    selected = torch.rand(2, 5, 8).argsort(-1)[..., :3]
+    processed = torch.rand(2, 5, 3) < 0.5
+    expected = order_choices(selected, processed, scores)
+    shuffled = torch.tensor([2, 0, 1])
+    again = order_choices(selected[..., shuffled], processed[..., shuffled], scores)
+    assert torch.equal(expected[0], again[0]) and torch.equal(expected[1], again[1])

@@ -1,0 +1,137 @@
+"""Folders of finished runs, written by hand: small, and with names that no probe would let through."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from moeprobe.results.tables import frame
+from moeprobe.runtime.csv import write_csv
+
+Value = tuple[float, float, float]
+NAN = float("nan")
+
+# (layer, tokens, metric, null) -> value and interval of each checkpoint.
+MATCH: dict[tuple[str, str, str, str], Sequence[Value]] = {
+    ("blocks.3", "patch", "top1_match", ""): [(0.437, 0.418, 0.455), (0.607, 0.587, 0.626)],
+    ("blocks.3", "patch", "top1_match_chance", "pooled"): [(0.128, 0.126, 0.129), (0.129, 0.127, 0.131)],
+    ("blocks.3", "patch", "top1_match_chance", "image"): [(0.2, 0.19, 0.21), (0.21, 0.2, 0.22)],
+    ("blocks.3", "patch", "top1_match_kappa", "pooled"): [(0.354, 0.333, 0.375), (0.549, 0.526, 0.571)],
+    ("blocks.3", "prefix", "top1_match", ""): [(0.7, 0.65, 0.75), (0.8, 0.75, 0.85)],
+    ("blocks.3", "prefix", "top1_match_kappa", "pooled"): [(0.6, 0.55, 0.65), (0.7, 0.65, 0.75)],
+    ("blocks.5", "patch", "top1_match", ""): [(0.41, 0.39, 0.43), (0.52, 0.5, 0.54)],
+    ("blocks.5", "patch", "top1_match_chance", "pooled"): [(0.12, 0.11, 0.13), (0.13, 0.12, 0.14)],
+    ("blocks.5", "patch", "top1_match_kappa", "pooled"): [(0.33, 0.31, 0.35), (0.45, 0.43, 0.47)],
+}
+EVAL: dict[tuple[str, str, str, str], Sequence[Value]] = {
+    ("", "", "accuracy", ""): [(0.972, 0.953, 0.986), (0.975, 0.956, 0.989)]
+}
+
+
+def row(
+    checkpoint: str, key: tuple[str, str, str, str], value: Value, *, flag: str = "", **more: Any
+) -> dict[str, Any]:
+    layer, tokens, metric, null = key
+    return {
+        "run": "run", "checkpoint": checkpoint, "dataset": "digits", "split": "test", "layer": layer, "tokens": tokens,
+        "metric": metric, "null": null, "value": value[0], "ci_low": value[1], "ci_high": value[2], "images": 360,
+        "trials": 5530 if layer else 360, "seed": 0, "flag": flag,
+    } | more  # fmt: skip
+
+
+def minus(one: Value, other: Value) -> Value:
+    """A difference with an interval of ± 0.02."""
+    difference = one[0] - other[0]
+    return difference, difference - 0.02, difference + 0.02
+
+
+def sidecar(kind: str, checkpoints: Sequence[str], **more: Any) -> dict[str, Any]:
+    """What a probe records; ``request`` is added to what was asked, everything else replaces its part."""
+    hashes = {name: (name.encode().hex() * 64)[:64] for name in checkpoints}
+    request: dict[str, Any] = {
+        "kind": kind, "data": "digits", "split": "test", "view": {"name": "random_crop", "flip": False},
+        "severities": [], "layers": None, "limit": None, "seed": 0, "trained_capacity": False,
+    }  # fmt: skip
+    return {
+        "request": request | more.pop("request", {}),
+        "command": f"moeprobe {kind} somewhere",
+        "checkpoints": {
+            name: {"path": f"{name}.safetensors", "sha256": hashes[name], "training": {"seed": 0}}
+            for name in checkpoints
+        },
+        "wall_seconds": 1.25,
+        "versions": {"moeprobe": "0.1.0", "torch": "2.13.0"},
+        "platform": "Linux x86_64",
+        "git_commit": "1" * 40,
+    } | more
+
+
+def write_run(
+    folder: Path,
+    kind: str = "match-ratio",
+    *,
+    checkpoints: Sequence[str] = ("a", "b"),
+    values: Mapping[tuple[str, str, str, str], Sequence[Value]] = MATCH,
+    pictures: Sequence[str] = ("match-ratio.png",),
+    **more: Any,
+) -> Path:
+    """Write a run whose differences are those of the values, each ± 0.02."""
+    rows = [row(name, key, given[i]) for i, name in enumerate(checkpoints) for key, given in values.items()]
+    differences = [
+        row(name, key, minus(given[i], given[0]), reference=checkpoints[0])
+        for i, name in enumerate(checkpoints)
+        for key, given in values.items()
+        if i
+    ]
+    return write_rows(folder, kind, rows, differences, checkpoints=checkpoints, pictures=pictures, **more)
+
+
+def write_rows(
+    folder: Path,
+    kind: str,
+    rows: Sequence[dict[str, Any]],
+    differences: Sequence[dict[str, Any]] = (),
+    *,
+    checkpoints: Sequence[str],
+    pictures: Sequence[str] = (),
+    **more: Any,
+) -> Path:
+    """Write a run with these lines in its tables."""
+    folder.mkdir(parents=True)
+    if rows:
+        write_csv(folder / "table.csv", frame(list(rows)))
+    if differences:
+        write_csv(folder / "comparison.csv", frame(list(differences), comparison=True))
+    for name in pictures:
+        draw(folder / "figures" / name)
+    write_sidecar(folder, sidecar(kind, checkpoints, **more))
+    return folder
+
+
+def write_sidecar(folder: Path, content: Any) -> None:
+    (folder / "table.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def draw(path: Path, *, grey: int = 128) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (40, 20), grey).save(path)
+
+
+def write_frames(folder: Path, severities: Sequence[float] = (0.0, 0.1, 0.2)) -> Path:
+    """Write an overlay with a picture per severity, as ``overlay --animate`` does."""
+    (folder / "figures").mkdir(parents=True)
+    frames = []
+    for number, severity in enumerate(severities):
+        name = f"figures/overlay-blocks.3-{number:03d}.png"
+        draw(folder / name, grey=40 * number)
+        frames.append({"severity": severity, "file": name})
+    draw(folder / "figures" / "overlay-blocks.3.gif")
+    draw(folder / "figures" / "overlay-blocks.3-strip.png")
+    patches = "checkpoint,layer,image_id,row,column,clean_expert,perturbed_expert,compared,changed\n"
+    patches += "".join(f"a,blocks.3,digits/7,0,{i},1,{i % 2 + 1},True,{i % 2 == 1}\n" for i in range(4))
+    (folder / "patches.csv").write_text(patches, encoding="utf-8")
+    # Not in order: the slider goes by the severity.
+    write_sidecar(folder, sidecar("overlay", ["a"], frames={"blocks.3": frames[::-1]}))
+    return folder

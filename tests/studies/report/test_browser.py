@@ -1,0 +1,277 @@
+"""The page in a real browser: no errors, no requests, and everything on it works by mouse and by keyboard.
+
+Needs Debian's ``chromium`` and ``chromium-driver``. Where they are not there the tests are skipped, unless
+MOEPROBE_REQUIRE_BROWSER=1 says that they must run.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeprobe import api
+from tests.commands import PATIENCE
+from tests.studies.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
+from tests.studies.report.test_report import HOSTILE, hostile
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+REQUIRED = os.environ.get("MOEPROBE_REQUIRE_BROWSER") == "1"
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER) and not REQUIRED,
+    reason="the report in a browser: there is no chromium and chromedriver; apt-get install chromium chromium-driver",
+)
+PHONE, DESK = 390, 1280
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    assert BROWSER and DRIVER, "MOEPROBE_REQUIRE_BROWSER=1, but there is no chromium and chromedriver"
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    if os.geteuid() == 0:
+        arguments.append("--no-sandbox")  # Chromium refuses to start as root otherwise
+    for argument in arguments:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    downloads = tmp_path_factory.mktemp("downloads")
+    driver.execute_cdp_cmd(
+        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
+    )
+    driver.downloads = downloads  # type: ignore[attr-defined]
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of everything: values with a gap, frames, and a run in which every name is a script."""
+    folder = tmp_path_factory.mktemp("report")
+    key = ("", "", "accuracy", "")
+    gap = [
+        row(name, key, value, flag=flag)
+        for name, value, flag in (
+            ("nine", (9.0, 8.0, 9.5), ""),
+            ("none", (NAN, NAN, NAN), "no_trials"),
+            ("minus", (-1.5, -2.0, -1.0), ""),
+            ("lowest", (-20.0, -21.0, -19.0), ""),
+            ("ten", (10.0, 9.0, 11.0), ""),
+        )
+    ]
+    runs = [
+        write_run(folder / "match"),
+        write_run(folder / "eval", "eval", values=EVAL),
+        write_run(folder / "worse", values={key: given[::-1] for key, given in MATCH.items()}),
+        write_frames(folder / "overlay"),
+        write_rows(folder / "gap", "gap", gap, checkpoints=["nine"]),
+        hostile(folder / "hostile"),
+    ]
+    return api.report(runs, out=folder / "out").files[0]
+
+
+def show(browser: Any, page: Path, *, width: int = DESK, scheme: str = "light", media: str = "") -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"media": media, "features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE},
+    )
+    for kind in ("browser", "performance"):
+        browser.get_log(kind)  # what earlier pages left
+    browser.get(page.as_uri())
+
+
+def find(browser: Any, selector: str) -> list[Any]:
+    return browser.find_elements("css selector", selector)
+
+
+def requested(browser: Any) -> list[str]:
+    """Every address that was asked for since the page was opened."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    ]
+
+
+def test_it_opens_without_errors_and_without_requests(browser: Any, page: Path) -> None:
+    show(browser, page)
+    assert browser.get_log("browser") == []
+    addresses = requested(browser)
+    assert addresses[0] == page.as_uri()
+    assert all(address.startswith("data:") for address in addresses[1:])
+    assert len(addresses) >= 5
+    for picture in find(browser, "img"):
+        assert picture.get_property("naturalWidth") > 0
+
+
+def test_a_name_that_is_a_script_is_shown_and_not_run(browser: Any, page: Path) -> None:
+    from selenium.common.exceptions import NoAlertPresentException
+
+    show(browser, page)
+    with pytest.raises(NoAlertPresentException):
+        _ = browser.switch_to.alert.text
+    assert HOSTILE in browser.find_element("tag name", "body").text
+    assert len(find(browser, "script")) == 1
+
+
+def test_even_a_script_that_got_in_would_not_run(browser: Any, page: Path, tmp_path: Path) -> None:
+    """The policy is the second lock: the same page with a script put in by hand."""
+    broken = tmp_path / "broken.html"
+    broken.write_text(
+        page.read_text().replace("</main>", "<script>document.title = 'run'</script></main>"),
+        encoding="utf-8",
+    )
+    show(browser, broken)
+    assert browser.title == "Routing report"
+    assert any("Content Security Policy" in entry["message"] for entry in browser.get_log("browser"))
+
+
+def test_the_slider_moves_through_the_frames(browser: Any, page: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, page)
+    [slider] = find(browser, ".frames input[type=range]")
+    [output] = find(browser, ".frames output")
+    frames = find(browser, ".frames figure")
+    assert len(frames) == 3
+
+    def seen() -> tuple[str, str, list[bool]]:
+        return output.text, slider.get_attribute("aria-valuetext"), [frame.is_displayed() for frame in frames]
+
+    assert seen() == ("0", "severity 0", [True, False, False])
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert seen() == ("0.1", "severity 0.1", [False, True, False])
+    slider.send_keys(Keys.END)
+    assert seen() == ("0.2", "severity 0.2", [False, False, True])
+    slider.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert seen() == ("0", "severity 0", [True, False, False])
+    labels = find(browser, f"label[for={slider.get_attribute('id')}]")
+    assert [label.text for label in labels] == ["severity"]
+    assert browser.get_log("browser") == []
+
+
+def column(table: Any, number: int) -> list[str]:
+    return [
+        line.find_elements("tag name", "td")[number].text.split("\n")[0]
+        for line in table.find_elements("css selector", "tbody tr")
+    ]
+
+
+def test_tables_sort_by_value_and_keep_what_is_missing_last(browser: Any, page: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, page)
+    browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    [table] = [
+        one
+        for one in find(browser, "#run-5 table")
+        if one.find_element("tag name", "caption").get_attribute("textContent").startswith("table.csv")
+    ]
+    headings = table.find_elements("css selector", "thead th")
+    names = [heading.get_attribute("textContent") for heading in headings]
+    place, who = names.index("value"), names.index("checkpoint")
+    assert column(table, who) == ["nine", "none", "minus", "lowest", "ten"]
+    button = headings[place].find_element("tag name", "button")
+    button.click()
+    assert column(table, who) == ["lowest", "minus", "nine", "ten", "none"]
+    assert headings[place].get_attribute("aria-sort") == "ascending"
+    button.send_keys(Keys.ENTER)
+    assert column(table, who) == ["ten", "nine", "minus", "lowest", "none"]
+    assert headings[place].get_attribute("aria-sort") == "descending"
+    headings[who].find_element("tag name", "button").send_keys(Keys.SPACE)
+    assert column(table, who) == ["lowest", "minus", "nine", "none", "ten"]
+    assert headings[place].get_attribute("aria-sort") is None
+    assert browser.get_log("browser") == []
+
+
+def test_the_headline_table_sorts_by_value_not_by_its_interval(browser: Any, page: Path) -> None:
+    show(browser, page)
+    table = browser.find_element("css selector", "table:has(#headlines)")
+    headings = table.find_elements("css selector", "thead th")
+    names = [heading.text.split("\n")[0] for heading in headings]
+    place = names.index("b − a")
+    headings[place].find_element("tag name", "button").click()
+    texts = column(table, place)
+    values = [float(text.split(" ")[0]) for text in texts if text]
+    assert values == pytest.approx([-0.195, -0.17, -0.001, 0.001, 0.003, 0.17, 0.195])
+    assert texts[len(values) :] == [""]
+
+
+def test_a_csv_can_be_saved(browser: Any, page: Path) -> None:
+    show(browser, page)
+    find(browser, "a[download='match-table.csv']")[0].click()
+    saved, until = browser.downloads / "match-table.csv", time.monotonic() + PATIENCE
+    while not saved.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert saved.read_bytes() == (page.parent.parent / "match" / "table.csv").read_bytes()
+
+
+@pytest.mark.parametrize("width", [PHONE, 768, DESK])
+def test_the_page_never_scrolls_sideways(browser: Any, page: Path, width: int) -> None:
+    show(browser, page, width=width)
+    browser.execute_script("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    root = browser.find_element("tag name", "html")
+    assert root.get_property("scrollWidth") <= width
+    if width == PHONE:
+        # Wide tables scroll inside their own container, which the keyboard can reach.
+        boxes = [
+            box
+            for box in find(browser, ".scroll")
+            if box.get_property("scrollWidth") > box.get_property("clientWidth")
+        ]
+        assert len(boxes) > 3
+        assert all(box.get_attribute("tabindex") == "0" for box in boxes)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``rgb(r, g, b)``, as WCAG 2 defines it."""
+    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_in_light_and_dark(browser: Any, page: Path, scheme: str) -> None:
+    show(browser, page, scheme=scheme)
+    ground = luminance(browser.find_element("tag name", "body").value_of_css_property("background-color"))
+    assert (ground > 0.9) == (scheme == "light")
+    for selector in ("body", "a", ".run", ".note", ".between", ".asked dt", "th button"):
+        colour = luminance(find(browser, selector)[0].value_of_css_property("color"))
+        light, dark = max(colour, ground), min(colour, ground)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, selector
+    # Figures are drawn on white, whatever is around them.
+    picture = find(browser, "figure img")[0].value_of_css_property("background-color")
+    assert luminance(picture) == pytest.approx(1)
+
+
+def test_on_paper_all_frames_and_no_controls(browser: Any, page: Path) -> None:
+    show(browser, page, media="print", width=720)
+    assert all(frame.is_displayed() for frame in find(browser, ".frames figure"))
+    for selector in (".slider", ".downloads", "nav", "details.whole"):
+        shown = find(browser, selector)
+        assert shown and not any(one.is_displayed() for one in shown), selector
+    assert browser.find_element("tag name", "html").get_property("scrollWidth") <= 720
+
+
+def test_without_scripts_all_frames_are_there(browser: Any, page: Path, tmp_path: Path) -> None:
+    still = tmp_path / "still.html"
+    head, script = page.read_text().rsplit("<script>", 1)
+    still.write_text(head + script.split("</script>", 1)[1], encoding="utf-8")
+    show(browser, still)
+    assert [frame.is_displayed() for frame in find(browser, ".frames figure")] == [True, True, True]
+    assert not find(browser, ".slider")[0].is_displayed()
+    assert not find(browser, "th button")
+    assert find(browser, "a[download]")

@@ -1,0 +1,423 @@
+"""Trainings beside one another: trained once, measured once, drawn as often as wanted."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch import Tensor
+
+from moeprobe import api
+from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch
+from moeprobe.models.training.loop import Trainer
+from moeprobe.probes.engine import run as probing
+from moeprobe.results.figures.tradeoff import draw, draw_published, setting, shared_kappa
+from moeprobe.results.tables import COLUMNS
+from moeprobe.runtime.locks import Lock
+from moeprobe.studies.tradeoff import TradeoffWatcher
+from moeprobe.studies.tradeoff.run import _Work
+from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
+from moeprobe.studies.tradeoff.trainings import find_cells
+from tests.commands import PATIENCE, Trained, refused, run, started, wait_for
+
+SWEEP = """
+base: digits-baseline
+fixed:
+  steps: 4
+  schedule.warmup_steps: 1
+  evaluate_every: 2
+  batch_size: 8
+  model.image_size: 16
+cells:
+  - {model.router: softmax_token_choice, model.top_k: 1}
+  - model.router: softmax_expert_choice
+    model.capacity_factor: 1
+    fixed: {objective.importance_weight: 0.0, objective.load_weight: 0.0}
+seeds: [0, 1]
+measure: {limit: 24, views: [random_crop], sigmas: [], shots: [], contagion: false}
+"""
+CELLS = [
+    f"{kind}-seed{seed}"
+    for kind in ("softmax_token_choice-k1", "softmax_expert_choice-c1")
+    for seed in (0, 1)
+]
+TIMES = ["step_seconds", "training_seconds"]
+
+
+def sweep_file(folder: Path, text: str = SWEEP) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``small.yaml``, ``checkpoints/small/`` and ``out/``."""
+    folder = tmp_path_factory.mktemp("tradeoff")
+    sweep_file(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made = run("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
+    assert made.exit_code == 0, made.output
+    assert "4 cells: 4 trained" in made.stdout and "24 images" in made.stdout
+    return folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without figures, for what is not about them: they take longer than all the rest."""
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda table, folder: None)
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def table(folder: Path) -> pd.DataFrame:
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    found = pd.read_csv(folder / "out" / "table.csv", dtype=words)
+    return found.fillna(dict.fromkeys(words, ""))
+
+
+@pytest.mark.slow
+def test_the_table_says_what_was_measured(finished: Path) -> None:
+    found = table(finished)
+    assert list(found.columns) == [*COLUMNS, *TRADEOFF_COLUMNS]
+    assert list(dict.fromkeys(found["checkpoint"])) == CELLS
+    for name in CELLS:
+        rows = found[found["checkpoint"] == name].set_index("metric")
+        about = json.loads((finished / "out" / "cells" / name / "cell.json").read_text())
+        # Costs: those that inspection counts, and the training timed itself.
+        known = json.loads(run("inspect", finished / "checkpoints" / "small" / name, "--json").stdout)
+        for metric in ("flops_per_image", "active_parameters", "parameters"):
+            assert rows.loc[metric, "value"] == known[metric]
+        summary = json.loads((finished / "checkpoints" / "small" / name / "finished.json").read_text())
+        assert about["training"] == summary and about["sha256"] == known["sha256"]
+        assert rows.loc["step_seconds", "value"] == pytest.approx(summary["step_seconds"])
+        assert rows.loc["step_seconds", "trials"] == summary["timed_steps"] == 4
+        assert 0 < 4 * summary["step_seconds"] / 2 < summary["training_seconds"]
+        # Measured values: those of the probe's own table, with interval and images.
+        own = pd.read_csv(finished / "out" / "cells" / name / "eval" / "table.csv").set_index("metric")
+        for column in ("value", "ci_low", "ci_high", "images"):
+            assert rows.loc["accuracy", column] == own.loc["accuracy", column]
+        assert rows.loc["accuracy", "images"] == 24
+        assert rows.loc["accuracy", "source"] == f"cells/{name}/eval"
+    kinds = found.drop_duplicates("checkpoint")[["top_k", "capacity_factor"]].to_numpy()
+    np.testing.assert_array_equal(kinds, [[1, np.nan]] * 2 + [[np.nan, 1]] * 2)
+    kappa = found[(found["metric"] == "top1_match_kappa") & (found["null"] == "pooled")]
+    assert set(kappa["view"]) == {"random_crop"} and set(kappa["tokens"]) == {"patch"}
+    assert (finished / "out" / "cells" / CELLS[0] / "metrics.csv").read_bytes() == (
+        finished / "checkpoints" / "small" / CELLS[0] / "metrics.csv"
+    ).read_bytes()
+    assert {path.name for path in (finished / "out" / "figures").glob("*.png")} == {
+        "tradeoff.png",
+        "paper.png",
+    }
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nothing_is_done_twice(copy: Path) -> None:
+    def kept() -> dict[str, int]:
+        return stamps(copy / "checkpoints") | stamps(copy / "out" / "cells")
+
+    before, first = kept(), (copy / "out" / "table.csv").read_bytes()
+    plan = json.loads(run("tradeoff", "small.yaml", "--out", "out", "--dry-run", "--json").stdout)
+    assert {cell["state"] for cell in plan["cells"]} == {"done"} and plan["seconds"] == 0
+    result = run("tradeoff", "small.yaml", "--out", "out", "--json")
+    assert set(json.loads(result.stdout)["states"].values()) == {"kept"}
+    assert kept() == before
+    assert (copy / "out" / "table.csv").read_bytes() == first
+
+
+@pytest.mark.slow
+def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From sums per image and ``cell.json`` alone: neither checkpoints nor the probes' own tables are needed."""
+    names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/tradeoff.svg", "figures/paper.png")
+    first = {name: (copy / "out" / name).read_bytes() for name in names}
+    shutil.rmtree(copy / "checkpoints")
+    for path in [*copy.glob("out/cells/*/*/table.csv"), *(copy / "out" / name for name in names)]:
+        path.unlink()
+    assert "4 cells: 4 kept" in run("tradeoff", "--out", "out").output
+    assert {name: (copy / "out" / name).read_bytes() for name in names} == first
+    # By the trainings' names too: what was measured of them is enough.
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda table, folder: None)
+    assert "4 cells: 4 kept" in run("tradeoff", *[f"gone/{name}" for name in CELLS], "--out", "out").output
+    assert (copy / "out" / "table.csv").read_bytes() == first["table.csv"]
+    assert not (copy / "checkpoints").exists()
+    shutil.rmtree(copy / "out" / "cells" / CELLS[0] / "eval")
+    said = refused("tradeoff", "small.yaml", "--out", "out")
+    assert "lacks eval" in said and "weights" in said
+    assert "leave --overwrite out" in refused("tradeoff", "--out", "out", "--overwrite")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
+    shutil.rmtree(copy / "out" / "cells" / CELLS[1])
+    for folder in ("out/cells", "checkpoints/small"):
+        shutil.rmtree(copy / folder / CELLS[3])
+    plan = json.loads(run("tradeoff", "small.yaml", "--out", "out", "--dry-run", "--json").stdout)
+    assert [cell["state"] for cell in plan["cells"]] == ["done", "to measure", "done", "to train"]
+    assert [cell["steps"] for cell in plan["cells"]] == [0, 0, 0, 4] and plan["seconds"] > 0
+    before = table(copy)
+    result = json.loads(run("tradeoff", "small.yaml", "--out", "out", "--json", "--device", "cpu").stdout)
+    assert list(result["states"].values()) == ["kept", "measured", "kept", "trained"]
+    after = table(copy)
+    kept = ~before["metric"].isin(TIMES)
+    pd.testing.assert_frame_equal(before[kept], after[kept])  # training on a CPU repeats itself
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
+    more = ("seeds=[0]", "measure.shots=[1]", "measure.contagion=true")
+    result = json.loads(run("tradeoff", "small.yaml", *more, "--out", "out", "--json").stdout)
+    assert set(result["states"].values()) == {"measured"}
+    assert not list(copy.glob("out/cells/*/*/figures"))  # one for all cells is drawn
+    found = table(copy)
+    for name in (CELLS[0], CELLS[2]):
+        for metric, probe in (("fewshot_accuracy", "fewshot"), ("batch_contagion", "contagion")):
+            own = pd.read_csv(copy / "out" / "cells" / name / probe / "table.csv")
+            last = own[(own["metric"] == metric) & own["draw"].isna() & (own["tokens"] != "prefix")].iloc[-1]
+            here = found[(found["checkpoint"] == name) & (found["metric"] == metric) & found["draw"].isna()]
+            for column in ("value", "ci_low", "ci_high", "images"):
+                assert here[column].iloc[-1] == last[column]
+        # Experts choose among the tokens of four images; a token's own choice knows of no other.
+        assert (last["value"] > 0) == ("expert_choice" in name)
+    panels = [axes.get_ylabel() for axes in draw(found)["tradeoff"].axes if axes.containers]
+    contagion = [f"{kind} contagion" for kind in ("batch", "token", "attention")]
+    assert panels[3:] == ["κ, random_crop", "load entropy", "1-shot accuracy", *contagion]
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SWEEP.replace("steps: 4", "steps: 600").replace("every: 2", "every: 5")
+    sweep_file(tmp_path, text)
+    command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
+    state = tmp_path / "checkpoints" / "small" / CELLS[0] / "state.safetensors"
+    with started(*command, cwd=tmp_path) as running:
+        wait_for(state, running)
+        running.send_signal(signal.SIGINT)
+        _, errors = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 130, errors
+    assert "Traceback" not in errors and state.exists()
+    monkeypatch.chdir(tmp_path)
+    plan = json.loads(run(*command, "--dry-run", "--json").stdout)
+    assert [cell["state"] for cell in plan["cells"]] == ["interrupted", *["to train"] * 3]
+    assert plan["cells"][0]["steps"] < 600
+    assert "unfinished training" in refused("tradeoff", state.parent, "--out", "x")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_resumed_ends_with_the_same_table(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted in the training of the first cell, and again between the probes of the third."""
+    monkeypatch.chdir(tmp_path)
+    sweep_file(tmp_path)
+    pressed: list[str] = []
+    step, probe = Trainer._train_step, probing.probe
+
+    def press(name: str, wanted: str) -> None:
+        if name == wanted and name not in pressed:
+            pressed.append(name)
+            signal.raise_signal(signal.SIGINT)
+
+    def pressed_step(self: Trainer, batch: Batch) -> dict[str, Tensor]:
+        press(f"{self.config.name} {self.step}", f"{CELLS[0]} 3")
+        return step(self, batch)
+
+    def pressed_probe(kind: str, models: list[api.Checkpoint], **named: Any) -> api.Result:
+        press(f"{models[0].name} {kind}", f"{CELLS[2]} confidence")
+        return probe(kind, models, **named)
+
+    monkeypatch.setattr(Trainer, "_train_step", pressed_step)
+    monkeypatch.setattr(probing, "probe", pressed_probe)
+    command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
+    for number in (1, 2):
+        assert run(*command).exit_code == 130
+        assert len(pressed) == number and not (tmp_path / "out" / "table.json").exists()
+    assert run(*command).exit_code == 0
+    expected, found = table(finished), table(tmp_path)
+    timed = expected["metric"].isin(TIMES)
+    pd.testing.assert_frame_equal(found[~timed], expected[~timed])
+    assert (found.loc[timed, "value"] > 0).all()
+    # The times go on where they were: all four steps of the first cell count, and their seconds.
+    summary = json.loads((tmp_path / "checkpoints" / "small" / CELLS[0] / "finished.json").read_text())
+    assert summary["timed_steps"] == 4
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_cell_that_another_process_trains_is_left_to_it(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes last, and by then may be done: here the other process finishes it while we wait."""
+    done, held = copy / "out" / "cells" / CELLS[0], copy / "held"
+    shutil.move(done, held)
+    lock = Lock(copy / "checkpoints" / "small" / f".{CELLS[0]}.lock")
+    seen: list[str] = []
+
+    class Watch(TradeoffWatcher):
+        def cell(self, name: str, number: int, total: int) -> None:
+            seen.append(name)
+
+        def waiting(self, name: str) -> None:
+            shutil.move(held, done)
+            lock.release()
+
+    before = stamps(held)
+    result = api.tradeoff(["small.yaml"], out=Path("out"), watcher=Watch())
+    assert seen == [*CELLS, CELLS[0]]
+    assert set(result.states.values()) == {"kept"}
+    assert sorted(stamps(done).values()) == sorted(before.values())
+
+
+@pytest.mark.slow
+def test_finished_trainings_without_a_sweep(trained: Trained, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    more = ["measure.limit=24", "measure.views=[]", "measure.sigmas=[0.1]"]
+    more += ["measure.shots=[]", "measure.contagion=false"]
+    result = run("tradeoff", *trained.values(), *more, "--out", out, "--json")
+    assert result.exit_code == 0, result.output
+    found = pd.DataFrame(json.loads(result.stdout)["table"])
+    assert set(found["checkpoint"]) == {"baseline", "prc"} and set(found["top_k"]) == {2}
+    noisy = found[(found["view"] == "gaussian_noise") & (found["metric"] == "accuracy")]
+    assert list(noisy["severity"]) == [0.1, 0.1]
+    assert not any((tmp_path / "out").rglob("*.lock"))
+    report = run("report", out, "--out", tmp_path / "report")
+    assert report.exit_code == 0, report.output
+    assert "limit is 24 there and 30 now" in refused(
+        "tradeoff", *trained.values(), "measure.limit=30", *more[1:], "--out", out
+    )
+
+
+def test_a_place_for_checkpoints_that_cannot_be_written_is_found_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep_file(tmp_path)
+    Path("file").write_text("mine")
+    command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu", "--checkpoints")
+    assert "file/below/small/softmax_token_choice-k1-seed0: file is no folder." in refused(
+        *command, "file/below"
+    )
+    # As root everything may be written, but not on a file system that is mounted to be read.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "new/small/softmax_token_choice-k1-seed0: . is not writable." in refused(*command, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"small.yaml", "file"}
+    monkeypatch.undo()
+    # What was writable then may not be any more.
+    cell = find_cells([tmp_path / "small.yaml"], out=tmp_path / "out", checkpoints=tmp_path / "file")[0]
+    with pytest.raises(UserError, match=r"Cannot write .*small: Not a directory"):
+        _Work("cpu", "", TradeoffWatcher()).finish(cell, 1, wait=False)
+
+
+def test_wrong_input_is_one_sentence(copy: Path, trained: Trained) -> None:
+    assert "no sweep and no folder of a training called none" in refused("tradeoff", "none", "--out", "new")
+    assert "There are no cells in new" in refused("tradeoff", "--out", "new")
+    assert "needs config.yaml" in refused("tradeoff", "out", "--out", "new")
+    assert "not both" in refused("tradeoff", "small.yaml", trained["prc"], "--out", "new")
+    assert "are called prc" in refused("tradeoff", trained["prc"], trained["prc"], "--out", "new")
+    assert "no sweep key 'steps'" in refused("tradeoff", trained["prc"], "steps=3", "--out", "new")
+    assert "another configuration" in refused("tradeoff", "small.yaml", "steps=3", "--out", "new")
+    assert "about another configuration" in refused(
+        "tradeoff", "small.yaml", "name=new", "steps=3", "--out", "out"
+    )
+    assert "limit is 24 there and 25 now" in refused(
+        "tradeoff", "small.yaml", "measure.limit=25", "--out", "out"
+    )
+    sweep_file(copy, SWEEP.replace("softmax_expert_choice", "softmax_expert_choise"))
+    assert "Did you mean 'softmax_expert_choice'" in refused(
+        "tradeoff", "small.yaml", "name=x", "--out", "new"
+    )
+    assert not Path("new").exists()
+    Path("foreign").mkdir()
+    (Path("foreign") / "notes.txt").write_text("mine")
+    assert "not a folder of moeprobe" in refused("tradeoff", trained["prc"], "--out", "foreign")
+    assert run("tradeoff", "small.yaml").exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_other_weights_are_not_mixed_in(copy: Path) -> None:
+    shutil.copy(
+        copy / "checkpoints" / "small" / CELLS[1] / "last.safetensors",
+        copy / "checkpoints" / "small" / CELLS[0],
+    )
+    shutil.rmtree(copy / "out" / "cells" / CELLS[0] / "eval")
+    assert "measured on other weights" in refused("tradeoff", "small.yaml", "--out", "out")
+    # Anew means all of it; the trainings stay.
+    before = stamps(copy / "checkpoints")
+    result = run("tradeoff", "small.yaml", "measure.limit=25", "--out", "out", "--overwrite", "--json")
+    assert set(json.loads(result.stdout)["states"].values()) == {"measured"}
+    assert stamps(copy / "checkpoints") == before
+    assert set(table(copy).query("metric == 'accuracy'")["images"]) == {25}
+
+
+def test_the_papers_values() -> None:
+    """Spot checks of each table against the paper, and what it says in words."""
+    paper = published()
+    assert len(paper) == 72 and paper.groupby("table").size().to_dict() == dict.fromkeys(
+        (1, 2, 3, 4, 6, 8), 12
+    )
+    key = ["table", "router", "top_k", "capacity_factor"]
+    values = paper.set_index(key).sort_index()
+    nan = float("nan")
+    for place, accuracy, days in (
+        ((1, "softmax_token_choice", 1, nan), 0.4123, 34.31),
+        ((1, "sparse_expert_choice", nan, 2), 0.4430, 65.13),
+        ((2, "sinkhorn_expert_choice", nan, 2), 0.5052, 155.03),
+        ((3, "sinkhorn_token_choice", 2, nan), 0.5769, 1033.43),
+        ((4, "soft_moe", nan, 1), 0.6737, nan),
+        ((6, "sinkhorn_token_choice", 1, nan), 0.7004, nan),
+        ((8, "softmax_expert_choice", nan, 2), 0.7838, nan),
+    ):
+        found = values.loc[[place]].iloc[0]
+        np.testing.assert_allclose([found["accuracy"], found["tpuv3_days"]], [accuracy, days])
+    # Three runs of L/16 have no number: sparse with c = 1, soft with c = 2 (unstable), in both tasks.
+    missing = paper[paper["accuracy"].isna()]
+    assert set(zip(missing["router"], missing["capacity_factor"], strict=True)) == {
+        ("sparse_expert_choice", 1), ("soft_moe", 2),
+    }  # fmt: skip
+    assert set(missing["architecture"]) == {"L/16"} and len(missing) == 4
+    figure = draw_published(paper)
+    assert sum(len(axes.containers) for axes in figure.axes) == 72 - 4
+
+
+def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> None:
+    found = table(finished)
+    figure = draw(found)["tradeoff"]
+    panels = [axes for axes in figure.axes if axes.containers]
+    assert len(panels) == 5  # three costs; kappa of a view, load entropy
+    # A container holds the seeds of a cell. Where experts choose, there is no load to be even: half of the cells.
+    points = [[bars.lines[0].get_xydata() for bars in axes.containers] for axes in panels]  # type: ignore[attr-defined]
+    assert [sum(map(len, seeds)) for seeds in points] == [len(CELLS)] * 4 + [len(CELLS) // 2]
+    for axes, seeds in zip(panels, points, strict=True):
+        large = [line.get_xydata() for line in axes.get_lines() if line.get_markersize() == 7]
+        np.testing.assert_allclose(np.vstack(large), [found.mean(0) for found in seeds])
+        low, high = np.transpose([axes.get_xlim(), axes.get_ylim()])
+        assert all(((low <= found) & (found <= high)).all() for found in seeds)
+    # What a training costs is where it stands: nothing is moved aside.
+    costs = found[found["metric"] == "flops_per_image"]["value"] / 1e6
+    assert {round(x, 9) for seeds in points[1] for x in seeds[:, 0]} == {round(x, 9) for x in costs}
+    assert shared_kappa(found) == "set_jaccard_kappa"
+    kinds = found.drop_duplicates("group")
+    assert [setting(row) for _, row in kinds.iterrows()] == ["k = 1", "c = 1"]
+    twice = pd.concat([found, found.assign(dataset="shapes:64")])
+    assert set(draw(twice)) == {"tradeoff-digits", "tradeoff-shapes-64"}
+    # A router without a number is named, not silently left out.
+    soft = found[(found["router"] != "softmax_expert_choice") | ~found["metric"].str.endswith("_kappa")]
+    titles = [axes.get_title() for axes in draw(soft)["tradeoff"].axes]
+    assert "does not exist for softmax_expert_choice" in [" ".join(title.split()) for title in titles]
