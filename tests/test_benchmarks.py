@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from moeprobe.runtime.catalog import ROUTERS
 
@@ -25,6 +26,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_routers_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), *SMALL, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

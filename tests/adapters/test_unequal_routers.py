@@ -13,6 +13,8 @@ from moeprobe.metrics.wording import agreement
 from tests.commands import Trained, refused, run
 from tests.routing.routings import Softened, checkpoint
 
+pytestmark = pytest.mark.slow
+
 IMAGES = ("--limit", 22)
 
 
@@ -46,7 +48,6 @@ def probed(kinds: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["match-ratio", "noise-sweep"])
 def test_each_is_told_by_what_applies_and_both_by_one_measure(
     probed: dict[str, tuple[Path, str]], name: str

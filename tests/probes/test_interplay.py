@@ -159,6 +159,7 @@ def test_what_cannot_be_judged_does_not_pass(trained: Trained) -> None:
                            "--probe", "eval", "--fail-if-worse", "accuracy", "--limit", 60).output  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jumps_are_compared_without_a_margin_of_shares(jumped: Path, tmp_path: Path) -> None:
     out = tmp_path / "compared"
     result = run("compare", jumped, "--out", out)
@@ -278,6 +279,7 @@ def test_an_undefined_resample_does_not_make_two_of_a_kind_differ() -> None:
     assert (judged.sim_low, judged.sim_high) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_narrow_window_cuts_no_interval(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

@@ -150,6 +150,7 @@ def test_no_switch_takes_no_pass_more_than_the_steps() -> None:
     assert model.passes == 201
 
 
+@pytest.mark.slow
 def test_against_a_walk_in_small_steps() -> None:
     """A V-MoE under noise: every switch lies where 8,000 small steps see one, and the output jumps there by as much."""
     asked = probe(

@@ -100,6 +100,7 @@ def test_runs_give_what_checkpoints_give(trained: Trained, probed: dict[str, Pat
     np.testing.assert_allclose(back["sim_low"].astype(float), -forth["sim_high"].astype(float), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_same_checkpoint_under_two_names_is_identical(
     trained: Trained, probed: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ def test_a_model_without_a_hash_is_not_taken_for_that_of_before(
     assert found["mine"].equals(found["baseline"])
 
 
+@pytest.mark.slow
 def test_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
     result = run(
         "paper", *trained.values(), "--limit", 4, "--jump-images", 1, "--dry-run", "--out", tmp_path / "x"

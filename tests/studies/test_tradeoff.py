@@ -128,6 +128,7 @@ def test_the_table_says_what_was_measured(finished: Path) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_nothing_is_done_twice(copy: Path) -> None:
     def kept() -> dict[str, int]:
@@ -163,6 +164,7 @@ def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert "leave --overwrite out" in refused("tradeoff", "--out", "out", "--overwrite")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
     shutil.rmtree(copy / "out" / "cells" / CELLS[1])
@@ -179,6 +181,7 @@ def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
     pd.testing.assert_frame_equal(before[kept], after[kept])  # training on a CPU repeats itself
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
     more = ("seeds=[0]", "measure.shots=[1]", "measure.contagion=true")
@@ -259,6 +262,7 @@ def test_resumed_ends_with_the_same_table(
     assert summary["timed_steps"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_cell_that_another_process_trains_is_left_to_it(
     copy: Path, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +328,7 @@ def test_a_place_for_checkpoints_that_cannot_be_written_is_found_before_anything
         _Work("cpu", "", TradeoffWatcher()).finish(cell, 1, wait=False)
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_sentence(copy: Path, trained: Trained) -> None:
     assert "no sweep and no folder of a training called none" in refused("tradeoff", "none", "--out", "new")
     assert "There are no cells in new" in refused("tradeoff", "--out", "new")
@@ -396,6 +401,7 @@ def test_the_papers_values() -> None:
     assert sum(len(axes.containers) for axes in figure.axes) == 72 - 4
 
 
+@pytest.mark.slow
 def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> None:
     found = table(finished)
     figure = draw(found)["tradeoff"]

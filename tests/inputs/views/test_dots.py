@@ -51,6 +51,7 @@ def follow_view(view: View, *, draws: int) -> Count:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_VIEWS)
 def test_dots_of_every_view(name: str) -> None:
     count = follow_view(catalog.VIEWS.get(name)(**OPTIONS.get(name, {})), draws=40)

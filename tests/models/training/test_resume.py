@@ -179,6 +179,7 @@ def test_interrupted_again_and_again(uninterrupted_run: dict[str, bytes], tmp_pa
     assert results(tmp_path) == uninterrupted_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

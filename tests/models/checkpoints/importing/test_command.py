@@ -26,6 +26,7 @@ def imported(trained: Trained, tmp_path: Path) -> Path:
     return tmp_path / "imported"
 
 
+@pytest.mark.slow
 def test_what_is_found_and_what_is_assumed_is_said(tmp_path: Path) -> None:
     state = {
         "params": making.nested(random_parameters()),

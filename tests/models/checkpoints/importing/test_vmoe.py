@@ -356,6 +356,7 @@ print(memory("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured on Linux alone")
 def test_an_import_takes_less_than_one_and_a_half_checkpoints_of_memory(tmp_path: Path) -> None:
     """30 MB, two thirds of it in two arrays, measured as the process grows; a small import goes before."""
