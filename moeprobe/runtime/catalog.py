@@ -1,6 +1,6 @@
 """A folder is a registry: one file is one plug-in, and the file's name is its name.
 
-``views/gaussian_noise.py`` holds the class ``GaussianNoise`` and is called ``gaussian_noise`` in YAML, in the
+``inputs/views/gaussian_noise.py`` holds the class ``GaussianNoise`` and is called ``gaussian_noise`` in YAML, in the
 tables and on the command line. Listing names reads the folder and imports nothing, so it costs no start-up time.
 """
 

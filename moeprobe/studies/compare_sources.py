@@ -145,7 +145,7 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
 def probe_arguments(
     *, probe: str | None, data: str | None, view: str | None, severities: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Return the arguments of ``probing.probe``.
+    """Return the arguments of ``engine.run.probe``.
 
     Raises:
         UserError: there is no such probe, or it takes no view or no severities.

@@ -1,4 +1,4 @@
-"""What a view is: pixels, and the map that says where each of them came from (of texts: ``_text``).
+"""What a view is: pixels, and the map that says where each of them came from (of texts: ``text``).
 
 A view acts on the *source*, the image as the data set gives it (RGB, 8 bits, any size), and resamples it once to the
 model's input. Its random numbers come from the generator it is handed; library functions only resample.

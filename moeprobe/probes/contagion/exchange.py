@@ -175,7 +175,7 @@ def run_block(
     *,
     exchange: Exchange,
 ) -> tuple[Accumulator, list[str]]:
-    """Return the sums per image of some images, whole groups of them; see ``sweeps.run``."""
+    """Return the sums per image of some images, whole groups of them; see ``engine.loop.run``."""
     accumulator, skipped = Accumulator(), list[str]()
     assert isinstance(checkpoint.framing, Framing), "only images have patches to exchange"
     loader = batches(

@@ -45,7 +45,7 @@ def contagion(
 
     Args:
         models: checkpoints, loaded or by path; with two or more, differences from the first are paired.
-        data: data set, ``name`` or ``name:location``; None = as in ``probing.probe``.
+        data: data set, ``name`` or ``name:location``; None = as in ``engine.run.probe``.
         share: how much of an image's patches is exchanged, in the last two of these.
         options: common options, None = the usual ones with groups of four images; ``changes`` are applied to them by
             name. In groups of one image there are no batch-mates.

@@ -53,7 +53,7 @@ class _Subject:
 def run_block(
     probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
 ) -> tuple[Accumulator, list[str]]:
-    """Return the sums per image of some images, and the names of those that could not be read; see ``sweeps.run``."""
+    """Return the sums per image of some images, and the names of unreadable ones; see ``engine.loop.run``."""
     accumulator = Accumulator()
     skipped: list[str] = []
     for index in block:

@@ -74,7 +74,7 @@ def discontinuity(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set, used unless ``files`` are given; None = as in ``probing.probe``.
+        data: data set, used unless ``files`` are given; None = as in ``engine.run.probe``.
         view: a view with a severity.
         steps: equal steps from no perturbation to the largest, at least 200; switches between them are bisected.
         until: largest severity; None = the last of the view's own steps.

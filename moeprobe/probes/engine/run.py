@@ -31,7 +31,7 @@ from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Watcher, watching
 
-# What takes more than ``sweeps.run`` and its question, and has a function of its own.
+# What takes more than ``engine.loop.run`` and its question, and has a function of its own.
 _APART = {
     "contagion": "contagion",
     "discontinuity": "discontinuity",

@@ -50,7 +50,7 @@ def fewshot(
 
     Args:
         models: checkpoints, loaded or by path.
-        data: data set with labels and a train split; ``options.split`` is judged; None = as in ``probing.probe``.
+        data: data set with labels and a train split; ``options.split`` is judged; None = as in ``engine.run.probe``.
         shots: training images per class; several are nested.
         draws: independent draws of the training images, the same for every checkpoint.
         options: common options; ``changes`` are applied to them by name.

@@ -216,7 +216,7 @@ def _judge_block(
     *,
     classifiers: Mapping[Cases, Classifier],
 ) -> tuple[Accumulator, list[str]]:
-    """Return the sums per image of some images, a cell per case; see ``sweeps.run``."""
+    """Return the sums per image of some images, a cell per case; see ``engine.loop.run``."""
     accumulator, skipped = Accumulator(), list[str]()
     for batch, features in _features(probe, checkpoint, block, skipped, progress):
         for (count, draw), classifier in classifiers.items():

@@ -79,7 +79,7 @@ def overlay(
 
     Args:
         models: checkpoints, side by side.
-        data: data set, used unless ``files`` are given; None = as in ``probing.probe``.
+        data: data set, used unless ``files`` are given; None = as in ``engine.run.probe``.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.

@@ -10,7 +10,7 @@ from benchmarks.coverage import IMAGES, WORLDS, coverage, table
 from moeprobe.metrics.stats.bootstrap import Ratio
 from moeprobe.metrics.stats.entropy import Entropy
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[3] / "README.md"
 RUNS, RESAMPLES = 120, 300
 
 
