@@ -95,9 +95,23 @@ def test_every_column_is_described() -> None:
         assert f"| `{name}` | {meaning} |" in README, name
 
 
-def test_links_and_pictures_exist() -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", README):
-        assert (ROOT / target).exists(), target
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_pictures_exist(page: Path) -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_pages_are_of_a_readable_size_and_name_files_that_exist() -> None:
+    for page in PAGES[1:]:
+        text = page.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 220, page
+        for name in re.findall(
+            r"`((?:cli|probes|studies|adapters|results|metrics|models|inputs|routing|runtime)/[\w/.]*)`", text
+        ):
+            assert (ROOT / "moeprobe" / name).exists(), name
 
 
 def test_the_notebook_example_runs(
