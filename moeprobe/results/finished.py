@@ -13,7 +13,7 @@ import pyarrow as pa
 from moeprobe.errors import UserError
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.tables import concatenate, read_images
-from moeprobe.runtime.files import check_regular, sha256
+from moeprobe.runtime.files import check_regular, sha256, shown
 
 _REQUEST, _FINISHED, _IMAGES = "run.json", "table.json", "images.parquet"
 
@@ -75,7 +75,7 @@ def read(path: Path) -> Measured:
             f"{path / _FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
         )
     request.pop("checkpoints", None)
-    return Measured(images, request, checkpoints, {str(path): sha256(path / _IMAGES)})
+    return Measured(images, request, checkpoints, {str(shown(path)): sha256(path / _IMAGES)})
 
 
 def together(paths: Sequence[Path]) -> Measured:
