@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 STAMP := $(VENV)/.installed
 
 # Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
@@ -26,10 +27,10 @@ demo: setup ## Train V-MoE with and without PRC on digits, then measure their ro
 	$(BIN)/moeprobe demo
 
 test: setup ## Run the tests, but for the slow ones, in as many processes as there are cores
-	$(BIN)/python -m pytest -m "not slow" --numprocesses=auto --maxprocesses=8 --dist=worksteal
+	$(PYTEST) -m "not slow"
 
 test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
-	$(BIN)/python -m pytest -m slow --numprocesses=auto --maxprocesses=8 --dist=worksteal
+	$(PYTEST) -m slow
 
 check: setup ## Lint, format check, types
 	$(BIN)/ruff check .

@@ -33,10 +33,14 @@ def module_of(path: Path, root: Path = PACKAGE) -> str:
 
 
 @functools.cache
-def imports(path: Path) -> set[str]:
-    """Every module of moeprobe that a file imports anywhere in it, without the leading ``moeprobe.``."""
+def imports(path: Path, *, nested: bool = True) -> set[str]:
+    """Every module of moeprobe that a file imports, without the leading ``moeprobe.``.
+
+    Anywhere in it, or, unless ``nested``, at its top level alone: those that are imported while the file is.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree) if nested else tree.body:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("moeprobe.")}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "moeprobe":
@@ -86,7 +90,7 @@ def test_no_circle() -> None:
 
     # Imports for the type checker alone, and those within a function, run later.
     arrows = {
-        module_of(path): {target(name) for name in at_import(path)} - {None, module_of(path)}
+        module_of(path): {target(name) for name in imports(path, nested=False)} - {None, module_of(path)}
         for path in FILES
     }
     left = dict(arrows)
@@ -95,21 +99,6 @@ def test_no_circle() -> None:
         assert ready, f"these import one another: {sorted(left)}"
         for module in ready:
             del left[module]
-
-
-def at_import(path: Path) -> set[str]:
-    """The modules of moeprobe that are imported while the file is: those at its top level."""
-    found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("moeprobe"):
-            found |= {f"{node.module}.{alias.name}".removeprefix("moeprobe.") for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {
-                alias.name.removeprefix("moeprobe.")
-                for alias in node.names
-                if alias.name.startswith("moeprobe.")
-            }
-    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from moeprobe.inputs.medium import medium_of, sources
 from moeprobe.metrics.wording import agreement, random_router
+from moeprobe.runtime.filenames import REQUEST
 from moeprobe.runtime.progress import Watcher
 from moeprobe.runtime.records import RECORD
 
@@ -118,7 +119,7 @@ def print_files(screen: Console, out: Path) -> None:
     files = [
         path.relative_to(out)
         for path in sorted(out.rglob("*"))
-        if path.is_file() and path.name not in ("run.json", RECORD)
+        if path.is_file() and path.name not in (REQUEST, RECORD)
     ]
     names = [str(file) for file in files]
     if len(files) > _MOST_FILES:

@@ -13,9 +13,8 @@ import pyarrow as pa
 from moeprobe.errors import UserError
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.tables import concatenate, read_images
+from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.files import check_regular, sha256, shown
-
-_REQUEST, _FINISHED, _IMAGES = "run.json", "table.json", "images.parquet"
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,12 @@ class Measured:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of a probe, finished or not."""
-    return (path / _REQUEST).is_file() or is_finished(path)
+    return (path / REQUEST).is_file() or is_finished(path)
 
 
 def is_finished(path: Path) -> bool:
     """Whether a folder is one of a finished probe."""
-    return (path / _FINISHED).is_file()
+    return (path / FINISHED).is_file()
 
 
 def read(path: Path) -> Measured:
@@ -56,26 +55,26 @@ def read(path: Path) -> Measured:
     Raises:
         UserError: it is unfinished, is no probe's, or its sums per image are gone.
     """
-    if not os.path.lexists(path / _FINISHED):
+    if not os.path.lexists(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
     request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
-    if not (path / _IMAGES).is_file():
+    if not (path / IMAGES).is_file():
         raise UserError(
-            f"{path} holds no {_IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
+            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
             "the file is gone; give the folder of a probe that has written one."
         )
-    check_regular(path / _IMAGES)
+    check_regular(path / IMAGES)
     try:
-        images = read_images(path / _IMAGES)
+        images = read_images(path / IMAGES)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path / _IMAGES} cannot be read; run the probe again.") from error
+        raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
         raise UserError(
-            f"{path / _FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
+            f"{path / FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
         )
     request.pop("checkpoints", None)
-    return Measured(images, request, checkpoints, {str(shown(path)): sha256(path / _IMAGES)})
+    return Measured(images, request, checkpoints, {str(shown(path)): sha256(path / IMAGES)})
 
 
 def together(paths: Sequence[Path]) -> Measured:

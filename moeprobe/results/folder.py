@@ -24,7 +24,7 @@ from moeprobe.errors import UserError
 from moeprobe.results import showing
 from moeprobe.results.tables import write_images
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.filenames import FINISHED, PARTS, REQUEST
+from moeprobe.runtime.filenames import FINISHED, IMAGES, PARTS, REQUEST
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, Contents, Family, look
@@ -34,7 +34,7 @@ _RUN = Family(
     "probe",
     is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
     known=(
-        REQUEST, FINISHED, "table.csv", "comparison.csv", "images.parquet", "paths.csv", "switches.csv",
+        REQUEST, FINISHED, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
         "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",
         "figures/*.svg", "figures/*.gif", "probe/", "cells/*/cell.json", "cells/*/metrics.csv", "cells/*/*/",
@@ -138,7 +138,7 @@ class OutputFolder:
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:
             write_csv(self.path / "comparison.csv", result.comparison)
-        write_images(self.path / "images.parquet", result.images)
+        write_images(self.path / IMAGES, result.images)
 
     def finish(self, sidecar: Mapping[str, Any]) -> None:
         """Write the sidecar, which marks the run as finished, and remove the part files.

@@ -6,9 +6,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
+from moeprobe.runtime.filenames import FINISHED
 from moeprobe.runtime.files import read_json
-
-NAME = "table.json"
 
 
 class _Part(BaseModel):
@@ -68,7 +67,7 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or is not one that moeprobe wrote.
     """
-    path = folder / NAME
+    path = folder / FINISHED
     content = read_json(path)
     try:
         _Sidecar.model_validate(content)

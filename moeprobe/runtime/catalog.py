@@ -25,7 +25,8 @@ class Catalog:
     Args:
         package: dotted name, e.g. ``"moeprobe.inputs.views"``.
         kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
-        beside: what lies in the package and is no plug-in, apart from ``base``, the contract.
+        beside: what lies in the package and is no plug-in, apart from ``base``, the contract, and from names with a
+            leading underscore.
     """
 
     def __init__(self, package: str, kind: str, *, beside: Iterable[str] = ()) -> None:
@@ -36,7 +37,7 @@ class Catalog:
     def names(self) -> list[str]:
         """Return the sorted names, without importing any plug-in."""
         found = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
-        return sorted(name for name in found if name not in self._no_plugins)
+        return sorted(name for name in found if name not in self._no_plugins and not name.startswith("_"))
 
     def get(self, name: str) -> Any:
         """Return the plug-in class called ``name``.

@@ -26,6 +26,8 @@ try:
 except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
+# Neither through a link, nor waiting for what is no file.
+_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 # File systems that have no locks answer with one of these.
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 _LONGEST_COMMAND, _LARGEST = 300, 16 * 2**10
@@ -79,9 +81,8 @@ class Lock:
 
     def _take(self, wait: bool, until: float) -> int:
         while True:
-            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
             try:
-                descriptor = os.open(self.path, flags, 0o644)
+                descriptor = os.open(self.path, _FLAGS | os.O_CREAT, 0o644)
             except OSError as error:
                 raise UserError(f"Cannot write {shown(self.path)}: {error.strerror or error}.") from error
             try:
@@ -92,7 +93,7 @@ class Lock:
                     if os.fstat(descriptor).st_nlink > 0:
                         return descriptor
                 elif time.monotonic() >= until:
-                    raise InUseError(f"{shown(self.path.parent)} is in use by {_holder(self.path)}.")
+                    raise _in_use(self.path)
                 else:
                     time.sleep(_PAUSE)
             except BaseException:
@@ -120,16 +121,15 @@ def check_free(path: Path, *, shared: bool = False) -> None:
         path: the lock's file.
         shared: those who hold it shared do not count.
     """
-    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        descriptor = os.open(path, flags)
+        descriptor = os.open(path, _FLAGS)
     except OSError:
         return
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode) and not _flock(
             descriptor, exclusive=not shared, wait=False
         ):
-            raise InUseError(f"{shown(path.parent)} is in use by {_holder(path)}.")
+            raise _in_use(path)
     finally:
         os.close(descriptor)
 
@@ -168,6 +168,10 @@ def _release(descriptor: int, path: Path, pid: int) -> None:
                     path.unlink()
     finally:
         os.close(descriptor)
+
+
+def _in_use(path: Path) -> InUseError:
+    return InUseError(f"{shown(path.parent)} is in use by {_holder(path)}.")
 
 
 def _holder(path: Path) -> str:

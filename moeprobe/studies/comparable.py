@@ -11,7 +11,7 @@ class Offered:
     """A probe of checkpoints.
 
     Attributes:
-        kind: which of ``asking.KINDS`` it is.
+        kind: which of ``engine.checks.KINDS`` it is.
         view: the view that it usually has; None = it must be named, or there is none.
         chooses: whether a view may be named.
     """

@@ -28,6 +28,7 @@ from moeprobe.results.tables import read_images
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.filenames import IMAGES
 from moeprobe.runtime.files import whole
 from moeprobe.runtime.progress import Watcher
 from moeprobe.studies import compare as comparing
@@ -288,7 +289,7 @@ def _result(
     assert out is not None
     (earlier,) = read_runs([out])
     assert earlier.table is not None
-    return Result(earlier.table, earlier.comparison, read_images(out / "images.parquet"), earlier.sidecar)
+    return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
 
 
 def _probe(

@@ -19,6 +19,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.medium import Medium, medium_of
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
+from moeprobe.runtime.filenames import FINISHED, REQUEST
 from moeprobe.runtime.files import read_bytes
 
 _NUMBERS = (
@@ -201,11 +202,11 @@ def _read(path: Path, label: str) -> Run:
 
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
-    sidecar = path / "table.json"
+    sidecar = path / FINISHED
     if not path.is_dir():
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
     if not os.path.lexists(sidecar):
-        if (path / "run.json").is_file():
+        if (path / REQUEST).is_file():
             raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
         within = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/table.json")]
         # A comparison holds the run that it is made of.
