@@ -37,17 +37,18 @@ check: setup ## Lint, format check, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fix: setup ## Mend what the linter can mend
+fix: setup ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: setup ## Time a training step of one MoE layer with every router, side by side
 	$(BIN)/python benchmarks/routers.py
 
-reports: setup ## Regenerate the committed reports, and the README's tables, from the committed checkpoints
+reports: setup ## Regenerate the committed reports, and the tables and pictures of pages, from the committed checkpoints
 	$(BIN)/python reports/regenerate.py
 	$(BIN)/python reports/regenerate_routers.py
-	$(BIN)/python reports/readme.py
+	$(BIN)/python reports/pages.py
+	$(BIN)/python docs/generate.py
 
 clean: ## Remove the environment, caches and the demo's outputs
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo

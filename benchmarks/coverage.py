@@ -1,4 +1,6 @@
-"""How often do the 95 % intervals hold the truth? Experiments whose truth is known; prints the README's table.
+"""How often do the 95 % intervals hold the truth? Experiments whose truth is known.
+
+Prints the table of docs/concepts/intervals.md.
 
     python -m benchmarks.coverage --runs 2000
 

@@ -4,8 +4,8 @@
 
 For each data set what ``moeprobe paper`` makes: every table and figure for the checkpoints of the first training seed,
 the numbers of all seeds in ``seeds.csv`` and ``load.csv``, and ``tables.md``. Training seeds are points, each with its
-interval over images; they are never pooled. On one machine the same checkpoints give the same CSVs. ``readme.py`` then
-puts the numbers into the README.
+interval over images; they are never pooled. On one machine the same checkpoints give the same CSVs. ``pages.py`` then
+puts the numbers into the README and docs/results.
 """
 
 import shutil

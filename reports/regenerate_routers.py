@@ -224,7 +224,7 @@ def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> st
 
 
 def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
-    """Return the README's table of accuracies, in Markdown: at two experts per token."""
+    """Return the pages' table of accuracies, in Markdown: at two experts per token."""
     shown = ("accuracy", "accuracy, σ 0.2")
     lines = [
         f"| router | accuracy | 10-shot | {' | '.join(f'Δ {name}' for name in shown)} |",
@@ -242,7 +242,7 @@ def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
 
 
 def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
-    """Return the README's table of differences in κ, in Markdown: at two experts per token, the first layer first."""
+    """Return the pages' table of differences in κ, in Markdown: at two experts per token, the first layer first."""
     shown = [number for number in dict.fromkeys(differing["number"]) if number.startswith("κ")]
     lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
     lines.append(f"|{'---|' * (2 + len(shown))}")
@@ -256,7 +256,7 @@ def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
 
 
 def contagion_lines(table: pd.DataFrame) -> list[str]:
-    """Return the README's table of batch contagion, in Markdown: lowest to highest of the seeds, layer by layer."""
+    """Return the pages' table of batch contagion, in Markdown: lowest to highest of the seeds, layer by layer."""
     here = _of_two(table[(table["metric"] == "batch_contagion") & table["draw"].isna()])
     layers = _layers(here)
     lines = [f"| router | {' | '.join(f'`{layer}`' for layer in layers)} |", f"|{'---|' * (1 + len(layers))}"]

@@ -104,7 +104,7 @@ def import_trace(
     """Make a routing trace of a server's log: JSON lines with id, layer, num_experts, experts, and gates if known.
 
     A line is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`: the experts that
-    each token chose, best first. The README describes all fields.
+    each token chose, best first. docs/guide/recorded-routing.md describes the fields.
 
     Example: `moeprobe import trace routing.jsonl traces/monday.parquet --num-experts 64`
     """

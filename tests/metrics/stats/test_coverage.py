@@ -1,4 +1,7 @@
-"""Intervals hold the truth as often as they say, in experiments whose truth is known; the README has the table."""
+"""Intervals hold the truth as often as they say, in experiments whose truth is known.
+
+docs/concepts/intervals.md has the table.
+"""
 
 import re
 from pathlib import Path
@@ -10,7 +13,7 @@ from benchmarks.coverage import IMAGES, WORLDS, coverage, table
 from moeprobe.metrics.stats.bootstrap import Ratio
 from moeprobe.metrics.stats.entropy import Entropy
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "intervals.md"
 RUNS, RESAMPLES = 120, 300
 
 
@@ -36,8 +39,10 @@ def test_every_interval_covers(measured: dict[tuple[str, str], list[float]]) -> 
 
 
 @pytest.mark.slow
-def test_the_readmes_table_is_that_of_the_experiments(measured: dict[tuple[str, str], list[float]]) -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_table_of_the_page_is_that_of_the_experiments(
+    measured: dict[tuple[str, str], list[float]],
+) -> None:
+    text = PAGE.read_text(encoding="utf-8")
     runs = int(re.search(r"([\d,]+) experiments each", text)[1].replace(",", ""))  # type: ignore[index]
     start = text.index("| what is drawn | number |")
     rows = [

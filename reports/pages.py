@@ -1,8 +1,8 @@
-"""Put the numbers of the committed reports into the README, between markers that say where they are from.
+"""Put the numbers of the committed reports into the README and docs/results, between markers that name their source.
 
-    python reports/readme.py
+    python reports/pages.py
 
-A block begins with ``<!-- from FOLDER: NAME -->`` and ends with ``<!-- end -->``. A test holds that the README says
+A block begins with ``<!-- from FOLDER: NAME -->`` and ends with ``<!-- end -->``. A test holds that the pages say
 what the reports say. Sentences with numbers are no blocks: read them again after this.
 """
 
@@ -16,9 +16,16 @@ from moeprobe.studies.paper.numbers import dead
 from moeprobe.studies.paper.tables import cell, layers_of
 
 ROOT = Path(__file__).parents[1]
-REPORTS = ROOT / "reports"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
 _BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
-# What is shown of the first seed, and of all.
+# What is shown of the first seed: in the README, on its own page; and of all seeds.
+IN_SHORT = (
+    "random_crop: top-1 match",
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "highest gate",
+    "load entropy",
+)
 OF_FIRST = (
     "random_crop: top-1 match",
     "random_crop: κ",
@@ -40,9 +47,9 @@ OF_SEEDS = (
 
 
 def main() -> None:
-    """Write the README with all its blocks as the reports have them."""
-    path = ROOT / "README.md"
-    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the pages with all their blocks as the reports have them."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def filled(text: str) -> str:
@@ -57,16 +64,20 @@ def filled(text: str) -> str:
 
 def first_seed(folder: Path) -> list[str]:
     """Return the numbers of the first pair: a line per MoE layer and number, the first layer first."""
-    table = _seeds(folder)
-    first = table[(table["seed"] == table["seed"].iloc[0]) & (table["top_k"] == table["top_k"].iloc[0])]
-    names = dict.fromkeys(first.loc[first["kind"] == "value", "model"])
+    first, names = _first_pair(folder)
     lines = [f"| MoE layer | | {' | '.join(names)} | difference |", "|---|---|---|---|---|"]
     for layer, numbers in [*((layer, OF_FIRST) for layer in layers_of(first)), ("", ("accuracy",))]:
         for number in numbers:
-            rows = first[(first["number"] == number) & (first["layer"] == layer)]
-            cells = " | ".join(cell(row) for _, row in rows.iterrows())
-            lines.append(f"| {f'`{layer}`' if layer else 'output'} | {number} | {cells} |")
+            lines.append(f"| {f'`{layer}`' if layer else 'output'} | {_line(first, layer, number)}")
     return lines
+
+
+def in_short(folder: Path) -> list[str]:
+    """Return what matters most of the first pair: the first MoE layer, then the accuracy."""
+    first, names = _first_pair(folder)
+    lines = [f"| | {' | '.join(names)} | difference |", "|---|---|---|---|"]
+    lines += [f"| {_line(first, layers_of(first)[0], number)}" for number in IN_SHORT]
+    return [*lines, f"| {_line(first, '', 'accuracy')}"]
 
 
 def all_seeds(folder: Path) -> list[str]:
@@ -128,6 +139,7 @@ def router_contagion(folder: Path) -> list[str]:
 
 
 MAKERS = {
+    "the first seed in short": in_short,
     "the first seed": first_seed,
     "all seeds": all_seeds,
     "accuracies": accuracies,
@@ -136,6 +148,19 @@ MAKERS = {
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
 }
+
+
+def _first_pair(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of the first pair of models, and the models' names."""
+    table = _seeds(folder)
+    first = table[(table["seed"] == table["seed"].iloc[0]) & (table["top_k"] == table["top_k"].iloc[0])]
+    return first, list(dict.fromkeys(first.loc[first["kind"] == "value", "model"]))
+
+
+def _line(table: pd.DataFrame, layer: str, number: str) -> str:
+    """Return the cells of one number of a layer ("" = the output): its name, then a value per model, the difference."""
+    rows = table[(table["number"] == number) & (table["layer"] == layer)]
+    return f"{number} | {' | '.join(cell(row) for _, row in rows.iterrows())} |"
 
 
 def _seeds(folder: Path) -> pd.DataFrame:

@@ -1,0 +1,51 @@
+"""Write the pages of the documentation that follow from something else, and copy the figures that pages show.
+
+    python docs/generate.py
+
+Tests hold that what is committed is what this writes.
+"""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# Figures on pages lie in docs/img, since a built site holds what is in docs and nothing else.
+FIGURES = {
+    "match-ratio.png": "reports/digits/match-ratio/figures/match-ratio.png",
+    "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",
+    "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
+    "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
+    "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
+    "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
+}
+GENERATED = "<!-- written by docs/generate.py from {} -->\n\n"
+
+
+def main() -> None:
+    """Write all of it."""
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")
+    (DOCS / "img").mkdir(exist_ok=True)
+    for name, source in FIGURES.items():
+        (DOCS / "img" / name).write_bytes((ROOT / source).read_bytes())
+
+
+def pages() -> dict[str, str]:
+    """Return the generated pages: file below docs, and its text."""
+    return {"index.md": index((ROOT / "README.md").read_text(encoding="utf-8"))}
+
+
+def index(readme: str) -> str:
+    """Return the first page of the site: the README, with its links as they are in docs."""
+
+    def link(match: re.Match[str]) -> str:
+        target = match["target"]
+        return "](" + (target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}") + ")"
+
+    text = re.sub(r"<!-- .*? -->\n", "", readme)
+    return GENERATED.format("README.md") + re.sub(r"\]\((?!https?:|#)(?P<target>[^)]+)\)", link, text)
+
+
+if __name__ == "__main__":
+    main()

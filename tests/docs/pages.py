@@ -1,0 +1,61 @@
+"""The pages of the documentation, their parts, and the commands that they name."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from moeprobe.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def text(name: str) -> str:
+    """``guide/python.md`` -> what it says."""
+    return TEXT[ROOT / "docs" / name]
+
+
+def blocks(language: str, page: Path | None = None) -> list[str]:
+    """Code blocks of a page, or of all pages but the site's copy of the README."""
+    texts = [TEXT[page]] if page else [TEXT[one] for one in PAGES if one != ROOT / "docs" / "index.md"]
+    return [block for one in texts for block in re.findall(rf"```{language}\n(.*?)```", one, flags=re.DOTALL)]
+
+
+def flat(commands: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Commands by what is typed; those of a group by the group's name and theirs."""
+    found: dict[str, Any] = {}
+    for name, command in commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {f"{above}{name}": command} if inner is None else flat(inner, f"{above}{name} ")
+    return found
+
+
+COMMANDS = flat(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def documented_commands() -> list[list[str]]:
+    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("moeprobe ")]
+    return [split(shlex.split(line, comments=True)[1:]) for line in dict.fromkeys(lines)]
+
+
+def split(words: list[str]) -> list[str]:
+    """The command as one word, and its arguments."""
+    size = 1 if words[0] in COMMANDS else 2
+    return [" ".join(words[:size]), *words[size:]]
+
+
+def help_examples() -> list[list[str]]:
+    examples = [
+        re.search(r"Example: `moeprobe (.*?)`", command.help or "", re.DOTALL)
+        for command in COMMANDS.values()
+    ]
+    return [split(shlex.split(" ".join(example[1].split()))) for example in examples if example]

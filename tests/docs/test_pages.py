@@ -1,0 +1,101 @@
+"""Pages have a readable size, their links lead somewhere, and readers find them all."""
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown.extensions.toc import slugify
+
+from tests.docs.pages import PAGES, README, ROOT, TEXT, name_of
+
+DOCS = ROOT / "docs"
+INDEX = DOCS / "index.md"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"```.*?```", "", TEXT[page], flags=re.DOTALL)
+
+
+def headings(page: Path) -> list[str]:
+    return re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
+
+
+def on_github(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """What a page links to in the repository: the file, and the anchor in it ("" = none)."""
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", prose(page))
+    return [((page.parent / file).resolve() if file else page, anchor) for file, anchor in targets]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_pictures_and_anchors_exist(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists(), target
+        assert not anchor or anchor in map(on_github, headings(target)), f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_pages_are_of_a_readable_size(page: Path) -> None:
+    assert len(TEXT[page].splitlines()) <= (150 if page in (README, INDEX) else 220)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_has_one_title_and_anchors_that_are_the_same_on_github_and_on_the_site(page: Path) -> None:
+    assert len(re.findall(r"^# ", prose(page), flags=re.MULTILINE)) == 1
+    anchors = Counter(map(on_github, headings(page)))
+    assert max(anchors.values()) == 1, anchors
+    assert [slugify(heading, "-") for heading in headings(page)] == list(map(on_github, headings(page)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    folders = "cli|probes|studies|adapters|results|metrics|models|inputs|routing|runtime"
+    for name in re.findall(rf"`((?:{folders})/[\w/.]*)`", prose(page)):
+        assert (ROOT / "moeprobe" / name).exists(), name
+
+
+def test_every_page_can_be_reached_from_the_first() -> None:
+    reached, left = set(), [INDEX]
+    while left:
+        page = left.pop()
+        if page in TEXT and page not in reached:
+            reached.add(page)
+            left += [target for target, _ in links(page)]
+    assert set(PAGES) - reached - {README} == set()
+
+
+def test_pictures_of_pages_are_the_reports(generate: ModuleType) -> None:
+    copies = {path.name: path.read_bytes() for path in (DOCS / "img").iterdir()}
+    assert copies.keys() == generate.FIGURES.keys()
+    for name, source in generate.FIGURES.items():
+        assert copies[name] == (ROOT / source).read_bytes(), f"{name}: run python docs/generate.py"
+    shown = {target.name for page in PAGES for target, _ in links(page) if target.parent == DOCS / "img"}
+    assert shown == copies.keys()
+
+
+def test_generated_pages_are_what_generate_writes(generate: ModuleType) -> None:
+    for name, text in generate.pages().items():
+        assert TEXT[DOCS / name] == text, f"{name}: run python docs/generate.py"
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    markers = re.compile(r"<!-- (from [^:\n]+: [^\n]+|end|written by docs/generate.py from [^\n]+) -->")
+    for page in PAGES:
+        assert "<!--" not in markers.sub("", TEXT[page]), page
