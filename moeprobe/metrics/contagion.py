@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
 from moeprobe.metrics.stats.bootstrap import Share
-from moeprobe.metrics.stats.divergence import jensen_shannon_distance
+from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 
@@ -50,7 +50,7 @@ class Contagion(LayerAnalysis):
 
     def _values(self, reference: LayerRouting, view: LayerRouting) -> dict[str, Tensor]:
         """Return what is known of each token ``(B, T)``; changes only where tokens have experts."""
-        values = {"_distance": jensen_shannon_distance(reference.weights, view.weights)}
+        values = {"_distance": jensen_shannon_distance(shares(reference.weights), shares(view.weights))}
         if view.top_k > 0:
             wished = (_held(reference) != _held(view)).any(-1)
             changed = (_held(reference, served=True) != _held(view, served=True)).any(-1)

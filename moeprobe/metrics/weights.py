@@ -24,13 +24,11 @@ from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
 from moeprobe.metrics.nulls import beyond, with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import Paired, by_tokens, double, of_tokens, others
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
-
-# Smaller divergences are the rounding of float32.
-_ROUNDING = 1e-12
 
 
 class Weights(LayerAnalysis):
@@ -118,14 +116,11 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
     unmoved = (reference == view).all(-1) & trial
     cosine = (one * other).sum(-1).masked_fill(unmoved.to(one.device), 1)
-    shares = [
-        side / side.sum(-1, keepdim=True).clamp_min(torch.finfo(side.dtype).tiny)
-        for side in (reference, view)
-    ]
+    parts = [shares(side) for side in (reference, view)]
     columns = {
         "weight_pairs": paired.present.sum(1),
         "weight_trials": trial.sum(1),
-        "weight_distance": double(_distance(*shares).masked_fill(~trial, 0)).sum(1),
+        "weight_distance": double(jensen_shannon_distance(*parts).masked_fill(~trial, 0)).sum(1),
         "weight_cosine": cosine.sum(1),
         "weight_reference": one.sum(1),
         "weight_view": other.sum(1),
@@ -136,13 +131,14 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         # Places without any trial (of texts that are shorter) add nothing.
         there = trial.any(0)
         places = Paired(paired.reference[:, there], paired.view[:, there], trial[:, there])
-        shares = [side[:, there] for side in shares]
+        parts = [side[:, there] for side in parts]
         units = [side[:, there] for side in (one, other)]
         number = torch.zeros_like(columns["weight_trials"])
         distance, cosine = torch.zeros_like(columns["weight_distance"]), torch.zeros_like(one[:, 0, 0])
         for shift, apart in others(places, places.present):
             number += apart.sum(1)
-            distance += double(_distance(shares[0], shares[1].roll(shift, 1)).masked_fill(~apart, 0)).sum(1)
+            moved = jensen_shannon_distance(parts[0], parts[1].roll(shift, 1))
+            distance += double(moved.masked_fill(~apart, 0)).sum(1)
             alike = (units[0] * units[1].roll(shift, 1)).sum(-1)
             cosine += alike.masked_fill(~apart.to(alike.device), 0).sum(1)
         columns |= {
@@ -159,13 +155,3 @@ def _unit(weights: Tensor) -> Tensor:
     scaled = weights / largest.where(largest > 0, 1)
     length = scaled.square().sum(-1, keepdim=True).sqrt()
     return scaled / length.where(length > 0, 1)
-
-
-def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return the Jensen-Shannon distance ``(...)`` of distributions ``(..., E)``, with logarithms to base 2."""
-    total = one + other
-    # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
-    r = (one - other) / total.where(total > 0, 1)
-    terms = torch.special.xlog1py(one, r) + torch.special.xlog1py(other, -r)
-    divergence = terms.sum(-1) / (2 * np.log(2))
-    return divergence.where(divergence > _ROUNDING, 0).clamp_max(1).sqrt()

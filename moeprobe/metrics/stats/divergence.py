@@ -8,26 +8,36 @@ import math
 import torch
 from torch import Tensor
 
+# Smaller divergences are the rounding of float32; that of other types goes with the square of their eps.
+_ROUNDING = 1e-12
 
-def jensen_shannon_distance(first: Tensor, second: Tensor) -> Tensor:
-    """Return the root of the Jensen-Shannon divergence to base 2 between weights, in [0, 1].
+
+def shares(weights: Tensor) -> Tensor:
+    """Return weights ``(..., E)``, none below 0, each row divided by its sum; a row without any weight stays 0."""
+    return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def jensen_shannon_distance(one: Tensor, other: Tensor) -> Tensor:
+    """Return the root of the Jensen-Shannon divergence to base 2, in [0, 1].
 
     Args:
-        first: ``(..., E)`` weights, none below 0; each row is divided by its sum.
-        second: ``(..., E)`` likewise.
+        one: ``(..., E)`` distributions, as ``shares`` returns them.
+        other: ``(..., E)`` likewise.
 
     Returns:
         ``(...)``. A row without any weight is 1 from one that has some, and 0 from another without. Equal rows are 0
-        exactly.
+        exactly, and so are rows that differ by no more than their type rounds (float32: a distance below 1e-6).
     """
-    served = torch.stack([first.sum(-1) > 0, second.sum(-1) > 0])
-    one, two = (weights / weights.sum(-1, keepdim=True) for weights in (first, second))
-    middle = (one + two) / 2
-    # With r = (p − q) / (p + q) the two terms of an outcome are m/2 · (log(1 − r²) + 2 r atanh r): unlike logarithms of
-    # ratios, nothing large is subtracted where p and q are nearly equal.
-    ratio = ((one - two) / (one + two)).abs()
-    inside = ratio.clamp_max(1 - torch.finfo(ratio.dtype).eps)
-    terms = torch.log1p(-inside.square()) + 2 * inside * torch.atanh(inside)
-    terms = terms.masked_fill(ratio == 1, 2 * math.log(2)).masked_fill(middle == 0, 0)
-    distance = ((middle * terms).sum(-1) / (2 * math.log(2))).clamp(0, 1).sqrt()
-    return distance.where(served.all(0), (served[0] != served[1]).to(distance.dtype))
+    total = one + other
+    # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
+    r = (one - other) / total.where(total > 0, 1)
+    # A weight that the other side's rounds away is not all: its logarithm stays finite.
+    eps = torch.finfo(r.dtype).eps
+    least = eps / 2 - 1
+    terms = torch.special.xlog1py(one, r.clamp_min(least)) + torch.special.xlog1py(
+        other, (-r).clamp_min(least)
+    )
+    divergence = terms.sum(-1) / (2 * math.log(2))
+    rounding = _ROUNDING * (eps / torch.finfo(torch.float32).eps) ** 2
+    distance = divergence.where(divergence > rounding, 0).clamp_max(1).sqrt()
+    return distance.masked_fill((one > 0).any(-1) != (other > 0).any(-1), 1)

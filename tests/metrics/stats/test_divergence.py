@@ -9,7 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import rel_entr
 
-from moeprobe.metrics.stats.divergence import jensen_shannon_distance
+from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
+
+
+def _distance(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+    return jensen_shannon_distance(shares(one), shares(two))
 
 
 @example(396, 2, 30.0, 0.25)
@@ -20,15 +24,13 @@ def test_against_scipy(seed: int, num_experts: int, spread: float, absent: float
     for side in (one, two):
         side[random.random(side.shape) < absent] = 0
         side[:, 0] += 1e-6  # at least some weight
-    found = jensen_shannon_distance(torch.from_numpy(one), torch.from_numpy(two))
+    found = _distance(torch.from_numpy(one), torch.from_numpy(two))
     p, q = (side / side.sum(1, keepdims=True) for side in (one, two))
     middle = (p + q) / 2
     divergence = (rel_entr(p, middle) + rel_entr(q, middle)).sum(1) / (2 * math.log(2))
     # Of equal sides rounding may leave less than nothing, of which SciPy's own distance makes no number.
     np.testing.assert_allclose(found, np.sqrt(divergence.clip(0)), atol=3e-8)
-    np.testing.assert_array_equal(
-        found, jensen_shannon_distance(torch.from_numpy(two), torch.from_numpy(one))
-    )
+    np.testing.assert_array_equal(found, _distance(torch.from_numpy(two), torch.from_numpy(one)))
 
 
 def test_closed_forms() -> None:
@@ -36,7 +38,7 @@ def test_closed_forms() -> None:
     two = torch.tensor([[0.0, 0.0, 3.0], [1.0, 0.0, 0.0], [0.4, 0.6, 1.0], [0.1, 0.0, 0.0], [0.0, 0.0, 0.0]])
     # Half and half against whole: m = (3/4, 1/4), so the divergence is ½ [½ log ⅔ + ½ log 2] + ½ log 4/3.
     half = 0.5 * (0.5 * math.log2(0.5 / 0.75) + 0.5 * math.log2(0.5 / 0.25)) + 0.5 * math.log2(1 / 0.75)
-    found = jensen_shannon_distance(one, two)
+    found = _distance(one, two)
     assert found.tolist() == [1.0, pytest.approx(math.sqrt(half), rel=1e-6), 0.0, 1.0, 0.0]
 
 
@@ -44,7 +46,17 @@ def test_small_distances_keep_their_figures_in_single_precision() -> None:
     """Logarithms of ratios would leave nothing but rounding here."""
     one = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
     two = one + torch.tensor([1e-5, -1e-5, 0.0], dtype=torch.float64)
-    exact = float(jensen_shannon_distance(one, two))
+    exact = float(_distance(one, two))
     # To first order the divergence is Σ (p − q)² / (8 m ln 2).
     assert exact == pytest.approx(math.sqrt(2 * 1e-10 / (8 * 0.3 * math.log(2))), rel=1e-4)
-    assert float(jensen_shannon_distance(one.float(), two.float())) == pytest.approx(exact, rel=0.02)
+    assert float(_distance(one.float(), two.float())) == pytest.approx(exact, rel=0.02)
+
+
+def test_what_float32_rounds_is_no_distance() -> None:
+    one = torch.tensor([[0.3, 0.3, 0.4]])
+    assert _distance(one, one * (1 + 2**-23)).item() == 0
+
+
+def test_a_weight_that_the_other_rounds_away_leaves_a_distance() -> None:
+    one, two = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 1e-9]])
+    assert _distance(one, two).item() == pytest.approx(_distance(one.double(), two.double()).item(), rel=1e-6)
