@@ -36,7 +36,7 @@ class Churn(LayerAnalysis):
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
         paired = patches(pair)
         reference, view = (
-            of_tokens(layer.served, token) & paired.present[..., None]
+            of_tokens(layer.processed_mask, token) & paired.present[..., None]
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
         kept_by_others = had_by_others = torch.zeros_like(paired.present[:, 0], dtype=torch.int64)

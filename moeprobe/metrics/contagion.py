@@ -52,9 +52,8 @@ class Contagion(LayerAnalysis):
         """Return what is known of each token ``(B, T)``; changes only where tokens have experts."""
         values = {"_distance": jensen_shannon_distance(shares(reference.weights), shares(view.weights))}
         if view.top_k > 0:
-            wished = (_held(reference) != _held(view)).any(-1)
-            changed = (_held(reference, served=True) != _held(view, served=True)).any(-1)
-            values |= {"_changed": changed, "_dropped": changed & ~wished}
+            changed = ~reference.processed_the_same(view)
+            values |= {"_changed": changed, "_dropped": changed & reference.selects_the_same(view)}
         return values
 
     def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
@@ -70,15 +69,6 @@ class Contagion(LayerAnalysis):
             for name, column in (("", "_changed"), ("_dropped", "_dropped"), ("_distance", "_distance"))
             if f"{self.metric}{column}" in columns
         ]
-
-
-def _held(layer: LayerRouting, *, served: bool = False) -> Tensor:
-    """Return which experts a token has selected ``(B, T, E)``; with ``served`` those that had room for it."""
-    chosen = layer.selected >= 0
-    if served:
-        chosen = chosen & layer.processed
-    held = torch.zeros(layer.gates.shape, dtype=torch.int64, device=chosen.device)
-    return held.scatter_add(-1, layer.selected.long().clamp_min(0), chosen.long()) > 0
 
 
 def _sum(values: dict[str, Tensor], watched: Tensor, tokens: slice) -> dict[str, Tensor]:

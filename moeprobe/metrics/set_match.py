@@ -51,8 +51,8 @@ class SetMatch(LayerAnalysis):
         for tokens, paired in by_tokens(pair).items():
             columns = {"set_pairs": paired.present.sum(1)} | numbers(pair, paired)
             sides = {
-                "reference": of_tokens(pair.reference.wanted, paired.reference),
-                "view": of_tokens(pair.view.wanted, paired.view),
+                "reference": of_tokens(pair.reference.selected_mask, paired.reference),
+                "view": of_tokens(pair.view.selected_mask, paired.view),
             }
             if pair.view.experts_choose:
                 neither = ~sides["reference"].any(-1) & ~sides["view"].any(-1)

@@ -83,14 +83,22 @@ class LayerRouting:
         return self.top_k if self.tokens_choose else 0
 
     @property
-    def served(self) -> Tensor:
+    def selected_mask(self) -> Tensor:
+        """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
+        return self._marked(self.selected >= 0)
+
+    @property
+    def processed_mask(self) -> Tensor:
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
         return self._marked(self.processed & (self.selected >= 0))
 
-    @property
-    def wanted(self) -> Tensor:
-        """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
-        return self._marked(self.selected >= 0)
+    def selects_the_same(self, other: "LayerRouting") -> Tensor:
+        """Return for which tokens ``(B, T)`` the same set of experts is selected, in whatever order."""
+        return (self.selected_mask == other.selected_mask).all(-1)
+
+    def processed_the_same(self, other: "LayerRouting") -> Tensor:
+        """Return which tokens ``(B, T)`` are processed by the same set of experts."""
+        return (self.processed_mask == other.processed_mask).all(-1)
 
     def _marked(self, which: Tensor) -> Tensor:
         marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
@@ -105,7 +113,7 @@ class LayerRouting:
         """
         if self.top_k == 0:
             return self.gates
-        return self.gates * self.served
+        return self.gates * self.processed_mask
 
 
 def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

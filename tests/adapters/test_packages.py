@@ -71,7 +71,7 @@ def test_choices_are_those_that_are_dispatched(layer: Callable[[int], nn.Module]
     for name, routing in model.trace(images)[1].layers.items():
         served = dispatched[name].sum(-1) > 0.5
         assert served.shape == (5, 17, EXPERTS)
-        assert torch.equal(routing.served, served)
+        assert torch.equal(routing.processed_mask, served)
         assert len(served.flatten(0, 1).unique(dim=0)) > 3, "all tokens choose alike: this shows nothing"
 
 

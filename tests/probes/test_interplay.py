@@ -265,6 +265,9 @@ def test_what_is_dropped_belongs_to_the_routing() -> None:
     two = RoutingTrace({"blocks.1": dataclasses.replace(layer, processed=dropped)})
     assert _same_routing(one, two).tolist() == [True, False]
     assert _same_routing(one, one).tolist() == [True, True]
+    # In another order the same experts work on a token, and the sum over them is the same.
+    turned = dataclasses.replace(layer, selected=layer.selected.flip(-1), processed=layer.processed.flip(-1))
+    assert _same_routing(one, RoutingTrace({"blocks.1": turned})).tolist() == [True, True]
 
 
 def test_an_undefined_resample_does_not_make_two_of_a_kind_differ() -> None:

@@ -1,8 +1,11 @@
 """The order of choices belongs to the scores, not to the router."""
 
+import dataclasses
+
 import torch
 
 from moeprobe.routing.record import order_choices
+from tests.routing.routings import routing
 
 
 def order(selected: list[int], scores: list[float]) -> tuple[list[int], list[bool]]:
@@ -40,3 +43,14 @@ def test_any_order_of_the_router_gives_the_same() -> None:
     shuffled = torch.tensor([2, 0, 1])
     again = order_choices(selected[..., shuffled], processed[..., shuffled], scores)
     assert torch.equal(expected[0], again[0]) and torch.equal(expected[1], again[1])
+
+
+def test_the_same_set_of_experts_whatever_their_order() -> None:
+    layer = routing(1, top_k=2)
+    selected, processed = layer.selected.clone(), layer.processed.clone()
+    selected[0, 0] = selected[0, 0].flip(-1)  # Another order.
+    processed[0, 1, 0] = False  # Dropped.
+    selected[0, 2, 0], processed[0, 2, 0] = -1, False  # Never selected.
+    other = dataclasses.replace(layer, selected=selected, processed=processed)
+    assert layer.selects_the_same(other)[0].tolist() == [True, True, False, *[True] * 4]
+    assert layer.processed_the_same(other)[0].tolist() == [True, False, False, *[True] * 4]

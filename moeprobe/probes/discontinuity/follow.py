@@ -126,7 +126,7 @@ def _run(subject: _Subject, severity: NDArray[np.float64]) -> tuple[Tensor, Tens
 
 
 def _experts(layer: LayerRouting) -> Tensor:
-    """Return the experts ``(N, T, K)`` that work on each token, sorted: their order changes nothing in the output.
+    """Return which experts ``(N, T, E)`` work on each token.
 
     Raises:
         UserError: every expert works on every token.
@@ -135,7 +135,7 @@ def _experts(layer: LayerRouting) -> Tensor:
         raise UserError(
             f"With {layer.router} every expert has a share of every token, so none switches; use: moeprobe sweep."
         )
-    return layer.selected.where(layer.processed, torch.full_like(layer.selected, -1)).sort(-1).values.cpu()
+    return layer.processed_mask.cpu()
 
 
 def _bisect(
@@ -191,6 +191,6 @@ def _jumps(
 def _switched(one: RoutingTrace, two: RoutingTrace) -> NDArray[np.int64]:
     """Return how many tokens ``(N, L)`` of each layer work with other experts."""
     counts = [
-        (_experts(layer) != _experts(two.layers[name])).any(-1).sum(1) for name, layer in one.layers.items()
+        (~layer.processed_the_same(two.layers[name])).sum(1).cpu() for name, layer in one.layers.items()
     ]
     return torch.stack(counts, dim=1).numpy()

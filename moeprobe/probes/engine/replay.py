@@ -42,10 +42,10 @@ def _replay(model: Replayable, own: Pass, other: RoutingTrace, gates: str) -> Te
 
 
 def _same_routing(one: RoutingTrace, two: RoutingTrace) -> Tensor:
-    """Return for which images ``(B,)`` every token of every layer chooses the same, and finds the same room."""
-    same = [
-        (layer.selected == two.layers[name].selected).flatten(1).all(1)
-        & (layer.processed == two.layers[name].processed).flatten(1).all(1)
-        for name, layer in one.layers.items()
-    ]
-    return torch.stack(same).all(0)
+    """Return for which images ``(B,)`` every token of every layer has the same experts, selected and at work.
+
+    In whatever order they are selected: what the layers give for a token is a sum over its experts.
+    """
+    pairs = [(layer, two.layers[name]) for name, layer in one.layers.items()]
+    same = [layer.selects_the_same(other) & layer.processed_the_same(other) for layer, other in pairs]
+    return torch.stack([tokens.all(1) for tokens in same]).all(0)
