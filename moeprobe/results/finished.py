@@ -15,6 +15,7 @@ from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.tables import concatenate, read_images
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.files import check_regular, sha256, shown
+from moeprobe.runtime.paths import shortest_ends
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,9 @@ def _shown(value: object) -> str:
 def _names(runs: Sequence[Path], checkpoints: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Return, per run, checkpoint -> a name of its own among all: with as much of the run's path as that takes."""
     number = Counter(name for names in checkpoints for name in names)
-    depth, longest = 1, max(len(run.parts) for run in runs)
-    while len({run.parts[-depth:] for run in runs}) < len(runs) and depth < longest:
-        depth += 1
     return [
-        {name: name if number[name] == 1 else "/".join((*run.parts[-depth:], name)) for name in names}
-        for run, names in zip(runs, checkpoints, strict=True)
+        {name: name if number[name] == 1 else f"{run}/{name}" for name in names}
+        for run, names in zip(shortest_ends(runs), checkpoints, strict=True)
     ]
 
 

@@ -10,6 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options
 from moeprobe.runtime.arguments import several
+from moeprobe.runtime.paths import shortest_ends
 
 
 def load_models(models: Models, options: Options) -> list[Checkpoint]:
@@ -36,10 +37,7 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
         paths = [_place(model) for model in loaded]
         if len(set(paths)) < len(paths):
             raise UserError("The same checkpoint was named twice.")
-        depth = 2
-        while len({path.parts[-depth:] for path in paths}) < len(paths):
-            depth += 1
-        names = ["/".join(path.parts[-depth:]) for path in paths]
+        names = shortest_ends(paths, least=2)
         loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
     return loaded
 

@@ -14,6 +14,7 @@ from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.traces.reading import Block, Layer, TraceFile
 from moeprobe.routing.traces.rows import patches_of, to_routing
 from moeprobe.runtime.characters import exact
+from moeprobe.runtime.paths import shortest_ends
 
 # What two traces must have in common to be of the same inputs.
 _SOURCE = ("data", "split", "crop_fraction")
@@ -57,9 +58,6 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
     for path, number in Counter(paths).items():
         if number > 1:
             raise UserError(f"The trace {path}.parquet was named twice.")
-    depth = 1
-    while len({path.parts[-depth:] for path in paths}) < len(paths):
-        depth += 1
     given = [(trace.about["checkpoint"]["name"], *_seen(trace)) for trace in traces]
     hashes: dict[str, set[str | None]] = {}
     for trace in traces:
@@ -71,13 +69,15 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
     return [
         Named(
             trace,
-            "/".join(path.parts[-depth:]) if name in ambiguous else name,
+            end if name in ambiguous else name,
             view,
             severity,
             moved=number > 0 and _moved(traces[0], trace),
             symmetric=_are_both_views(traces[0], trace),
         )
-        for number, (trace, path, (name, view, severity)) in enumerate(zip(traces, paths, given, strict=True))
+        for number, (trace, end, (name, view, severity)) in enumerate(
+            zip(traces, shortest_ends(paths), given, strict=True)
+        )
     ]
 
 

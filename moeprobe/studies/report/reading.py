@@ -21,6 +21,7 @@ from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
 from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.paths import shortest_ends
 
 _NUMBERS = (
     "severity",
@@ -165,18 +166,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     for number, path in enumerate(resolved):
         if path in resolved[:number]:
             raise UserError(f"{paths[number]} is given twice; name each run once.")
-    return [_read(path, label) for path, label in zip(paths, _labels(resolved), strict=True)]
-
-
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that are all different."""
-    labels = []
-    for path in paths:
-        depth = 1
-        while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
-            depth += 1
-        labels.append("/".join(path.parts[-depth:]))
-    return labels
+    labels = shortest_ends(resolved, each=True)
+    return [_read(path, label) for path, label in zip(paths, labels, strict=True)]
 
 
 def _read(path: Path, label: str) -> Run:
