@@ -1,4 +1,4 @@
-"""What an adapter of foreign models hands over, and what adapters share."""
+"""A model to be probed, as adapters hand it over, and what adapters share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,25 +9,6 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import unknown
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A foreign model made traceable, and what a probe must know of it.
-
-    Attributes:
-        name: what tables call it, unless two have one name.
-        model: what is run.
-        framing: how an image, or a text, is brought to its input.
-        class_names: what its scores are about; empty if unknown.
-        provenance: path, sha256, ...: for the sidecar.
-    """
-
-    name: str
-    model: Traceable
-    framing: Framing | TextFraming
-    class_names: tuple[str, ...] = ()
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[str]:
@@ -47,16 +28,16 @@ AnyFraming = Framing | TextFraming
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model to be probed, and what the tables say of it.
+    """A model made traceable, and what the tables say of it.
 
     Attributes:
-        name: what the tables call it.
+        name: what the tables call it, unless two have one name.
         model: what is run.
         framing: how an unperturbed image, or text, is brought to its input.
         class_names: what its scores are about; empty if unknown.
         train_seed: seed of its training, None if unknown.
         group: name shared by checkpoints that differ in their training seed alone.
-        provenance: file, hash, training: for the sidecar.
+        provenance: path, sha256, training, ...: for the sidecar.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from moeprobe.adapters.base import Checkpoint, Opened
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
@@ -116,36 +116,22 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
             f"A {type(model).__name__} does not say how it is read; say it with Hooks: "
             f"api.wrap(api.Hooks(net, image_size=…), name={name!r})."
         )
-    return _checkpoint(model.opened(name))
+    return _checked(model.checkpoint(name))
 
 
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
     scheme, _, reference = source.partition(":")
-    return _checkpoint(ADAPTERS.get(SCHEMES[scheme]).open(reference, **more))
+    return _checked(ADAPTERS.get(SCHEMES[scheme]).open(reference, **more))
 
 
-def _checkpoint(opened: Opened) -> Checkpoint:
-    """Return another program's model as what is probed.
-
-    Raises:
-        UserError: files cannot be called by its name.
-    """
-    return Checkpoint(
-        name=_file_name(opened.name),
-        model=opened.model,
-        framing=opened.framing,
-        class_names=opened.class_names,
-        provenance=opened.provenance,
-    )
-
-
-def _file_name(name: str) -> str:
-    """Return a model's name, by which files and folders are called.
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """Return another program's model, by whose name files and folders are called.
 
     Raises:
-        UserError: it is not one ordinary part of a path.
+        UserError: the name is not one ordinary part of a path.
     """
+    name = checkpoint.name
     ordinary = name.isprintable() and name == name.strip() and not set(name) & set("/\\")
     if not name or not ordinary or name.startswith(".") or len(name.encode()) > _LONGEST_NAME:
         raise UserError(
@@ -155,7 +141,7 @@ def _file_name(name: str) -> str:
         )
     if name.casefold() in TAKEN:
         raise UserError(f"A model cannot be called {name!r}: that is what runs call a file of their own.")
-    return name
+    return checkpoint
 
 
 def _capacity(model: Vmoe, *, trained: bool) -> str:

@@ -24,7 +24,7 @@ from tests.commands import refused, run
 
 SOURCE = """
 from tests.adapters import zoo
-from moeprobe.adapters.base import Opened
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 
 def vit():
@@ -34,7 +34,7 @@ def hooked():
     return Hooks(zoo.vit(seed=1), classes="digits", **zoo.VIT)
 
 def opened():
-    return hooked().opened("theirs")
+    return hooked().checkpoint("theirs")
 
 def broken():
     raise ValueError("no weights at hand.\\nAsk for them.")

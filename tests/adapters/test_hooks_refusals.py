@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 
 from moeprobe import api
-from moeprobe.adapters.base import Opened
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.hooks.factory import load_weights
 from moeprobe.adapters.open import load_model
@@ -148,7 +148,7 @@ def test_names_are_one_ordinary_part_of_a_path(
     with pytest.raises(UserError, match="A model cannot be called"):
         api.wrap(model, name=name)
     # So it is for whatever an adapter opens.
-    opened = Opened(name, model, model.framing)
+    opened = Checkpoint(name, model, model.framing)
     monkeypatch.setattr("moeprobe.adapters.hooks.Hooks.open", lambda *_, **__: opened)
     with pytest.raises(UserError, match="A model cannot be called"):
         load_model("py:any:thing")

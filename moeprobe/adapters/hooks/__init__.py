@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Opened, wanted_layers
+from moeprobe.adapters.base import Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
 from moeprobe.adapters.hooks.module import Running
 from moeprobe.adapters.hooks.reading import described
@@ -160,9 +160,9 @@ class Hooks:
         scores = [one.scores for one in passes if one.scores is not None]
         return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
 
-    def opened(self, name: str) -> Opened:
+    def checkpoint(self, name: str) -> Checkpoint:
         """Return the model as probes take it, called ``name``."""
-        return Opened(name, self, self.framing, self.class_names, self.provenance)
+        return Checkpoint(name, self, self.framing, self.class_names, provenance=self.provenance)
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -186,11 +186,11 @@ class Hooks:
     @classmethod
     def open(
         cls, reference: str, *, device: torch.device, trained_capacity: bool, group_images: int
-    ) -> Opened:
+    ) -> Checkpoint:
         """Open ``package.module:factory`` or ``package.module:factory@settings.yaml``.
 
-        The factory returns a torch module (then the settings are needed), a ``Hooks``, or an ``Opened``. The limits of
-        a foreign model's experts are its own, so ``trained_capacity`` changes nothing.
+        The factory returns a torch module (then the settings are needed), a ``Hooks``, or a ``Checkpoint``. The limits
+        of a foreign model's experts are its own, so ``trained_capacity`` changes nothing.
 
         Raises:
             UserError: it is not there, raises, returns something else, or what is told does not fit.
@@ -210,11 +210,11 @@ class Hooks:
         name = made.factory.rpartition(":")[2] if settings is None else settings.name
         if isinstance(model, Hooks):
             model.to(device).group(group_images)
-            model = _with_code(model.opened(name), made)
-        if not isinstance(model, Opened):
+            model = _with_code(model.checkpoint(name), made)
+        if not isinstance(model, Checkpoint):
             raise UserError(
                 f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
-                "a moeprobe.adapters.base.Opened."
+                "a moeprobe.adapters.base.Checkpoint."
             )
         return dataclasses.replace(model, provenance=_of_files(made) | dict(model.provenance))
 
@@ -254,13 +254,13 @@ def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _with_code(opened: Opened, made: factory.Made) -> Opened:
+def _with_code(checkpoint: Checkpoint, made: factory.Made) -> Checkpoint:
     """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
     code = "" if made.file is None else sha256(made.file)
-    whole = f"{opened.provenance['sha256']} {made.factory} {code}"
+    whole = f"{checkpoint.provenance['sha256']} {made.factory} {code}"
     return dataclasses.replace(
-        opened,
-        provenance={**opened.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
+        checkpoint,
+        provenance={**checkpoint.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
     )
 
 

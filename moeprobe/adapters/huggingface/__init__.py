@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Opened, wanted_layers
+from moeprobe.adapters.base import Checkpoint, wanted_layers
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
 from moeprobe.adapters.huggingface.outputs import learn
 from moeprobe.adapters.huggingface.routers import (
@@ -258,7 +258,7 @@ class Huggingface:
     @classmethod
     def open(
         cls, reference: str, *, device: torch.device, trained_capacity: bool, group_images: int
-    ) -> Opened:
+    ) -> Checkpoint:
         """Load a folder of ``save_pretrained``, or a name on the hub.
 
         Raises:
@@ -271,7 +271,7 @@ class Huggingface:
             raise UserError(f"hf:{reference} cannot be probed: {error}") from None
         folder = expanded(reference)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
-        return Opened(
+        return Checkpoint(
             name=(folder.resolve() if folder.is_dir() else folder).name,
             model=traceable,
             framing=TextFraming(

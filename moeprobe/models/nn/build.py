@@ -1,5 +1,6 @@
 """From a model configuration to a model."""
 
+import dataclasses
 from typing import Any
 
 import timm
@@ -11,10 +12,6 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.sparse import MoeConfig, make_sparse
 from moeprobe.runtime.catalog import unknown
 
-_MOE_KEYS = (
-    "num_experts", "layers", "top_k", "noise_std", "capacity_factor", "eval_capacity_factor", "capacity_rounding",
-    "capacity_multiple_of", "batch_priority", "group_images", "expert_dropout", "bfloat16_dispatch",
-)  # fmt: skip
 # Ours and timm's.
 _SIZES = {
     "image_size": "img_size", "patch_size": "patch_size", "width": "embed_dim", "depth": "depth",
@@ -55,7 +52,8 @@ def build_model(config: ModelConfig) -> VisionTransformer:
 
 def moe_keys(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of ``MoeConfig`` that the configuration gives."""
-    moe = {key: getattr(config, key) for key in _MOE_KEYS if getattr(config, key) is not None}
+    names = [field.name for field in dataclasses.fields(MoeConfig) if field.name in ModelConfig.model_fields]
+    moe = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
     if isinstance(config.layers, list):
         moe["layers"] = tuple(config.layers)
     if config.router is not None:
