@@ -15,7 +15,7 @@ from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
-from moeprobe.models.checkpoints import checkpoint as checkpoints
+from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.runtime.catalog import ADAPTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
@@ -55,7 +55,7 @@ def load_model(
         )
     import moeprobe.models.nn  # noqa: F401  (registers the models)
 
-    model, info = checkpoints.load(source)
+    model, info = load(source)
     traceable = (Vmoe if info.model.swin is None else SwinMoe)(
         model,
         mean=info.model.mean,

@@ -24,9 +24,8 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from moeprobe.errors import UserError
-from moeprobe.models import config as configuration
 from moeprobe.models import config_files
-from moeprobe.models.config import TrainConfig
+from moeprobe.models.config import LENGTHS, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.runtime.schema import Section, sentence
 
@@ -112,14 +111,14 @@ def load(source: str, overrides: Iterable[str] = ()) -> Sweep:
         UserError: there is none, a key is unknown, a value does not fit, or two cells are the same.
     """
     path = path_of(source)
-    content = configuration.read(path)
+    content = config_files.read(path)
     for override in overrides:
-        key, value = configuration.pair(override)
+        key, value = config_files.pair(override)
         if key.split(".")[0] in SweepConfig.model_fields:
-            configuration.put(content, key, value)
+            config_files.put(content, key, value)
         else:
             fixed = content.get("fixed") or {}
-            other = configuration.LENGTHS.get(key)
+            other = LENGTHS.get(key)
             content["fixed"] = {name: old for name, old in fixed.items() if name != other} | {key: value}
     found: SweepConfig = _parse(content, SweepConfig)
     base = str(path.parent / found.base) if found.base.endswith((".yaml", ".yml")) else found.base
@@ -140,7 +139,7 @@ def load_measure(overrides: Iterable[str]) -> MeasureConfig:
     """
     content: dict[str, Any] = {}
     for override in overrides:
-        configuration.put(content, *configuration.pair(override))
+        config_files.put(content, *config_files.pair(override))
     return _parse(content, _Measured).measure
 
 
@@ -188,7 +187,7 @@ def _cell(
     group = "-".join(_part(key, value) for key, value in named.items()) or sweep.name
     about = [("name", f"{group}-seed{seed}"), ("group", group), ("seed", seed)]
     try:
-        return configuration.change(base, [*sweep.fixed.items(), *own, *about])
+        return change(base, [*sweep.fixed.items(), *own, *about])
     except UserError as error:
         raise UserError(f"In the cell {group} of the sweep {sweep.name!r}: {error}") from None
 

@@ -11,9 +11,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.medium import IMAGE
 from moeprobe.inputs.open import open_images, open_view
 from moeprobe.inputs.views.base import PairView
-from moeprobe.models import config as configuration
 from moeprobe.models.checkpoints.checkpoint import is_written_by_moeprobe
-from moeprobe.models.config import TrainConfig
+from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.training.loop import Report, Trainer
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import LAST, is_folder, read_json, remove
@@ -65,7 +64,7 @@ def train(
         raise UserError(
             "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
         )
-    resolved = config if isinstance(config, TrainConfig) else configuration.load(str(config), overrides)
+    resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
     with in_use_first(folder):
         state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
@@ -233,6 +232,6 @@ def same_training(one: TrainConfig, other: TrainConfig) -> bool:
 def _is_of(path: Path, config: TrainConfig) -> bool:
     """Whether a written configuration is this one; keys that an earlier version did not know have their defaults."""
     try:
-        return same_training(configuration.load(str(path)), config)
+        return same_training(load(str(path)), config)
     except UserError:
         return False

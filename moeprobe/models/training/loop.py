@@ -23,9 +23,8 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.medium import IMAGE, sources
 from moeprobe.inputs.views.base import PairView
-from moeprobe.models import config as configuration
 from moeprobe.models.checkpoints import checkpoint
-from moeprobe.models.config import TrainConfig
+from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import capture
 from moeprobe.models.training import checks
@@ -154,7 +153,7 @@ class Trainer:
             UserError: the loss is not finite.
         """
         board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
-        write_text(self.folder / "config.yaml", configuration.dump(self.config))
+        write_text(self.folder / "config.yaml", dump(self.config))
         started, first = time.perf_counter(), self.step
         self.clock.start()
 

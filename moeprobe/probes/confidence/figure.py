@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
-from moeprobe.results.figures import layers as _layers
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
 _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
 
@@ -16,7 +16,7 @@ _LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "res
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
     """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints.
 
-    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and each gate has a panel.
+    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each gate has a panel.
     """
     patches = panels.ordinary(table[table["metric"].isin(list(_LABELS))])
     if patches.empty:
@@ -50,11 +50,11 @@ def _over_layers(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[
     checkpoints = panels.checkpoints(patches)
     figure, axes = panels.panels(2, 2, width=5.4, height=2.6)
     for panel, (metric, label) in zip(axes.flat, _LABELS.items(), strict=True):
-        for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
             rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
-            _layers.draw_line(panel, rows, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+            draw_line(panel, rows, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
         panel.set(title=label, ylim=(0, 1))
-        _layers.label_axis(panel, layers, named=panel in axes[-1])
+        label_axis(panel, layers, named=panel in axes[-1])
     for row in axes[:, 0]:
         row.set_ylabel("mean gate")
     return figure

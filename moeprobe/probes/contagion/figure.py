@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.results.figures import layers as _layers
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import label_axis, shifts
 
 _NUMBERS = {
     "batch_contagion": "batch-mates exchanged",
@@ -42,12 +42,12 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     for row, kind in enumerate(kinds):
         for column, name in enumerate(numbers):
             panel = axes[row, column]
-            for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+            for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
                 here = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
                 here = here.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift
                 panels.points(panel, x, here, colour=colours[checkpoint], label=checkpoint)
-            _layers.label_axis(panel, layers, named=row == len(kinds) - 1)
+            label_axis(panel, layers, named=row == len(kinds) - 1)
             panel.set(title=_NUMBERS[name] if row == 0 else "", ylabel=_ROWS[kind] if column == 0 else "")
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)

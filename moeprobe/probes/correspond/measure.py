@@ -21,9 +21,8 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.medium import IMAGE
 from moeprobe.inputs.open import open_images, open_view, pick_images
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.models.checkpoints import checkpoint as checkpoints
-from moeprobe.probes.correspond.pairs import Correspond
-from moeprobe.probes.correspond.pairs import correspond as pair_up
+from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.probes.correspond.pairs import Correspond, pair_up
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
@@ -176,7 +175,7 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
         if is_foreign(model):
             return _foreign_input(load_model(model))
         with random_state_kept():
-            built, info = checkpoints.load(model)
+            built, info = load(model)
         embedding: Any = built.patch_embed
         return _Input(
             Framing(embedding.img_size[0], info.model.crop_fraction),

@@ -51,7 +51,7 @@ class Correspond:
         return self.partner >= 0, second
 
 
-def correspond(
+def pair_up(
     *,
     image_id: str,
     names: tuple[str, str],

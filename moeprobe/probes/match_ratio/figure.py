@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
 from moeprobe.metrics.wording import AGREEMENTS
-from moeprobe.results.figures import layers as _layers
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
 # What the raw values are where they are not shares of patches alone.
 _RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match, cosine"}
@@ -19,7 +19,7 @@ _RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match,
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
 
-    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
+    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
     drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are of checkpoints.
     """
     patches = panels.ordinary(table)
@@ -91,13 +91,13 @@ def _over_layers(
     """Draw a panel per match, with the layers along the x axis."""
     figure, axes = panels.panels(2, len(names), width=5.0)
     checkpoints = panels.checkpoints(patches)
-    shifts = dict(zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True))
+    shift_of = dict(zip(checkpoints, shifts(len(checkpoints)), strict=True))
     for column, name in enumerate(names):
         raw, kappa = axes[:, column]
         raw.set_title(_label(name).replace("\n", " "))
         for checkpoint in checkpoints:
             here = panels.select(patches, checkpoint=checkpoint)
-            colour, shift = colours[checkpoint], shifts[checkpoint]
+            colour, shift = colours[checkpoint], shift_of[checkpoint]
             chance = panels.select(here, metric=f"{name}_chance", null="pooled").set_index("layer")["value"]
             raw.plot(
                 np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=colour, markersize=6
@@ -108,11 +108,9 @@ def _over_layers(
                 (kappa, f"{name}_kappa", "image", "D:"),
             ):
                 rows = panels.select(here, metric=metric, null=null)
-                _layers.draw_line(
-                    panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style
-                )
-        _layers.label_axis(raw, layers, named=False)
-        _layers.label_axis(kappa, layers)
+                draw_line(panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style)
+        label_axis(raw, layers, named=False)
+        label_axis(kappa, layers)
     return figure, axes
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from moeprobe.inputs.medium import TEXT, medium_of
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.figures import layers as _layers
+from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
 # Perceptually even, and made to look the same with the common colour deficiencies.
 _MAP = "cividis"
@@ -29,7 +29,7 @@ _MEANS = {"s_diagonal": ("mean $S_{ii}$", 2), "s_offdiagonal": ("mean $S_{i≠j}
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> dict[str, Figure]:
     """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0.
 
-    Of more than ``_parts.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
+    Of more than ``panels.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
     diagonal and of the rest along the layers, in the ``colours`` of checkpoints. Empty where no gates are a
     distribution.
     """
@@ -117,11 +117,11 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str
     checkpoints = panels.checkpoints(rows)
     figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
-        for checkpoint, shift in zip(checkpoints, _layers.shifts(len(checkpoints)), strict=True):
+        for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
             here = panels.select(rows, checkpoint=checkpoint, metric=metric)
-            _layers.draw_line(panel, here, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+            draw_line(panel, here, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
         panel.set_title(name)
-        _layers.label_axis(panel, layers)
+        label_axis(panel, layers)
     return figure
 
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
 from moeprobe.metrics.wording import full_label
-from moeprobe.results.figures import layers as _layers
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.layers import draw_line, label_axis
 from moeprobe.results.tables import FLOORS
 
 _BESIDE = (("gate_highest", "highest gate"), ("unserved", "tokens without\nan expert"))
@@ -30,7 +30,7 @@ def draw(
 ) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
 
-    Of more than ``_parts.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colours`` are of
+    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colours`` are of
     checkpoints. ``gates`` says how those of replayed routings were weighted, where that was asked.
     """
     floors = table[table["view"].isin(FLOORS)]
@@ -129,7 +129,7 @@ def _over_layers(
             panel = axes[row, column]
             here = _rows(routing, checkpoint, metric, nulls=("", "pooled"))
             for severity, shade in zip(severities, shades, strict=True):
-                _layers.draw_line(
+                draw_line(
                     panel,
                     here[here["severity"] == severity],
                     layers,
@@ -137,7 +137,7 @@ def _over_layers(
                     label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",
                 )
             panel.set_ylabel(label if column == 0 else "")
-            _layers.label_axis(panel, layers, named=row == len(rows) - 1)
+            label_axis(panel, layers, named=row == len(rows) - 1)
         axes[0, column].set_title(checkpoint, color=colours[checkpoint])
     _shares_axis(axes[[metric != "unserved" for metric, _ in rows]])
     return figure

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from moeprobe.results.figures import panels as _parts
+from moeprobe.results.figures import panels
 from moeprobe.results.palette import COLOURS
 
 _NOT_AUXILIARY = {"train_loss", "train_main_loss", "train_accuracy"}
@@ -16,15 +16,15 @@ _WIDE = 10
 def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
     """Return the figure of a run's ``metrics.csv``; every panel has a y axis of its own."""
     auxiliary = [column for column in metrics if column.startswith("train_") and column not in _NOT_AUXILIARY]
-    panels = [
+    drawn = [
         ("supervised loss", {"train_main_loss": "training", "val_loss": "validation"}),
         ("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}),
     ]
     if auxiliary:
         columns = {column: column.removeprefix("train_").replace("_", " ") for column in auxiliary}
-        panels.append(("auxiliary losses, unweighted", columns))
-    figure, axes = _parts.panels(1, len(panels), sharey=False)
-    for axis, (title, columns) in zip(axes[0], panels, strict=True):
+        drawn.append(("auxiliary losses, unweighted", columns))
+    figure, axes = panels.panels(1, len(drawn), sharey=False)
+    for axis, (title, columns) in zip(axes[0], drawn, strict=True):
         for number, (column, label) in enumerate(columns.items()):
             colour = COLOURS[number % len(COLOURS)]
             axis.plot(metrics["step"], metrics[column], "o-", color=colour, markersize=4, label=label)

@@ -13,16 +13,15 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import Model, Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.probes.correspond import measure as corresponding
-from moeprobe.probes.discontinuity import measure as following
-from moeprobe.probes.engine import run as probing
+from moeprobe.probes.correspond.measure import correspond
+from moeprobe.probes.discontinuity.measure import discontinuity, plan_discontinuity
 from moeprobe.probes.engine.applicability import check_images, glance
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
 from moeprobe.probes.engine.question import CLEAN
-from moeprobe.probes.engine.run import Plan
-from moeprobe.probes.overlay import measure as overlaying
+from moeprobe.probes.engine.run import Plan, plan, probe
+from moeprobe.probes.overlay.measure import overlay
 from moeprobe.results.folder import FinishedError, Result, output_folder, provenance
 from moeprobe.results.tables import read_images
 from moeprobe.routing.capabilities import Replayable
@@ -31,7 +30,7 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
 from moeprobe.runtime.files import whole
 from moeprobe.runtime.progress import Watcher
-from moeprobe.studies import compare as comparing
+from moeprobe.studies.compare import compare
 from moeprobe.studies.paper import numbers, tables
 from moeprobe.studies.report.reading import read_runs
 
@@ -216,13 +215,13 @@ def plan_paper(
     parts = {}
     for name, (kind, view, _) in job.probes.items():
         attribute = "recomputed" if kind == "sweep" and job.replayable else None
-        parts[name] = probing.plan(kind, pair, data=job.data, view=view, attribute=attribute, options=options)
+        parts[name] = plan(kind, pair, data=job.data, view=view, attribute=attribute, options=options)
     seconds = len(job.pairs) * sum(part.seconds for part in parts.values())
-    parts["s-matrix"] = probing.plan("s-matrix", pair, data=job.data, view="random_crop", options=options)
+    parts["s-matrix"] = plan("s-matrix", pair, data=job.data, view="random_crop", options=options)
     seconds += parts["s-matrix"].seconds
     if job.replayable:
         followed = _limited(options, jump_images)
-        parts["discontinuity"] = following.plan_discontinuity(pair, data=job.data, options=followed)
+        parts["discontinuity"] = plan_discontinuity(pair, data=job.data, options=followed)
         seconds += parts["discontinuity"].seconds
     return PaperPlan(parts, seconds)
 
@@ -298,7 +297,7 @@ def _probe(
     """Run one probe of a pair; without a folder of its own only what the tables need."""
     kind, view, _ = _PROBES[name]
     noise = kind == "sweep"
-    return probing.probe(
+    return probe(
         kind,
         pair,
         data=job.data,
@@ -315,23 +314,23 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
     drawn: dict[str, Callable[[Options], object]] = {
-        "s-matrix": lambda options: probing.probe(
+        "s-matrix": lambda options: probe(
             "s-matrix", pair, data=data, view="random_crop", options=options, watcher=watcher
         ),
-        "overlay": lambda options: overlaying.overlay(pair, data=data, options=options, watcher=watcher),
-        "animation": lambda options: overlaying.overlay(
+        "overlay": lambda options: overlay(pair, data=data, options=options, watcher=watcher),
+        "animation": lambda options: overlay(
             pair, data=data, count=2, animate=True, options=options, watcher=watcher
         ),
-        "compare": lambda options: comparing.compare(
+        "compare": lambda options: compare(
             [folder / "noise-sweep"], options=_of_a_run(options), watcher=watcher
         ),
     }
     if source:
-        drawn["correspond"] = lambda options: corresponding.correspond(
+        drawn["correspond"] = lambda options: correspond(
             source, data=data, count=2, options=options, watcher=watcher
         )
     if job.replayable:
-        drawn["discontinuity"] = lambda options: following.discontinuity(
+        drawn["discontinuity"] = lambda options: discontinuity(
             pair, data=data, options=_limited(options, jump_images), watcher=watcher
         )
     for name, draw in drawn.items():
