@@ -8,6 +8,8 @@ Tests hold that what is committed is what this writes.
 import re
 from pathlib import Path
 
+from writers import columns, commands, configurations, plugins, python
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 # Figures on pages lie in docs/img, since a built site holds what is in docs and nothing else.
@@ -19,7 +21,7 @@ FIGURES = {
     "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
 }
-GENERATED = "<!-- written by docs/generate.py from {} -->\n\n"
+WRITERS = (commands, columns, plugins, configurations, python)
 
 
 def main() -> None:
@@ -33,7 +35,10 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the generated pages: file below docs, and its text."""
-    return {"index.md": index((ROOT / "README.md").read_text(encoding="utf-8"))}
+    written = {"index.md": index((ROOT / "README.md").read_text(encoding="utf-8"))}
+    for writer in WRITERS:
+        written |= writer.pages()
+    return written
 
 
 def index(readme: str) -> str:
@@ -44,7 +49,8 @@ def index(readme: str) -> str:
         return "](" + (target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}") + ")"
 
     text = re.sub(r"<!-- .*? -->\n", "", readme)
-    return GENERATED.format("README.md") + re.sub(r"\]\((?!https?:|#)(?P<target>[^)]+)\)", link, text)
+    title, rest = re.sub(r"\]\((?!https?:|#)(?P<target>[^)]+)\)", link, text).split("\n", 1)
+    return f"{title}\n\n<!-- written by docs/generate.py from README.md -->\n{rest}"
 
 
 if __name__ == "__main__":

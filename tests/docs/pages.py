@@ -42,20 +42,15 @@ def flat(commands: dict[str, Any], above: str = "") -> dict[str, Any]:
 COMMANDS = flat(get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def documented_commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("moeprobe ")]
-    return [split(shlex.split(line, comments=True)[1:]) for line in dict.fromkeys(lines)]
+def documented_commands(folder: str = "") -> list[list[str]]:
+    """Commands in the code blocks of all pages, or of a folder of docs."""
+    pages = [page for page in PAGES if (ROOT / "docs" / folder) in page.parents] if folder else [None]
+    lines = [line for page in pages for block in blocks("bash", page) for line in block.splitlines()]
+    commands = dict.fromkeys(line for line in lines if line.startswith("moeprobe "))
+    return [split(shlex.split(line, comments=True)[1:]) for line in commands]
 
 
 def split(words: list[str]) -> list[str]:
     """The command as one word, and its arguments."""
     size = 1 if words[0] in COMMANDS else 2
     return [" ".join(words[:size]), *words[size:]]
-
-
-def help_examples() -> list[list[str]]:
-    examples = [
-        re.search(r"Example: `moeprobe (.*?)`", command.help or "", re.DOTALL)
-        for command in COMMANDS.values()
-    ]
-    return [split(shlex.split(" ".join(example[1].split()))) for example in examples if example]

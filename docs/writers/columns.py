@@ -1,0 +1,29 @@
+"""The columns of tables, as the code that writes them declares them."""
+
+from collections.abc import Mapping
+
+from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
+from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS
+from writers.markdown import code, page, table
+
+
+def pages() -> dict[str, str]:
+    """Return the page of all columns."""
+    text = page(
+        "Columns",
+        "results/tables.py and studies/tradeoff/table.py",
+        "Every `table.csv` and `comparison.csv` has one value per line, in these columns. `comparison.csv` holds the "
+        "paired differences from the first checkpoint, with the same columns and `reference`. The metrics are on "
+        "[a page of their own](metrics.md).",
+        columns(COLUMNS),
+        "## Of `moeprobe compare`\n\n`compare` adds to its `comparison.csv`:",
+        columns(COMPARISON_COLUMNS),
+        "## Of `moeprobe tradeoff`\n\n`tradeoff` adds to its `table.csv`:",
+        columns(TRADEOFF_COLUMNS),
+    )
+    return {"reference/columns.md": text}
+
+
+def columns(described: Mapping[str, str]) -> str:
+    """Return the table of some columns."""
+    return table(["column", "meaning"], ([code(name), meaning] for name, meaning in described.items()))

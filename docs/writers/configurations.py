@@ -1,0 +1,44 @@
+"""Configurations and sweeps that come with moeprobe, and all keys, as their schemas declare them."""
+
+from pathlib import Path
+
+from moeprobe.models import config_files, grid
+from moeprobe.models.keys import list_keys
+from writers.markdown import code, inline, page, table
+
+
+def pages() -> dict[str, str]:
+    """Return the page of configurations."""
+    text = page(
+        "Configurations",
+        "configs and the schema of configurations",
+        "`moeprobe train --config NAME` knows these; each file in `configs` says which values are the released ones "
+        "and which are ours. [Training](../guide/training.md) explains what is behind them.",
+        table(
+            ["configuration", "what it is"],
+            (
+                [code(name), inline(first_comment(config_files.path_of(name)))]
+                for name in config_files.names()
+            ),
+        ),
+        "## Sweeps of trainings\n\n`moeprobe tradeoff NAME` runs these: [What a router costs](../guide/tradeoff.md).",
+        table(
+            ["sweep", "what it is"],
+            ([code(name), inline(first_comment(grid.path_of(name)))] for name in grid.names()),
+        ),
+        "## Keys\n\nWritten `KEY=VALUE` on the command line, as sections in YAML. In a model, `null` is the named "
+        "model's own value; `moeprobe train --config NAME --show` prints what they come to.",
+        table(
+            ["key", "type", "default", "meaning"],
+            (
+                [code(key.name), inline(key.type), code(key.default), inline(key.meaning)]
+                for key in list_keys()
+            ),
+        ),
+    )
+    return {"reference/configurations.md": text}
+
+
+def first_comment(path: Path) -> str:
+    """Return the first line of a YAML file, which says what it is."""
+    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")

@@ -1,0 +1,88 @@
+"""What a notebook calls: ``moeprobe.api``, by its signatures and docstrings."""
+
+import inspect
+from typing import Any
+
+from moeprobe import api
+from writers.markdown import code, docstring, first_sentence, page, signature, table
+
+# What is no measurement; every other function is on the page of measurements.
+MODELS = {
+    "load_model", "wrap", "trace", "train", "open_data", "open_view", "choose_device", "downloads", "import_vmoe",
+    "import_swin_moe", "import_trace", "export_vmoe",
+}  # fmt: skip
+STUDIES = {"compare", "paper", "report", "tradeoff"}
+PICTURES = {"overlay", "correspond", "record", "analyze_trace"}
+# Classes that a caller makes or hands in; every other class is what a function returns.
+GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
+TITLES = {
+    "probes": "Python: measurements",
+    "plans": "Python: what a run would take",
+    "pictures": "Python: pictures and traces",
+    "studies": "Python: comparisons and reports",
+    "models": "Python: models and data",
+    "arguments": "Python: classes that functions take",
+    "results": "Python: classes that functions return",
+}
+_SOURCE = "moeprobe/api.py"
+
+
+def pages() -> dict[str, str]:
+    """Return the page of all names, and one for each kind."""
+    kinds: dict[str, list[str]] = {kind: [] for kind in TITLES}
+    for name in api.__all__:
+        kinds[kind_of(name)].append(name)
+    written = {
+        f"reference/python-{kind}.md": page(TITLES[kind], _SOURCE, *(section(name) for name in names))
+        for kind, names in kinds.items()
+    }
+    overview = [
+        f"## {TITLES[kind].removeprefix('Python: ').capitalize()}\n\n"
+        + table(
+            ["name", "what it is"],
+            [[f"[`{name}`](python-{kind}.md#{name.lower()})", sentence(name)] for name in names],
+        )
+        for kind, names in kinds.items()
+    ]
+    introduction = docstring(inspect.getdoc(api) or "").split("\n\n", 1)[1]
+    first = page(
+        "Python",
+        _SOURCE,
+        "`from moeprobe import api`; [From Python](../guide/python.md) shows it at work.",
+        introduction,
+        *overview,
+    )
+    return {"reference/python.md": first, **written}
+
+
+def kind_of(name: str) -> str:
+    """Return the page that a name is on."""
+    if not inspect.isfunction(inspect.unwrap(getattr(api, name))):
+        return "arguments" if name in GIVEN else "results"
+    if name.startswith("plan"):
+        return "plans"
+    if name in PICTURES:
+        return "pictures"
+    return "models" if name in MODELS else "studies" if name in STUDIES else "probes"
+
+
+def section(name: str) -> str:
+    """Return what is said of one name: how it is called, and its docstring."""
+    thing = getattr(api, name)
+    if inspect.isclass(thing):
+        return f"## {name}\n\n{docstring(text(thing))}"
+    if not inspect.isfunction(inspect.unwrap(thing)):
+        return f"## {name}\n\n{text(thing)}"
+    return f"## {name}\n\n```python\n{signature(thing, name)}\n```\n\n{docstring(text(thing))}"
+
+
+def sentence(name: str) -> str:
+    """Return the first sentence of what is said of a name."""
+    return first_sentence(text(getattr(api, name)))
+
+
+def text(thing: Any) -> str:
+    """Return the docstring of a name; of a type, what it stands for."""
+    if inspect.isclass(thing) or inspect.isfunction(inspect.unwrap(thing)):
+        return inspect.getdoc(thing) or ""
+    return code(str(thing).replace("moeprobe.adapters.base.", "").replace("pathlib.", ""))
