@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, CornerAnalysis, Corners, Metric
+from moeprobe.metrics.base import Columns, CornerAnalysis, Corners, Estimator
 from moeprobe.metrics.stats.bootstrap import Contrast, Ratio, Share
 from moeprobe.routing.finite import scores_are_not
 
@@ -50,7 +50,7 @@ class Attribution(CornerAnalysis):
             columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
         return columns
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the corners and the shares; nothing about labels where no image has one."""
         found = []
         for value, denominator in (
@@ -65,11 +65,11 @@ class Attribution(CornerAnalysis):
             number, bounded = count.astype(np.float64), value != "logit_distance"
             for name, corner in zip(CORNERS, corners, strict=True):
                 mean = Share(corner, number) if bounded else Ratio(corner, number)
-                found.append(Metric(f"{value}_{name}", "", mean, count))
+                found.append(Estimator(f"{value}_{name}", "", mean, count))
             # The weights add up to 0. Less the clean corner, what has no effect cancels exactly, not up to rounding.
             moved = corners - corners[0]
             for name, weights in SHARES.items():
                 total, most = np.asarray(weights) @ moved, sum(weight for weight in weights if weight > 0)
                 contrast = Contrast(total, number, most) if bounded else Ratio(total, number)
-                found.append(Metric(f"{value}_{name}", "", contrast, count))
+                found.append(Estimator(f"{value}_{name}", "", contrast, count))
         return found

@@ -1,7 +1,7 @@
 """What an aggregate analysis is: sums per image of one batch, and the statistics that such sums allow.
 
 An analysis never sees the model. It gets traces (or class scores) of a reference and a view, and returns *sums and
-counts per image*; ratios appear only when a whole data set is added up (``metrics``).
+counts per image*; ratios appear only when a whole data set is added up (``estimators``).
 
 Axes: B images, P patches, K choices, n images of a whole run.
 """
@@ -46,8 +46,8 @@ class Corners:
 
 
 @dataclass(frozen=True)
-class Metric:
-    """One number of a table.
+class Estimator:
+    """How one number of a table follows from sums per image.
 
     Attributes:
         name: its ``metric`` column.
@@ -86,7 +86,7 @@ class Analysis(ABC):
     named: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return what the columns of a whole run allow to be said; ``aligned`` as in ``LayerPair``."""
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.nulls import with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share, Statistic
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
@@ -55,7 +55,7 @@ class Churn(LayerAnalysis):
             }
         }
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the churn over all experts, with chance and kappa, and of each."""
         pairs = columns["churn_pairs"].astype(np.float64)
         reference, view, kept = (
@@ -75,12 +75,12 @@ class Churn(LayerAnalysis):
         if found is not None:
             by_others, there = per_trial(*found, had), found[1] > 0
             nulls["image"] = Share(stayed * there, had * there), by_others, trials * there
-        metrics = [Metric("churn", "", Share(had - stayed, had), trials)]
+        metrics = [Estimator("churn", "", Share(had - stayed, had), trials)]
         for null, (stay, chance, counted) in nulls.items():
-            metrics.append(Metric("churn_chance", null, Complement(chance), counted))
-            metrics.append(Metric("churn_kappa", null, Kappa(stay, chance), counted))
+            metrics.append(Estimator("churn_chance", null, Complement(chance), counted))
+            metrics.append(Estimator("churn_kappa", null, Kappa(stay, chance), counted))
         return metrics + [
-            Metric(
+            Estimator(
                 "churn",
                 "",
                 Share(reference[:, expert] - kept[:, expert], reference[:, expert]),

@@ -7,7 +7,7 @@ tokens the paper averages is not published: here the patches, with prefix tokens
 import numpy as np
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting, highest_gates
@@ -32,11 +32,11 @@ class Confidence(LayerAnalysis):
             found["prefix"] = _sum(pair.view.gates[:, :prefix], pair.view.valid[:, :prefix])
         return found
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the four means over tokens."""
         count = columns["tokens_counted"].astype(np.float64)
         return [
-            Metric(name, "", Share(columns[name].astype(np.float64), count), columns["tokens_counted"])
+            Estimator(name, "", Share(columns[name].astype(np.float64), count), columns["tokens_counted"])
             for name in METRICS
         ]
 

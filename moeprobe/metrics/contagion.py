@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
 from moeprobe.routing.pairs import LayerPair
@@ -56,11 +56,11 @@ class Contagion(LayerAnalysis):
             values |= {"_changed": changed, "_dropped": changed & reference.selects_the_same(view)}
         return values
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the shares, where there are any, and the mean distance, over watched tokens."""
         trials = columns[self.signature]
         return [
-            Metric(
+            Estimator(
                 f"{self.metric}{name}",
                 "",
                 Share(columns[f"{self.metric}{column}"].astype(np.float64), trials.astype(np.float64)),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.metrics.base import Analysis, Columns, Metric
+from moeprobe.metrics.base import Analysis, Columns, Estimator
 from moeprobe.metrics.stats.bootstrap import Ratio
 
 # Jumps in probability above which switches are counted. Two passes differ by rounding where the routing is the same to
@@ -76,7 +76,7 @@ class Discontinuity(PathAnalysis):
             "switches_beyond": torch.tensor(above).reshape(len(paths), len(THRESHOLDS)),
         }
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return means per image, the mean jump of a switch, and the total variation with its number of steps."""
         images = columns["followed"]
         per_image = {
@@ -97,5 +97,5 @@ def _floats(values: Sequence[float]) -> Tensor:
     return torch.tensor(np.asarray(values, dtype=np.float64))
 
 
-def _mean(name: str, numerator: NDArray[np.generic], count: NDArray[np.generic]) -> Metric:
-    return Metric(name, "", Ratio(numerator.astype(np.float64), count.astype(np.float64)), count)
+def _mean(name: str, numerator: NDArray[np.generic], count: NDArray[np.generic]) -> Estimator:
+    return Estimator(name, "", Ratio(numerator.astype(np.float64), count.astype(np.float64)), count)

@@ -9,7 +9,7 @@ Axes: B images, n images of a run, d draws put together.
 import numpy as np
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, Metric, OutputAnalysis, OutputPair
+from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.nulls import beyond, with_others
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.chance import Chance
@@ -33,7 +33,7 @@ class Fewshot(OutputAnalysis):
             "fewshot_predicted": predicted.masked_fill(~labelled, -1)[:, None],
         }
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return accuracy, how often a prediction is the class of *another* image in its draw, and kappa.
 
         Another one, since an image has one prediction: its pair with itself would count for a whole 1 / n.
@@ -53,6 +53,6 @@ class Fewshot(OutputAnalysis):
             num_images=len(trials),
         )
         return [
-            Metric("fewshot_accuracy", "", accuracy, trials),
+            Estimator("fewshot_accuracy", "", accuracy, trials),
             *beyond("fewshot_accuracy", "pooled", chance, accuracy, with_others(trials)),
         ]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
@@ -27,10 +27,10 @@ class Load(LayerAnalysis):
         histograms = torch.stack([_histogram(layer) for layer in pair.views])
         return {pair.view.medium.token: {"load": histograms.sum(0)}}
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the entropy of the pooled load."""
         histogram = columns["load"].astype(np.float64)
-        return [Metric("load_entropy", "", Entropy(histogram), columns["load"].sum(1))]
+        return [Estimator("load_entropy", "", Entropy(histogram), columns["load"].sum(1))]
 
 
 def _histogram(layer: LayerRouting) -> Tensor:

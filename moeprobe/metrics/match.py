@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.token_kinds import Paired, by_tokens, numbers, of_tokens
@@ -42,7 +42,7 @@ class Match(LayerAnalysis):
         """Return matches and trials per image, for patches (also by what they show, if known) and prefix tokens."""
         return {tokens: _count(pair, paired) for tokens, paired in by_tokens(pair).items()}
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return match, chance and kappa for each kind of match."""
         reference, view = (columns[f"{side}_selected"].astype(np.int64) for side in ("reference", "view"))
         trials = columns["trials"].astype(np.float64)
@@ -52,12 +52,12 @@ class Match(LayerAnalysis):
         nulls = strata(image, place, num_places=num_places, aligned=aligned, label=label)
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None
-        metrics: list[Metric] = []
+        metrics: list[Estimator] = []
         for name, depth, ordered in kinds(reference.shape[-1]):
             if name not in columns:
                 continue
             match = Share(columns[name].astype(np.float64), trials)
-            metrics.append(Metric(name, "", match, columns["trials"]))
+            metrics.append(Estimator(name, "", match, columns["trials"]))
             codes = encode(
                 np.stack([reference[image, place], view[image, place]]), depth=depth, ordered=ordered
             )

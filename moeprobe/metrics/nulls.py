@@ -6,7 +6,7 @@ Axes: M trials (pairs of tokens), n images of a whole run.
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Columns, Metric
+from moeprobe.metrics.base import Columns, Estimator
 from moeprobe.metrics.stats.bootstrap import Share, Statistic
 from moeprobe.metrics.stats.chance import Chance, Kappa
 from moeprobe.metrics.stats.within_image import Tokens, chance_within_image
@@ -58,12 +58,12 @@ def used(stratum: Whole, image: Whole) -> NDArray[np.bool_]:
 
 def same_code(
     name: str, codes: Whole, image: Whole, nulls: dict[str, Whole], *, num_images: int, tokens: Tokens | None
-) -> list[Metric]:
+) -> list[Estimator]:
     """Return chance and kappa of how often two sides have the same code ``(2, M)``, for each null and within images.
 
     Without ``tokens`` there is no null within images.
     """
-    metrics: list[Metric] = []
+    metrics: list[Estimator] = []
     for null, stratum in nulls.items():
         here = used(stratum, image)
         chance = Chance(
@@ -85,7 +85,7 @@ def same_code(
 
 def _same(
     name: str, null: str, chance: Statistic, codes: Whole, image: Whole, num_images: int
-) -> list[Metric]:
+) -> list[Estimator]:
     count = np.bincount(image, minlength=num_images)
     hits = np.bincount(image[codes[0] == codes[1]], minlength=num_images)
     return beyond(name, null, chance, Share(hits.astype(np.float64), count.astype(np.float64)), count)
@@ -98,9 +98,9 @@ def with_others(trials: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def beyond(
     name: str, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic]
-) -> list[Metric]:
+) -> list[Estimator]:
     """Return a chance level, and kappa of the match of the same trials ``(n,)``."""
     return [
-        Metric(f"{name}_chance", null, chance, trials),
-        Metric(f"{name}_kappa", null, Kappa(match, chance), trials),
+        Estimator(f"{name}_chance", null, chance, trials),
+        Estimator(f"{name}_kappa", null, Kappa(match, chance), trials),
     ]

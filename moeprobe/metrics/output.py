@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, Metric, OutputAnalysis, OutputPair
+from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.stats.bootstrap import Ratio, Share
 from moeprobe.routing.finite import scores_are_not
 
@@ -45,7 +45,7 @@ class Output(OutputAnalysis):
             columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
         return columns
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the ratios; nothing about labels where no image has one. Without a single answer there is no value."""
         denominators = dict.fromkeys(_OF_LABELS, "labelled") | {"prediction_agreement": "predicted"}
         found, unanswered = [], not columns["predicted"].any()
@@ -54,7 +54,7 @@ class Output(OutputAnalysis):
             if name in columns and (unanswered or count.sum() > 0):
                 kind = Ratio if name == "loss" else Share
                 statistic = kind(columns[name].astype(np.float64), count.astype(np.float64))
-                found.append(Metric(name, "", statistic, count))
+                found.append(Estimator(name, "", statistic, count))
         return found
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.stats.bootstrap import Array
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
@@ -49,13 +49,15 @@ class SMatrix(LayerAnalysis):
         products = sides[0].transpose(1, 2) @ sides[1]
         return {pair.view.medium.token: {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means and loss terms, and every entry."""
         pairs = columns["pairs"]
         matrix = _Matrix(columns["gate_products"].astype(np.float64), pairs.astype(np.float64))
-        found = [Metric(name, "", _Reading(matrix, *reading), pairs) for name, reading in _READINGS.items()]
+        found = [
+            Estimator(name, "", _Reading(matrix, *reading), pairs) for name, reading in _READINGS.items()
+        ]
         for i, j in np.ndindex(matrix.num_experts, matrix.num_experts):
-            found.append(Metric("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
+            found.append(Estimator("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
         return found
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.nulls import beyond, strata, tokens_of, used
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.set_chance import SetChance, jaccard_of_pairs, set_chance_within_image
@@ -63,7 +63,7 @@ class SetMatch(LayerAnalysis):
             found[tokens] = columns
         return found
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the mean index, chance and kappa, and where experts choose the share of pairs without any expert."""
         first = columns["reference_set_0"].astype(np.int64)
         num_images, num_places = first.shape
@@ -89,7 +89,7 @@ class SetMatch(LayerAnalysis):
             return Share(total.astype(np.float64), count.astype(np.float64)), count
 
         whole, trials = match(np.ones_like(trial))
-        metrics = [Metric("set_jaccard", "", whole, trials)]
+        metrics = [Estimator("set_jaccard", "", whole, trials)]
         nulls = strata(
             image,
             place,
@@ -117,7 +117,7 @@ class SetMatch(LayerAnalysis):
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
-            metrics.append(Metric("unserved_both", "", share, pairs))
+            metrics.append(Estimator("unserved_both", "", share, pairs))
         return metrics
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
@@ -50,7 +50,7 @@ class SlotMatch(LayerAnalysis):
             } | numbers(pair, paired)
         return found
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return match, chance and kappa."""
         reference, view = (columns[f"{side}_slot"].astype(np.int64) for side in ("reference", "view"))
         num_images, num_places = reference.shape
@@ -59,7 +59,7 @@ class SlotMatch(LayerAnalysis):
         trials = columns["slot_trials"]
         match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
         return [
-            Metric("slot_match", "", match, trials),
+            Estimator("slot_match", "", match, trials),
             *same_code(
                 "slot_match",
                 np.stack([reference[image, place], view[image, place]]),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
@@ -40,8 +40,8 @@ class Unserved(LayerAnalysis):
             for tokens, part in parts.items()
         }
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the share."""
         tokens = columns["unserved_tokens"]
         share = Share(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
-        return [Metric("unserved", "", share, tokens)]
+        return [Estimator("unserved", "", share, tokens)]

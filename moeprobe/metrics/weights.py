@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.inputs.medium import ORDINARY
-from moeprobe.metrics.base import Columns, LayerAnalysis, Metric
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.nulls import beyond, with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
@@ -48,7 +48,7 @@ class Weights(LayerAnalysis):
             if tokens in (*ORDINARY, "prefix")
         }
 
-    def metrics(self, columns: Columns, *, aligned: bool) -> list[Metric]:
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return both means with their chance levels and kappa."""
         trials = columns["weight_trials"].astype(np.int64)
         number = trials.astype(np.float64)
@@ -56,7 +56,7 @@ class Weights(LayerAnalysis):
         one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
         alike = Share(cosine, number)
         metrics = [
-            Metric("weight_cosine", "", alike, trials),
+            Estimator("weight_cosine", "", alike, trials),
             *beyond(
                 "weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
             ),
@@ -68,17 +68,17 @@ class Weights(LayerAnalysis):
             by_chance, apart = (per_trial(total, pairs, number) for total in totals)
             same, moved = (Share(own * there, number * there) for own in (cosine, distance))
             metrics += beyond("weight_cosine", "image", by_chance, same, trials * there)
-        metrics.append(Metric("weight_distance", "", Share(distance, number), trials))
+        metrics.append(Estimator("weight_distance", "", Share(distance, number), trials))
         if found is not None:
             kappa = Kappa(Complement(moved), Complement(apart))
             metrics += [
-                Metric("weight_distance_chance", "image", apart, trials * there),
-                Metric("weight_distance_kappa", "image", kappa, trials * there),
+                Estimator("weight_distance_chance", "image", apart, trials * there),
+                Estimator("weight_distance_kappa", "image", kappa, trials * there),
             ]
         if "unweighted" in columns:
             every = columns["weight_pairs"]
             share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
-            metrics.append(Metric("unweighted", "", share, every))
+            metrics.append(Estimator("unweighted", "", share, every))
         return metrics
 
 

@@ -20,7 +20,7 @@ from moeprobe.metrics.base import Columns
 from moeprobe.metrics.stats.bootstrap import Array, Bootstrap, Replicates
 from moeprobe.metrics.stats.families import Difference, Judged, difference, judge
 from moeprobe.results import verdicts
-from moeprobe.results.summaries import About, Analyses, Name, metrics, not_finite, row
+from moeprobe.results.summaries import About, Analyses, Name, estimators, not_finite, row
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, frame, places
 
@@ -145,7 +145,7 @@ def compare(
             # Numbers about single experts are another model's other experts: there is nothing to compare.
             known = [
                 metric
-                for metric in metrics(columns, analyses, aligned=about.aligned)
+                for metric in estimators(columns, analyses, aligned=about.aligned)
                 if metric.expert is None
             ]
             names = [metric.key for metric in known]

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.metrics.base import Analysis, Columns, Metric, trial_lists
+from moeprobe.metrics.base import Analysis, Columns, Estimator, trial_lists
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, cells, frame, over_draws
@@ -58,11 +58,11 @@ def summarise(
     measured = []
     lists = trial_lists(analyses)
     for checkpoint, cell, image_ids, columns in cells(over_draws(images, lists=lists, keep=True)):
-        found_metrics = metrics(columns, analyses, aligned=about.aligned)
+        found_estimators = estimators(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
-        found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_metrics])
+        found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_estimators])
         # The statistics themselves, which hold all choices, are let go.
-        names = [metric.key for metric in found_metrics]
+        names = [metric.key for metric in found_estimators]
         replicates = dict(zip(names, found, strict=True))
         measured.append(_Measured(checkpoint, cell, image_ids, replicates, not_finite(columns)))
     rows = [
@@ -73,13 +73,13 @@ def summarise(
     return frame(rows), _comparison(measured, about)
 
 
-def metrics(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Metric]:
+def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:
     """Return all that the analyses say of the columns of one cell."""
     return [
         metric
         for analysis in analyses
         if analysis.signature in columns
-        for metric in analysis.metrics(columns, aligned=aligned)
+        for metric in analysis.estimators(columns, aligned=aligned)
     ]
 
 

@@ -22,7 +22,7 @@ from moeprobe.results.finished import Measured
 from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.showing import Figures, heading, one_line, table_html
-from moeprobe.results.summaries import About, Analyses, metrics
+from moeprobe.results.summaries import About, Analyses, estimators
 from moeprobe.results.tables import cells, over_draws
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ANALYSES, VIEWS, unknown
@@ -241,7 +241,7 @@ def _check_metric(metric: str, measured: Measured) -> None:
     found = {
         (one.name, cell.place(), checkpoint)
         for checkpoint, cell, _, columns in cells(measured.images)
-        for one in metrics(columns, analyses_of(measured), aligned=is_aligned(measured))
+        for one in estimators(columns, analyses_of(measured), aligned=is_aligned(measured))
     }
     names = {name for name, _, _ in found}
     known = sorted(name for name in names if verdicts.direction(name))

@@ -12,8 +12,8 @@ from moeprobe.metrics.base import (
     Analysis,
     CornerAnalysis,
     Corners,
+    Estimator,
     LayerAnalysis,
-    Metric,
     OutputAnalysis,
     OutputPair,
 )
@@ -159,7 +159,7 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
             arrays = {key: column.numpy() for key, column in columns.items()}
             doubled = {key: np.concatenate([array, array]) for key, array in arrays.items()}
             analysis = AGGREGATES[name]
-            found, twice = (analysis.metrics(a, aligned=True) for a in (arrays, doubled))
+            found, twice = (analysis.estimators(a, aligned=True) for a in (arrays, doubled))
             names = [metric.key for metric in found]
             assert names and len(set(names)) == len(names)
             for one, two in zip(found, twice, strict=True):
@@ -192,12 +192,12 @@ def test_influence_is_the_derivative_by_the_weights_of_the_images(name: str) -> 
                     )
 
 
-def metrics_of(analysis: Analysis, arrays: dict[str, np.ndarray]) -> list[Metric]:
+def metrics_of(analysis: Analysis, arrays: dict[str, np.ndarray]) -> list[Estimator]:
     """All that an analysis can say, matches with every null."""
     if isinstance(analysis, Match | SetMatch | SlotMatch):
         analysis = type(analysis)(class_null=True)
-        return [*analysis.metrics(arrays, aligned=True), *analysis.metrics(arrays, aligned=False)]
-    return analysis.metrics(arrays, aligned=True)
+        return [*analysis.estimators(arrays, aligned=True), *analysis.estimators(arrays, aligned=False)]
+    return analysis.estimators(arrays, aligned=True)
 
 
 def test_signatures_tell_the_analyses_apart() -> None:

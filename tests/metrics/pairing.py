@@ -49,7 +49,7 @@ def values(
     """Return (metric, null, expert) -> its values under weights ``(n, R)``, and its trials per image."""
     columns = {name: column.numpy() for name, column in analysis.sums(pair)[tokens].items()}
     columns["label"] = np.zeros(len(weights), dtype=int) if labels is None else labels
-    found = analysis.metrics(columns, aligned=pair.aligned)
+    found = analysis.estimators(columns, aligned=pair.aligned)
     return {
         (metric.name, metric.null, metric.expert): (
             metric.statistic.evaluate(weights),

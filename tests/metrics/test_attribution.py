@@ -89,7 +89,7 @@ def test_a_planted_switch_has_its_closed_form_effect(gates: str) -> None:
     )
     metrics = {
         m.name: m.statistic.evaluate(np.ones((30, 1)))[0]
-        for m in Attribution().metrics(columns, aligned=True)
+        for m in Attribution().estimators(columns, aligned=True)
     }
     # Where no term mixes the two, the Shapley shares are the closed forms themselves, and there is no interaction.
     add = {
@@ -150,7 +150,7 @@ def test_where_no_image_switched_the_effect_may_still_not_be_0(value: str, chang
     columns: dict[str, np.ndarray] = dict.fromkeys(("attributed", "attributed_labelled"), np.ones(40, int))
     for name in ("logit_distance", "class_probability", "accuracy"):
         columns |= {f"{name}_{corner}": found for corner, found in zip(CORNERS, corners, strict=True)}
-    metrics = {metric.name: metric for metric in Attribution().metrics(columns, aligned=True)}
+    metrics = {metric.name: metric for metric in Attribution().estimators(columns, aligned=True)}
     bootstrap = Bootstrap(40, seed=0, num_resamples=200)
 
     def interval(name: str) -> Estimate:

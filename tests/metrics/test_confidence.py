@@ -22,7 +22,7 @@ def test_means_over_tokens_by_a_loop(prefix: int, padded: bool) -> None:
     assert set(sums) == ({"patch", "prefix"} if prefix else {"patch"})
     for tokens, columns in sums.items():
         arrays = {name: column.numpy() for name, column in columns.items()}
-        metrics = {metric.name: metric for metric in Confidence().metrics(arrays, aligned=True)}
+        metrics = {metric.name: metric for metric in Confidence().estimators(arrays, aligned=True)}
         assert tuple(metrics) == METRICS
         own = range(prefix) if tokens == "prefix" else range(prefix, prefix + 6)
         rows = [sorted(layer.gates[b, t].tolist())[::-1] for b in range(3) for t in own if valid[b, t]]

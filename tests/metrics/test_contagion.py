@@ -30,7 +30,7 @@ def values(kind: str, asked: LayerPair) -> dict[str, dict[str, float]]:
     found = {}
     for tokens, columns in analysis(kind).sums(asked).items():
         arrays = {name: column.numpy() for name, column in columns.items()}
-        metrics = analysis(kind).metrics(arrays, aligned=True)
+        metrics = analysis(kind).estimators(arrays, aligned=True)
         found[tokens] = {metric.name: metric.statistic.evaluate(np.ones((3, 1)))[0] for metric in metrics}
         assert all((metric.trials == arrays[f"{kind}_contagion_watched"]).all() for metric in metrics)
     return found

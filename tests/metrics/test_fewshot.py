@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.base import Metric, OutputPair
+from moeprobe.metrics.base import Estimator, OutputPair
 from moeprobe.metrics.fewshot import Fewshot
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import cells, image_table, over_draws
@@ -14,7 +14,7 @@ from moeprobe.results.tables import cells, image_table, over_draws
 CLASSES, IMAGES, DRAWS = 3, 14, 3
 
 
-def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Metric]:
+def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Estimator]:
     """What the draws, put together as a run does it, come to."""
     sums = Accumulator()
     for draw, of_draw in enumerate(scores, start=1):
@@ -22,7 +22,7 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Metr
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
     ((_, _, _, together),) = cells(over_draws(image_table(sums, checkpoint="a"), lists=Fewshot.trial_lists))
-    return {metric.name: metric for metric in Fewshot().metrics(together, aligned=True)}
+    return {metric.name: metric for metric in Fewshot().estimators(together, aligned=True)}
 
 
 def test_against_plain_loops() -> None:

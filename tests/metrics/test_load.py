@@ -43,7 +43,7 @@ def test_of_two_random_views_both_count_and_of_a_clean_reference_and_a_view_the_
 def test_the_entropy_is_that_of_the_pooled_load() -> None:
     # Either image collapsed, together two of four experts; of few images the entropy is not known as well.
     histogram = np.tile([[4, 0, 0, 0], [0, 4, 0, 0]], (5000, 1))
-    metric = Load().metrics({"load": histogram}, aligned=False)[0]
+    metric = Load().estimators({"load": histogram}, aligned=False)[0]
     assert metric.name == "load_entropy"
     assert metric.trials.tolist() == [4] * 10_000
     entropy = metric.statistic.evaluate(np.ones((10_000, 1)))[0]

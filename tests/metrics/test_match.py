@@ -92,8 +92,10 @@ def test_metrics_by_a_loop(case: str) -> None:
         trials = compared(pair, tokens)
         labels = np.arange(4) % 2
         arrays = {name: column.numpy() for name, column in columns.items()} | {"label": labels}
-        metrics = {(m.name, m.null): m for m in Match(class_null=True).metrics(arrays, aligned=pair.aligned)}
-        assert not any(m.null == "class" for m in Match().metrics(arrays, aligned=pair.aligned))
+        metrics = {
+            (m.name, m.null): m for m in Match(class_null=True).estimators(arrays, aligned=pair.aligned)
+        }
+        assert not any(m.null == "class" for m in Match().estimators(arrays, aligned=pair.aligned))
         nulls = (
             ["pooled", "class"]
             + (["position"] if pair.aligned else [])
@@ -166,7 +168,7 @@ def test_routing_by_image_alone_is_no_match_within_an_image() -> None:
     arrays = {name: column.numpy() for name, column in columns.items()}
     found = {
         (m.name, m.null): m.statistic.evaluate(np.ones((40, 1)))[0]
-        for m in Match().metrics(arrays, aligned=True)
+        for m in Match().estimators(arrays, aligned=True)
     }
     assert found["top1_match", ""] == found["top1_match_kappa", "pooled"] == 1
     assert found["top1_match_chance", "image"] == 1 and np.isnan(found["top1_match_kappa", "image"])
@@ -186,7 +188,7 @@ def test_without_correspondence_the_match_within_an_image_is_chance() -> None:
     }
     found = {
         (m.name, m.null): m.statistic.evaluate(np.ones((500, 1)))[0]
-        for m in Match().metrics(columns, aligned=False)
+        for m in Match().estimators(columns, aligned=False)
     }
     # 4,500 trials in 500 images: a standard error of about .01.
     assert abs(found["top1_match_kappa", "image"]) < 0.04 and found["top1_match_kappa", "pooled"] > 0.4
@@ -211,7 +213,7 @@ def test_patches_that_meet_in_one_are_not_chance_for_each_other() -> None:
     def within(columns: dict[str, np.ndarray], *, aligned: bool = False) -> list[float]:
         return [
             metric.statistic.evaluate(np.ones((4000, 1)))[0]
-            for metric in Match().metrics(columns, aligned=aligned)
+            for metric in Match().estimators(columns, aligned=aligned)
             if (metric.name, metric.null) == ("top1_match_kappa", "image")
         ]
 
@@ -244,7 +246,7 @@ def test_where_every_expert_is_chosen_the_set_says_nothing() -> None:
     layer = routing(2, num_experts=3, top_k=3)
     columns = Match().sums(aligned(layer, layer))["patch"]
     assert "top3_match" in columns and "top2_set_match" in columns and "top3_set_match" not in columns
-    metrics = Match().metrics({name: column.numpy() for name, column in columns.items()}, aligned=True)
+    metrics = Match().estimators({name: column.numpy() for name, column in columns.items()}, aligned=True)
     assert not any(metric.name.startswith("top3_set") for metric in metrics)
 
 
@@ -274,6 +276,6 @@ def test_a_match_is_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
         "reference_selected": np.zeros((2, 9, 1), np.int16),
         "view_selected": np.zeros((2, 9, 1), np.int16),
     }
-    metric = Match().metrics(columns, aligned=False)[0]
+    metric = Match().estimators(columns, aligned=False)[0]
     assert isinstance(metric.statistic, Ratio)
     assert metric.statistic.evaluate(np.ones((2, 1)))[0] == pytest.approx(0.9)

@@ -15,7 +15,7 @@ def values(pair: OutputPair) -> dict[str, tuple[float, int]]:
     everything = np.ones((len(pair.labels), 1))
     return {
         metric.name: (float(metric.statistic.evaluate(everything)[0]), int(metric.trials.sum()))
-        for metric in Output().metrics(arrays, aligned=True)
+        for metric in Output().estimators(arrays, aligned=True)
     }
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from moeprobe.inputs.batches import batches
 from moeprobe.inputs.views.random_crop import RandomCrop
-from moeprobe.metrics.base import Metric
+from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.s_matrix import SMatrix
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.models.training.objectives.base import Views, paired_gates
@@ -62,13 +62,13 @@ def by_loop(pair: LayerPair) -> tuple[Array, int]:
     return num_experts / count * total, count
 
 
-def metrics(pair: LayerPair) -> list[Metric]:
+def metrics(pair: LayerPair) -> list[Estimator]:
     columns = SMatrix().sums(pair)
     assert set(columns) == {"patch"}
-    return SMatrix().metrics({k: v.numpy() for k, v in columns["patch"].items()}, aligned=False)
+    return SMatrix().estimators({k: v.numpy() for k, v in columns["patch"].items()}, aligned=False)
 
 
-def values(found: list[Metric]) -> tuple[Array, dict[str, float]]:
+def values(found: list[Estimator]) -> tuple[Array, dict[str, float]]:
     """S, and the numbers read off it, over all images."""
     ones = np.ones((len(found[0].trials), 1))
     value = {metric.key: float(metric.statistic.evaluate(ones)[0]) for metric in found}
@@ -125,7 +125,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
         exchange = torch.from_numpy(swapped)[:, None, None]
         small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
         expected = correlation(small, large, valid)
-        matrix, numbers = values(SMatrix().metrics(columns, aligned=False))
+        matrix, numbers = values(SMatrix().estimators(columns, aligned=False))
         np.testing.assert_allclose(matrix, expected.numpy(), rtol=1e-6, atol=1e-6)
         assert np.abs(matrix - matrix.T).max() > 1e-3, "a mix-up of the views would not be seen"
         terms = [float(term) for term in consistency_terms(expected.double())]
@@ -191,7 +191,7 @@ def test_resamples_by_a_loop() -> None:
     pair = crops(25)
     columns = {k: v.numpy().astype(float) for k, v in SMatrix().sums(pair)["patch"].items()}
     bootstrap = Bootstrap(25, seed=3, num_resamples=40)
-    found = SMatrix().metrics(columns, aligned=False)
+    found = SMatrix().estimators(columns, aligned=False)
     replicates = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found])
     weights = bootstrap._weights(range(40))
     for resample in range(40):

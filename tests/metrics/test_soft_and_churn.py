@@ -266,7 +266,7 @@ def test_what_older_runs_recorded_is_used_where_nothing_moved_and_left_out_elsew
     new, old = (
         {
             (metric.name, metric.null, metric.expert): metric.statistic.evaluate(WEIGHTS)
-            for metric in analysis.metrics(each, aligned=pair.aligned)
+            for metric in analysis.estimators(each, aligned=pair.aligned)
         }
         for each in (columns, older)
     )

@@ -144,7 +144,7 @@ def test_kappa_and_its_chance_are_about_the_same_trials() -> None:
         "view_selected": two[..., None],
         "label": np.concatenate([np.repeat(np.arange(50), 2), np.arange(50, 150)]),
     }
-    metrics = {(m.name, m.null): m for m in Match(class_null=True).metrics(columns, aligned=False)}
+    metrics = {(m.name, m.null): m for m in Match(class_null=True).estimators(columns, aligned=False)}
     kappa = metrics["top1_match_kappa", "class"]
     assert abs(kappa.statistic.evaluate(np.ones((200, 1)))[0]) < 0.05
     assert kappa.trials.sum() == 800 and np.count_nonzero(kappa.trials) == 100

@@ -206,7 +206,7 @@ def test_sums_and_metrics_by_hand() -> None:
     columns = {name: column.numpy() for name, column in Discontinuity().sums(made).items()}
     found = {
         m.name: m.statistic.evaluate(np.ones((3, 1)))[0]
-        for m in Discontinuity().metrics(columns, aligned=True)
+        for m in Discontinuity().estimators(columns, aligned=True)
     }
     variation = sum(np.abs(np.diff(one.probability)).sum() for one in made) / 3
     assert found.pop("total_variation_4_steps") == pytest.approx(variation)
@@ -224,7 +224,7 @@ def test_counts_of_runs_from_before_the_first_threshold_was_rounding_are_called_
     counts = np.arange(14).reshape(2, 7)
     rest = ("steps", "switches", "switched_tokens", "jump_sum", "jump_largest", "total_variation")
     columns = dict.fromkeys(("followed", *rest), np.ones(2, dtype=np.int64)) | {"switches_above": counts}
-    names = {metric.name for metric in Discontinuity().metrics(columns, aligned=True)}
+    names = {metric.name for metric in Discontinuity().estimators(columns, aligned=True)}
     assert "switches_above_0" in names and "switches_above_1e-06" not in names
 
 
