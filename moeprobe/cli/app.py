@@ -58,7 +58,7 @@ class _Group(TyperGroup):
                 sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
             except RuntimeError as error:
                 # The death of a loader process is reported at any place.
-                from moeprobe.inputs.batches import lost_workers
+                from moeprobe.inputs.lost_workers import lost_workers
 
                 lost = lost_workers(error)
                 if lost is None:

@@ -86,6 +86,7 @@ def _print_keys(*, as_json: bool) -> None:
 def _find(kind: str) -> dict[str, str]:
     """Return name -> first line of the description."""
     from moeprobe.models import config_files, grid
+    from moeprobe.models.architectures import list_architectures
     from moeprobe.runtime import catalog
 
     if kind == "configs":
@@ -93,11 +94,7 @@ def _find(kind: str) -> dict[str, str]:
     if kind == "sweeps":
         return {name: _first_comment(grid.path_of(name)) for name in grid.names()}
     if kind == "models":
-        import moeprobe.models.nn  # noqa: F401  (registers the models; must come before timm)
-
-        from timm.models import list_models, model_entrypoint  # isort: skip
-
-        return {name: (model_entrypoint(name).__doc__ or "").splitlines()[0] for name in list_models("vmoe*")}
+        return list_architectures()
     plugins = {
         "routers": catalog.ROUTERS,
         "views": catalog.VIEWS,

@@ -10,7 +10,6 @@ Axes: B images, V views of each.
 
 import itertools
 import multiprocessing
-import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,16 +27,12 @@ from moeprobe.errors import UserError
 from moeprobe.inputs import regions
 from moeprobe.inputs.data.base import Dataset, Example, TextExample
 from moeprobe.inputs.images import Sample
+from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
 from moeprobe.inputs.text_batches import TextBatch, stack_texts
 from moeprobe.inputs.texts import TextSample
 
 # What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
 Recipe = Callable[[Any, str], list[Any]]
-
-_WITHOUT_WORKERS = (
-    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
-    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
-)
 
 
 @dataclass(frozen=True)
@@ -262,15 +257,7 @@ def _check_shared_memory() -> None:
         multiprocessing.Lock()
         torch.empty(1).share_memory_()
     except (OSError, RuntimeError) as error:
-        raise UserError(_WITHOUT_WORKERS.format(getattr(error, "strerror", None) or error)) from error
-
-
-def lost_workers(error: RuntimeError) -> UserError | None:
-    """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
-    text = " ".join(str(error).split())
-    if found := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
-        return UserError(_WITHOUT_WORKERS.format(found[0].rstrip(".")))
-    return None
+        raise UserError(WITHOUT_WORKERS.format(getattr(error, "strerror", None) or error)) from error
 
 
 def _end_quietly(_: int) -> None:

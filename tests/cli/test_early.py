@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from moeprobe.cli import listing
+from moeprobe.cli.app import app
 from moeprobe.results.folder import OutputFolder
 from tests.commands import refused
 
@@ -52,8 +54,13 @@ REFUSALS = {
     "tradeoff routers-digits epoch=5 --out x": "epoch",
     "list routrs": "Did you mean 'routers'?",
 }
-# What lists plug-ins reads what they say of themselves, and imports none.
-LISTS = ("list routers", "list views", "list analyses", "list data")
+# What lists plug-ins reads what they say of themselves, and imports none; help is no reason to either.
+LIGHT = (
+    *(f"list {kind}" for kind in listing.KINDS),
+    *(f"{command.name} --help" for command in app.registered_commands),
+    "import --help",
+    "export --help",
+)
 _RUN = """
 import json, sys
 from typer.testing import CliRunner
@@ -76,15 +83,16 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "done/mine.txt").write_text("mine")
     process = subprocess.run(
         [sys.executable, "-c", _RUN],
-        input=json.dumps([*LISTS, *REFUSALS]),
+        input=json.dumps([*LIGHT, *REFUSALS]),
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=True,
     )
     every = [json.loads(line) for line in process.stdout.splitlines()]
-    listed, found = every[: len(LISTS)], every[len(LISTS) :]
-    assert [(code, torch) for _, code, _, torch in listed] == [(0, False)] * len(LISTS)
+    listed, found = every[: len(LIGHT)], every[len(LIGHT) :]
+    assert not {line: said for line, code, said, _ in listed if code}
+    assert [line for line, *_, torch in listed if torch][:1] == []
     assert [line for line, *_ in found] == list(REFUSALS)
     sentences = {line: said for line, code, said, _ in found if code != 2 or not said.startswith("Error: ")}
     assert not sentences
@@ -92,6 +100,20 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     # Once imported it stays: the first one is to blame.
     assert [line for line, *_, torch in found if torch][:1] == []
     assert not (tmp_path / "x").exists()
+
+
+def test_help_takes_less_than_a_quarter_of_importing_torch() -> None:
+    code = "import resource; {}; print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))"
+    show = "from typer.testing import CliRunner; from moeprobe.cli.app import app; CliRunner().invoke(app, ['--help'])"
+
+    def seconds(statement: str) -> float:
+        command = [sys.executable, "-c", code.format(statement)]
+        return min(
+            float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            for _ in range(3)
+        )
+
+    assert seconds(show) < seconds("import torch") / 4
 
 
 @pytest.mark.parametrize("given", ["nosuch", "digits:"])

@@ -12,6 +12,7 @@ from torch import nn
 
 import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
+from moeprobe.models.architectures import list_architectures
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.nn.dispatch import CapacityRule, DispatchPlan
 from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
@@ -189,6 +190,8 @@ def test_registered_models() -> None:
         "vmoe_small_patch32_384",
         "vmoe_tiny_patch8_32",
     ]
+    assert list(list_architectures()) == timm.list_models("vmoe*")
+    assert list_architectures()["vmoe_base_patch32_224"] == "Build V-MoE-B/32."
 
 
 def test_moe_output_is_a_loop_over_tokens() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import lost_workers
+from moeprobe.inputs.lost_workers import lost_workers
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.training import loop
 from tests.commands import Trained, refused

@@ -1,0 +1,18 @@
+"""What to say where loader processes cannot share memory, or ended; asked of every error, so it imports no torch."""
+
+import re
+
+from moeprobe.errors import UserError
+
+WITHOUT_WORKERS = (
+    "Loader processes cannot hand over images through shared memory (/dev/shm) here: {}. Load without them, with "
+    "--workers 0 (of a training data.workers=0), or give a container more (docker run --shm-size=1g)."
+)
+
+
+def lost_workers(error: RuntimeError) -> UserError | None:
+    """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
+    text = " ".join(str(error).split())
+    if found := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
+        return UserError(WITHOUT_WORKERS.format(found[0].rstrip(".")))
+    return None
