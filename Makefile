@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix bench reports clean
+.PHONY: help setup demo test test-slow check fix bench reports docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once): downloading and installing PyTorch and the rest takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	@{ PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --disable-pip-version-check \
-		-e '.[dev]'; echo $$? > $(VENV)/.status; } | $(PROGRESS); exit $$(cat $(VENV)/.status)
+		-e '.[dev,docs]'; echo $$? > $(VENV)/.status; } | $(PROGRESS); exit $$(cat $(VENV)/.status)
 	@touch $@
 
 demo: setup ## Train V-MoE with and without PRC on digits, then measure their routing
@@ -50,5 +50,9 @@ reports: setup ## Regenerate the committed reports, and the tables and pictures 
 	$(BIN)/python reports/pages.py
 	$(BIN)/python docs/generate.py
 
+docs: setup ## Write the generated pages and build the site into site/, without a network
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean: ## Remove the environment, caches and the demo's outputs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo
+	rm -rf $(VENV) site .mypy_cache .pytest_cache .ruff_cache .hypothesis checkpoints/demo-* reports/demo

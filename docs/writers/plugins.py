@@ -26,7 +26,7 @@ def pages() -> dict[str, str]:
         "## Views\n\nA view with *severities* is compared with the clean input, as `sweep` does; a view that makes "
         "*pairs* gives two random versions of it, as `match-ratio` compares them. Views of texts: "
         "[Language models](../guide/language-models.md).",
-        table(["view", "of", "makes", "what it does", "severity; its own steps", "parameters"], views()),
+        table(["view", "makes", "what it does", "severity; its own steps", "parameters"], views()),
         "## Data sets\n\n`--data NAME` or `--data NAME:LOCATION`; how files must lie is in [Data](../guide/data.md).",
         table(["data set", "what it is"], described(catalog.DATA)),
         "## Routers\n\n`model.router=NAME` and `model.router.PARAMETER=VALUE`; how they work is in "
@@ -64,7 +64,7 @@ def views() -> Iterator[list[str]]:
         steps = ""
         if issubclass(view, SeverityView):
             steps = f"{inline(view.unit)}; {', '.join(f'{step:g}' for step in view.severities)}"
-        yield [name, f"{view.medium.name}s", makes, meaning, steps, parameters(view)]
+        yield [name, f"{makes} of {view.medium.name}s", meaning, steps, parameters(view)]
 
 
 def parameters(plugin: Any) -> str:
