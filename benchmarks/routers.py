@@ -33,7 +33,7 @@ from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import MoeConfig, make_router
 from moeprobe.runtime.catalog import ROUTERS
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 REFERENCE = "softmax_token_choice"
 FACTOR = 1.05
@@ -200,11 +200,11 @@ def main(
     screen.print(below, markup=False, highlight=False)
     lines = [head, ["---"] * len(head), *rows]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    with whole(out / "routers.md") as path:
+    with atomic_file(out / "routers.md") as path:
         path.write_text(
             f"# A training step of one MoE layer, by router\n\n{text}\n\n{below}\n", encoding="utf-8"
         )
-    with whole(out / "routers.csv") as path:
+    with atomic_file(out / "routers.csv") as path:
         frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     screen.print(f"Written to {out}/: routers.md, routers.csv", soft_wrap=True)
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
@@ -230,7 +230,7 @@ def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None
         "use_byte_stream_split": _leaves(images.schema, pa.types.is_floating),
         "use_dictionary": _leaves(images.schema, lambda kind: not pa.types.is_floating(kind)),
     }
-    with whole(path) as temporary, pq.ParquetWriter(temporary, images.schema, **packing) as writer:
+    with atomic_file(path) as temporary, pq.ParquetWriter(temporary, images.schema, **packing) as writer:
         for start in range(0, images.num_rows, _ROW_GROUP):
             writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from moeprobe.runtime.characters import neutral
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
@@ -19,7 +19,7 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     # Python's writer leaves a carriage return unquoted, and readers end the line there.
     returns = any(table[name].astype("str").str.contains("\r").any() for name in texts)
     quoting = csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n", quoting=quoting)
 
 

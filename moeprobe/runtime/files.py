@@ -163,7 +163,7 @@ def check_can_write(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.
 
     Raises:
@@ -207,7 +207,7 @@ def remove(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

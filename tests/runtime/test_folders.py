@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.files import remove, whole, write_text
+from moeprobe.runtime.files import atomic_file, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.locks import Lock
 from moeprobe.runtime.records import LOCK, NEW_RECORD, RECORD, Family, look
@@ -21,10 +21,10 @@ FAMILY = Family("probe", is_ours=lambda path: (path / "run.json").is_file(), kno
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.folders import RunFolder
 from tests.runtime.test_folders import FAMILY
-with RunFolder(Path(sys.argv[1]), FAMILY) as folder, whole(folder.path / "table.csv") as temporary:
+with RunFolder(Path(sys.argv[1]), FAMILY) as folder, atomic_file(folder.path / "table.csv") as temporary:
     temporary.write_text("half")
     # The forked one says so, for only when it has run at all is it without the lock.
     if "fork" in sys.argv and os.fork() > 0:
@@ -106,7 +106,7 @@ def test_a_folder_stays_where_it_was_when_the_working_directory_changes(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    with RunFolder(Path("out"), FAMILY) as folder, whole(Path("beside.csv")) as temporary:
+    with RunFolder(Path("out"), FAMILY) as folder, atomic_file(Path("beside.csv")) as temporary:
         with pytest.raises(UserError, match=r"^out is in use"):
             RunFolder(Path("out"), FAMILY)
         temporary.write_text("")

@@ -26,7 +26,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.models.nn.transfer import transfer
-from moeprobe.runtime.files import find_checkpoint, is_file, sha256, whole, write_json
+from moeprobe.runtime.files import atomic_file, find_checkpoint, is_file, sha256, write_json
 from moeprobe.runtime.schema import lower_first, sentence
 
 FORMAT = "moeprobe-checkpoint-1"
@@ -108,7 +108,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str,
         UserError: the folder cannot be written to, or the disk is full.
     """
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         try:
             save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
         except SafetensorError as error:

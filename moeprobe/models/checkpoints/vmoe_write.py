@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.arrays import DTYPES, NDARRAY, Box, region_of, volume
 from moeprobe.models.checkpoints.vmoe_files import LEAF, MARK, SLICES, VERSION, index_path, shard_path
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 MOST_CHUNK_BYTES = 1 << 28
 # The format allows 2^30; msgpack copies a piece three times before it is written.
@@ -78,7 +78,7 @@ def write_vmoe(
     _remove(path for path in earlier if path not in (*files, index_path(prefix)))
     leaves = {name: _leaf(*shapes[name], cuts[name], places[name]) for name in names}
     index = {"shard_count": shards, "index": _nested(leaves), "version": VERSION}
-    with whole(index_path(prefix)) as temporary:
+    with atomic_file(index_path(prefix)) as temporary:
         temporary.write_bytes(_pack(index))
     return [*files, index_path(prefix)]
 
@@ -108,7 +108,7 @@ def _write_shard(
     path: Path, content: Mapping[int, list[Box]], names: list[str], array: Callable[[str], NDArray[Any]]
 ) -> None:
     packer = msgpack.Packer(autoreset=True)
-    with whole(path) as temporary, temporary.open("wb") as file:
+    with atomic_file(path) as temporary, temporary.open("wb") as file:
         file.write(packer.pack_map_header(1 + len(content)))
         file.write(_pack(MARK) + _pack(True))
         for number, boxes in content.items():

@@ -15,7 +15,7 @@ from PIL import Image
 from moeprobe.probes.overlay.figure import experts_of, key, moved, name_experts, panel_inches, patches
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 _SECONDS, _LAST_SECONDS = 0.8, 2.0
 # Number of white in the palette: the last of 256.
@@ -95,7 +95,7 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
     palette.putpalette([*colours, *[0] * (3 * _WHITE - len(colours)), 255, 255, 255])
     indexed = [_indexed(picture, palette) for picture in pictures]
     milliseconds = [round(1000 * _SECONDS)] * (len(indexed) - 1) + [round(1000 * _LAST_SECONDS)]
-    with whole(path) as temporary:
+    with atomic_file(path) as temporary:
         indexed[0].save(
             temporary,
             format="GIF",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 try:
     import matplotlib as mpl
@@ -49,7 +49,7 @@ def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg"))
         _settle(figure)
         for kind in formats:
             path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
-            with whole(path) as temporary:
+            with atomic_file(path) as temporary:
                 figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
             written.append(path)
     return written

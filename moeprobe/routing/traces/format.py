@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from moeprobe import __version__
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 
 FORMAT, VERSION = "moeprobe-trace", 1
 KEY = FORMAT.encode()
@@ -160,7 +160,7 @@ def writing(path: Path) -> Iterator[TraceWriter]:
     """
     numbers = [f"{name}.list.element" for name in _FLOATS]
     with (
-        whole(path) as temporary,
+        atomic_file(path) as temporary,
         pq.ParquetWriter(
             temporary,
             SCHEMA,

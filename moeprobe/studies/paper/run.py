@@ -28,7 +28,7 @@ from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
-from moeprobe.runtime.files import whole
+from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.progress import Watcher
 from moeprobe.studies.compare import compare
 from moeprobe.studies.paper import numbers, tables
@@ -179,7 +179,7 @@ def paper(
             )
             write_csv(folder.path / "seeds.csv", table)
             write_csv(folder.path / "load.csv", load)
-            with whole(folder.path / "tables.md") as temporary:
+            with atomic_file(folder.path / "tables.md") as temporary:
                 temporary.write_text(text, encoding="utf-8")
             folder.finish(sidecar)
     return PaperResult(table, load, text, job.notes, sidecar)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import read_bytes, remove, whole, write_text
+from moeprobe.runtime.files import atomic_file, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder, check_family
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import Family, look
@@ -133,7 +133,7 @@ def _write(own: RunFolder, html: str, markdown: str, parts: Sequence[render.Sect
         remove(folder / _HTML)
     own.clear()
     for path, content in beside.items():
-        with whole(path) as temporary:
+        with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     write_text(folder / _MARKDOWN, markdown)
     write_text(folder / _HTML, html)
