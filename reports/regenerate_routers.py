@@ -1,4 +1,4 @@
-"""Make again what is committed under ``reports/routers``, from the sums per image and training curves committed there.
+"""Make again what is committed under ``reports/routers``, from the packed cells committed there.
 
     make reports
 

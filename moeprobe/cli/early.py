@@ -10,6 +10,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
+from moeprobe.runtime.filenames import CELLS
 from moeprobe.runtime.files import find_checkpoint, is_file, is_folder
 from moeprobe.studies.comparable import offered
 
@@ -69,8 +70,15 @@ def check_trainings(sources: Sequence[str], overrides: Sequence[str], *, out: Pa
     for source in sources:
         if grid.is_sweep(source):
             grid.load(source, overrides)
-        elif not is_folder(Path(source)) and not is_folder(out / "cells" / Path(source).name):
+        elif not is_folder(Path(source)) and not _is_cell(out / CELLS / Path(source).name):
             raise grid.no_training(Path(source))
+
+
+def _is_cell(folder: Path) -> bool:
+    """Whether a cell of a trade-off was measured, be it packed or not."""
+    from moeprobe.results.packed import find_cell
+
+    return is_folder(folder) or find_cell(folder) is not None
 
 
 def check_folder(out: Path | None, *, overwrite: bool) -> None:

@@ -136,8 +136,8 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
         soft_wrap=True,
     )
     screen.print(
-        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, cells/ (what all of it is "
-        "made from; no weights)",
+        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, cells.parquet and "
+        "cells.json (what all of it is made from; no weights)",
         soft_wrap=True,
     )
 

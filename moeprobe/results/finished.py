@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe.errors import UserError
+from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.tables import concatenate, read_images
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
@@ -46,36 +47,46 @@ def is_run(path: Path) -> bool:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a folder is one of a finished probe."""
-    return (path / FINISHED).is_file()
+    """Whether a folder is one of a finished probe, or a packed run had it (see ``packed``)."""
+    return (path / FINISHED).is_file() or find_run(path) is not None
 
 
 def read(path: Path) -> Measured:
-    """Read one finished run.
+    """Read one finished run, from its folder or, by the path that its folder had, from the packed runs.
 
     Raises:
         UserError: it is unfinished, is no probe's, or its sums per image are gone.
     """
-    if not os.path.lexists(path / FINISHED):
+    # First, as of a run that was packed parts of the folder may be left by a kill.
+    packed = find_run(path)
+    if packed is None and not os.path.lexists(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
     request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
-    if not (path / IMAGES).is_file():
-        raise UserError(
-            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {request.get('kind')}, or "
-            "the file is gone; give the folder of a probe that has written one."
-        )
-    check_regular(path / IMAGES)
-    try:
-        images = read_images(path / IMAGES)
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
+    if packed is not None:
+        images, digest = read_packed_images(packed), packed.run.sha256
+    else:
+        images, digest = _read_images(path, str(request.get("kind")))
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
         raise UserError(
             f"{path / FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
         )
     request.pop("checkpoints", None)
-    return Measured(images, request, checkpoints, {str(shown(path)): sha256(path / IMAGES)})
+    return Measured(images, request, checkpoints, {str(shown(path)): digest})
+
+
+def _read_images(path: Path, kind: str) -> tuple[pa.Table, str]:
+    """Return the sums per image of a run's folder, and the hash of their file."""
+    if not (path / IMAGES).is_file():
+        raise UserError(
+            f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {kind}, or "
+            "the file is gone; give the folder of a probe that has written one."
+        )
+    check_regular(path / IMAGES)
+    try:
+        return read_images(path / IMAGES), sha256(path / IMAGES)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
 
 
 def together(paths: Sequence[Path]) -> Measured:

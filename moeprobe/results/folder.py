@@ -10,7 +10,7 @@ import dataclasses
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ from moeprobe.errors import UserError
 from moeprobe.results import showing
 from moeprobe.results.tables import write_images
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.filenames import FINISHED, IMAGES, PARTS, REQUEST
+from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, PARTS, REQUEST
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
 from moeprobe.runtime.records import LOCK, Contents, Family, look
@@ -37,7 +37,8 @@ _RUN = Family(
         REQUEST, FINISHED, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
         "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",
-        "figures/*.svg", "figures/*.gif", "probe/", "cells/*/cell.json", "cells/*/metrics.csv", "cells/*/*/",
+        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",
+        "cells/*/*/",
     ),
 )  # fmt: skip
 # Traces are called by their checkpoints and views.
@@ -149,6 +150,14 @@ class OutputFolder:
         self._own.check(besides=PARTS)
         write_json(self.path / FINISHED, sidecar)
         self._own.remove(PARTS)
+
+    def alone(self) -> contextlib.AbstractContextManager[bool]:
+        """Keep others out who share the folder; enters as whether that worked."""
+        return self._own.alone()
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files, and runs inside (ending in ``/``), while the folder is held ``alone``."""
+        self._own.discard(paths)
 
     def close(self, *, failed: bool = False) -> None:
         """Give the folder back; of a run that failed before it had anything, its question goes too."""

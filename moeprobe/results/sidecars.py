@@ -1,11 +1,13 @@
 """The sidecar of a finished run, ``table.json``, as it may come from somebody else: read within bounds, and checked."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
+from moeprobe.results.packed import find_run
 from moeprobe.runtime.filenames import FINISHED
 from moeprobe.runtime.files import read_json
 
@@ -62,13 +64,14 @@ class _Sidecar(_Part):
 
 
 def read_sidecar(folder: Path) -> dict[str, Any]:
-    """Return the sidecar of a run's folder.
+    """Return the sidecar of a run's folder, or of a packed run by the path that its folder had.
 
     Raises:
         UserError: it cannot be read, or is not one that moeprobe wrote.
     """
     path = folder / FINISHED
-    content = read_json(path)
+    packed = find_run(folder)
+    content = read_json(path) if packed is None else copy.deepcopy(packed.run.sidecar)
     try:
         _Sidecar.model_validate(content)
     except ValidationError as error:

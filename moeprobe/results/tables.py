@@ -223,16 +223,21 @@ def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None
     Rows are written in groups of fixed size, so that the bytes do not depend on how the table was put together.
     """
     images = images.replace_schema_metadata(None if note is None else {_NOTE: json.dumps(note)})
+    with atomic_file(path) as temporary, open_writer(temporary, images.schema) as writer:
+        for start in range(0, images.num_rows, _ROW_GROUP):
+            writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
+
+
+def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer of sums per image, with the compression that suits them."""
     # Doubles that come of float32 hold many zeros, byte by byte: a quarter less to keep.
     packing: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 9,
-        "use_byte_stream_split": _leaves(images.schema, pa.types.is_floating),
-        "use_dictionary": _leaves(images.schema, lambda kind: not pa.types.is_floating(kind)),
+        "use_byte_stream_split": _leaves(schema, pa.types.is_floating),
+        "use_dictionary": _leaves(schema, lambda kind: not pa.types.is_floating(kind)),
     }
-    with atomic_file(path) as temporary, pq.ParquetWriter(temporary, images.schema, **packing) as writer:
-        for start in range(0, images.num_rows, _ROW_GROUP):
-            writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
+    return pq.ParquetWriter(path, schema, **packing)
 
 
 def _leaves(schema: pa.Schema, wanted: Callable[[pa.DataType], bool]) -> list[str]:

@@ -241,6 +241,36 @@ class RunFolder:
         with contextlib.suppress(OSError):
             (self.path / prefix).rmdir()
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[bool]:
+        """Keep others out who share the folder; yields whether that worked: False while another process has it."""
+        exclusive = self._alone or self._lock.make_exclusive()
+        try:
+            yield exclusive
+        finally:
+            if exclusive and not self._alone:
+                self._lock.share()
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Remove files, and runs inside (ending in ``/``) with all that moeprobe wrote into them; the rest stays.
+
+        For a folder that nobody else has (``alone``); a file that is missing is passed over.
+
+        Raises:
+            UserError: a run inside is in use, or something cannot be removed.
+        """
+        wanted = tuple(paths)
+        contents = look(self.path, self.family)
+        with contextlib.ExitStack() as locks:
+            for run in contents.runs:
+                if run.startswith(wanted):
+                    locks.enter_context(Lock(self.path / run / LOCK))
+            names = [name for name in (*contents.own, *contents.temporary) if name.startswith(wanted)]
+            _remove(self.path, names)
+        self._written.difference_update(names)
+        self._names |= set((read_record(self.path) or Record()).names)
+        self._compact()
+
     def _compact(self) -> None:
         """Leave on the record what is there, in order: the same run leaves the same record, interrupted or not."""
         there = sorted(name for name in self._names if os.path.lexists(self.path / name))

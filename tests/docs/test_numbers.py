@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from moeprobe.results.packed import read_pack
 from moeprobe.studies.paper.tables import markdown
 from tests.docs.pages import PAGES, ROOT, TEXT, name_of, text
 
@@ -76,9 +77,10 @@ def test_the_numbers_of_the_routers_are_those_of_their_reports(
     table, differing = routers.read(folder)
     assert (folder / "tables.md").read_text(encoding="utf-8") == routers.tables(table, differing)
     # What the tables follow from is kept: sums per image, training curves, and no weights.
-    cells = {path.name for path in (folder / "cells").iterdir()}
-    assert cells == set(table["checkpoint"])
-    for name in cells:
-        assert (folder / "cells" / name / "metrics.csv").is_file()
-        assert (folder / "cells" / name / "noise" / "images.parquet").is_file()
+    cells = read_pack(folder)
+    assert cells.keys() == set(table["checkpoint"])
+    for cell in cells.values():
+        assert cell.metrics and "noise" in cell.runs
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    assert len(files) < 30
     assert not list(folder.rglob("*.safetensors"))

@@ -18,7 +18,9 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
 from moeprobe.probes.engine import run as probing
 from moeprobe.results.figures.tradeoff import draw, draw_published, setting, shared_kappa
-from moeprobe.results.tables import COLUMNS
+from moeprobe.results.packed import Place, read_pack, read_packed_images
+from moeprobe.results.tables import COLUMNS, write_images
+from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
 from moeprobe.studies.tradeoff import TradeoffWatcher
 from moeprobe.studies.tradeoff.run import _Work
@@ -47,6 +49,7 @@ CELLS = [
     for kind in ("softmax_token_choice-k1", "softmax_expert_choice-c1")
     for seed in (0, 1)
 ]
+PACKED = ("cells.json", "cells.parquet")
 TIMES = ["step_seconds", "training_seconds"]
 
 
@@ -82,6 +85,22 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda table, folder: None)
 
 
+def unpack(out: Path) -> None:
+    """Give a finished trade-off the form that it had before cells were packed: a folder per cell and run."""
+    for name, cell in read_pack(out).items():
+        folder = out / "cells" / name
+        for run_name, packed in cell.runs.items():
+            place = Place(out, name, run_name, packed)
+            write_images(folder / run_name / "images.parquet", read_packed_images(place))
+            write_json(folder / run_name / "run.json", packed.sidecar["request"])
+            write_json(folder / run_name / "table.json", packed.sidecar)
+        write_json(folder / "cell.json", cell.about)
+        assert cell.metrics is not None
+        (folder / "metrics.csv").write_text(cell.metrics, encoding="utf-8")
+    for name in (*PACKED, ".moeprobe.files"):  # a record would not know these folders
+        (out / name).unlink()
+
+
 def stamps(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
@@ -99,7 +118,7 @@ def test_the_table_says_what_was_measured(finished: Path) -> None:
     assert list(dict.fromkeys(found["checkpoint"])) == CELLS
     for name in CELLS:
         rows = found[found["checkpoint"] == name].set_index("metric")
-        about = json.loads((finished / "out" / "cells" / name / "cell.json").read_text())
+        about = read_pack(finished / "out")[name].about
         # Costs: those that inspection counts, and the training timed itself.
         known = json.loads(run("inspect", finished / "checkpoints" / "small" / name, "--json").stdout)
         for metric in ("flops_per_image", "active_parameters", "parameters"):
@@ -109,19 +128,19 @@ def test_the_table_says_what_was_measured(finished: Path) -> None:
         assert rows.loc["step_seconds", "value"] == pytest.approx(summary["step_seconds"])
         assert rows.loc["step_seconds", "trials"] == summary["timed_steps"] == 4
         assert 0 < 4 * summary["step_seconds"] / 2 < summary["training_seconds"]
-        # Measured values: those of the probe's own table, with interval and images.
-        own = pd.read_csv(finished / "out" / "cells" / name / "eval" / "table.csv").set_index("metric")
+        # Measured values: those of a probe's own table, with interval and images.
+        alone = run("eval", finished / "checkpoints" / "small" / name, "--limit", 24, "--json").stdout
+        own = pd.DataFrame(json.loads(alone)["table"]).set_index("metric")
         for column in ("value", "ci_low", "ci_high", "images"):
-            assert rows.loc["accuracy", column] == own.loc["accuracy", column]
+            assert rows.loc["accuracy", column] == pytest.approx(own.loc["accuracy", column], rel=1e-9)
         assert rows.loc["accuracy", "images"] == 24
         assert rows.loc["accuracy", "source"] == f"cells/{name}/eval"
     kinds = found.drop_duplicates("checkpoint")[["top_k", "capacity_factor"]].to_numpy()
     np.testing.assert_array_equal(kinds, [[1, np.nan]] * 2 + [[np.nan, 1]] * 2)
     kappa = found[(found["metric"] == "top1_match_kappa") & (found["null"] == "pooled")]
     assert set(kappa["view"]) == {"random_crop"} and set(kappa["tokens"]) == {"patch"}
-    assert (finished / "out" / "cells" / CELLS[0] / "metrics.csv").read_bytes() == (
-        finished / "checkpoints" / "small" / CELLS[0] / "metrics.csv"
-    ).read_bytes()
+    curve = (finished / "checkpoints" / "small" / CELLS[0] / "metrics.csv").read_text()
+    assert read_pack(finished / "out")[CELLS[0]].metrics == curve
     assert {path.name for path in (finished / "out" / "figures").glob("*.png")} == {
         "tradeoff.png",
         "paper.png",
@@ -132,7 +151,9 @@ def test_the_table_says_what_was_measured(finished: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_nothing_is_done_twice(copy: Path) -> None:
     def kept() -> dict[str, int]:
-        return stamps(copy / "checkpoints") | stamps(copy / "out" / "cells")
+        return stamps(copy / "checkpoints") | {
+            name: (copy / "out" / name).stat().st_mtime_ns for name in PACKED
+        }
 
     before, first = kept(), (copy / "out" / "table.csv").read_bytes()
     plan = json.loads(run("tradeoff", "small.yaml", "--out", "out", "--dry-run", "--json").stdout)
@@ -145,12 +166,12 @@ def test_nothing_is_done_twice(copy: Path) -> None:
 
 @pytest.mark.slow
 def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From sums per image and ``cell.json`` alone: neither checkpoints nor the probes' own tables are needed."""
+    """From what is packed alone: no checkpoints are needed."""
     names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/tradeoff.svg", "figures/paper.png")
     first = {name: (copy / "out" / name).read_bytes() for name in names}
     shutil.rmtree(copy / "checkpoints")
-    for path in [*copy.glob("out/cells/*/*/table.csv"), *(copy / "out" / name for name in names)]:
-        path.unlink()
+    for name in names:
+        (copy / "out" / name).unlink()
     assert "4 cells: 4 kept" in run("tradeoff", "--out", "out").output
     assert {name: (copy / "out" / name).read_bytes() for name in names} == first
     # By the trainings' names too: what was measured of them is enough.
@@ -158,6 +179,7 @@ def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert "4 cells: 4 kept" in run("tradeoff", *[f"gone/{name}" for name in CELLS], "--out", "out").output
     assert (copy / "out" / "table.csv").read_bytes() == first["table.csv"]
     assert not (copy / "checkpoints").exists()
+    unpack(copy / "out")
     shutil.rmtree(copy / "out" / "cells" / CELLS[0] / "eval")
     said = refused("tradeoff", "small.yaml", "--out", "out")
     assert "lacks eval" in said and "weights" in said
@@ -167,6 +189,7 @@ def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
+    unpack(copy / "out")
     shutil.rmtree(copy / "out" / "cells" / CELLS[1])
     for folder in ("out/cells", "checkpoints/small"):
         shutil.rmtree(copy / folder / CELLS[3])
@@ -183,7 +206,10 @@ def test_what_is_missing_is_measured_and_trained(copy: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
+def test_what_is_asked_later_is_measured_then(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = (copy / "out" / "cells.parquet").read_bytes()
+    # What is new stays in folders here, with the probes' own tables.
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run.pack", lambda *_: None)
     more = ("seeds=[0]", "measure.shots=[1]", "measure.contagion=true")
     result = json.loads(run("tradeoff", "small.yaml", *more, "--out", "out", "--json").stdout)
     assert set(result["states"].values()) == {"measured"}
@@ -198,6 +224,17 @@ def test_what_is_asked_later_is_measured_then(copy: Path) -> None:
                 assert here[column].iloc[-1] == last[column]
         # Experts choose among the tokens of four images; a token's own choice knows of no other.
         assert (last["value"] > 0) == ("expert_choice" in name)
+    monkeypatch.undo()
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_: None)
+    assert (copy / "out" / "cells.parquet").read_bytes() == first
+    assert run("tradeoff", "small.yaml", *more, "--out", "out").exit_code == 0
+    pd.testing.assert_frame_equal(table(copy), found)
+    packed = read_pack(copy / "out")
+    assert not (copy / "out" / "cells").exists() and list(packed) == CELLS
+    assert list(packed[CELLS[0]].runs) == ["confidence", "contagion", "eval", "fewshot", "match-random_crop"]
+    assert list(packed[CELLS[1]].runs) == ["confidence", "eval", "match-random_crop"]
+    assert packed[CELLS[0]].about["measure"]["shots"] == [1]
     panels = [axes.get_ylabel() for axes in draw(found)["tradeoff"].axes if axes.containers]
     contagion = [f"{kind} contagion" for kind in ("batch", "token", "attention")]
     assert panels[3:] == ["κ, random_crop", "load entropy", "1-shot accuracy", *contagion]
@@ -257,6 +294,8 @@ def test_resumed_ends_with_the_same_table(
     timed = expected["metric"].isin(TIMES)
     pd.testing.assert_frame_equal(found[~timed], expected[~timed])
     assert (found.loc[timed, "value"] > 0).all()
+    sums = [(folder / "out" / "cells.parquet").read_bytes() for folder in (finished, tmp_path)]
+    assert sums[0] == sums[1]
     # The times go on where they were: all four steps of the first cell count, and their seconds.
     summary = json.loads((tmp_path / "checkpoints" / "small" / CELLS[0] / "finished.json").read_text())
     assert summary["timed_steps"] == 4
@@ -268,6 +307,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes last, and by then may be done: here the other process finishes it while we wait."""
+    unpack(copy / "out")
     done, held = copy / "out" / "cells" / CELLS[0], copy / "held"
     shutil.move(done, held)
     lock = Lock(copy / "checkpoints" / "small" / f".{CELLS[0]}.lock")
@@ -281,11 +321,9 @@ def test_a_cell_that_another_process_trains_is_left_to_it(
             shutil.move(held, done)
             lock.release()
 
-    before = stamps(held)
     result = api.tradeoff(["small.yaml"], out=Path("out"), watcher=Watch())
     assert seen == [*CELLS, CELLS[0]]
     assert set(result.states.values()) == {"kept"}
-    assert sorted(stamps(done).values()) == sorted(before.values())
 
 
 @pytest.mark.slow
@@ -361,6 +399,7 @@ def test_other_weights_are_not_mixed_in(copy: Path) -> None:
         copy / "checkpoints" / "small" / CELLS[1] / "last.safetensors",
         copy / "checkpoints" / "small" / CELLS[0],
     )
+    unpack(copy / "out")
     shutil.rmtree(copy / "out" / "cells" / CELLS[0] / "eval")
     assert "measured on other weights" in refused("tradeoff", "small.yaml", "--out", "out")
     # Anew means all of it; the trainings stay.

@@ -2,6 +2,7 @@
 
 A cell is one training. Its folder ``OUT/cells/NAME/`` holds all that the tables and figures follow from, without the
 weights: ``cell.json`` (configuration, times, size, hash), ``metrics.csv`` of the training, and the runs of the probes.
+When all cells are finished, ``packing`` puts their folders into ``OUT/cells.parquet`` and ``OUT/cells.json``.
 """
 
 from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff

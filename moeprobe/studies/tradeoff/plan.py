@@ -8,7 +8,7 @@ import pandas as pd
 
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.keywords import checked
-from moeprobe.studies.tradeoff.trainings import Cell, find_cells
+from moeprobe.studies.tradeoff.trainings import METRICS, Cell, find_cells
 from moeprobe.studies.train import make_trainer
 
 # Steps that are timed of a kind of training, after a first one.
@@ -66,5 +66,5 @@ def plan_tradeoff(
 
 def _steps_made(cell: Cell) -> int:
     """Return the steps of an interrupted training up to its last evaluation."""
-    metrics = cell.checkpoint / "metrics.csv"
+    metrics = cell.checkpoint / METRICS
     return int(pd.read_csv(metrics)["step"].iloc[-1]) if metrics.is_file() else 0

@@ -22,8 +22,9 @@ from moeprobe.runtime.files import check_can_write, read_json, write_json, write
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Watcher
+from moeprobe.studies.tradeoff.packing import pack
 from moeprobe.studies.tradeoff.table import make_table, published
-from moeprobe.studies.tradeoff.trainings import Cell, about_file, find_cells
+from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train
 
 
@@ -118,6 +119,7 @@ def tradeoff(
                 else:
                     states[cell.name] = state
             busy = left
+        pack(folder, cells)
         watcher.start("table", len(cells))
         table = make_table(cells, run=out.name, progress=watcher.advance)
         write_csv(folder.path / "table.csv", table)
@@ -223,7 +225,7 @@ class _Work:
             lacking = ", ".join(one.folder for one in cell.missing())
             raise UserError(
                 f"{cell.folder} lacks {lacking}, and the weights it was measured with are gone from {cell.checkpoint}; "
-                "remove the former to train and measure the cell anew."
+                "choose another --out, or add --overwrite to measure all cells again."
             )
 
     def _describe(self, cell: Cell, place: int) -> None:
@@ -233,15 +235,15 @@ class _Work:
         if about is not None:
             if about["sha256"] != found["sha256"]:
                 raise UserError(
-                    f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; remove the former, "
-                    "or choose another --out."
+                    f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; choose another "
+                    "--out, or add --overwrite to measure all cells again."
                 )
             if about["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
             return
-        layer, metrics = found["layers"][0], cell.checkpoint / "metrics.csv"
+        layer, metrics = found["layers"][0], cell.checkpoint / METRICS
         if metrics.is_file():
-            write_text(cell.folder / metrics.name, metrics.read_text(encoding="utf-8"))
+            write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
         summary = cell.checkpoint / "finished.json"
         write_json(
             about_file(cell.folder),

@@ -1,7 +1,7 @@
 """The table of a trade-off: what each cell costs and what was measured of it, a number per row.
 
-Everything follows from the cells' folders: values and intervals from the sums per image, times and sizes from
-``cell.json``. No model is needed.
+Everything follows from what lies of the cells in folders or is packed: values and intervals from the sums per image,
+times and sizes from ``cell.json``. No model is needed.
 """
 
 import dataclasses
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from moeprobe.results import finished, summaries
-from moeprobe.results.tables import COLUMNS, FLOORS
+from moeprobe.results.tables import COLUMNS
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import analyses_of, is_aligned
+from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import Cell
 
 # What the table adds to ``tables.COLUMNS``.
 TRADEOFF_COLUMNS: dict[str, str] = {
     "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
-    "source": "folder of the probe in `--out`; `training` if timed by the training itself, `model` if counted",
+    "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
+    "`model` if counted",
 }
 PAPER = Path(__file__).with_name("published.csv")
 
@@ -102,12 +102,7 @@ def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
         train_seeds={},
         groups={},
     )
-    measured = dataclasses.replace(measured, images=_wanted(measured.images))
+    measured = dataclasses.replace(measured, images=of_table(measured.images))
     table, _ = summaries.summarise(measured.images, analyses=analyses_of(measured), about=about)
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")
-
-
-def _wanted(images: pa.Table) -> pa.Table:
-    floor = pc.is_in(images["view"], pa.array(FLOORS))
-    return images.filter(pc.and_(pc.invert(floor), pc.is_in(images["tokens"], pa.array(["patch", ""]))))

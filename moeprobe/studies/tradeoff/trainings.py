@@ -12,11 +12,13 @@ from moeprobe.models import config as configuration
 from moeprobe.models import grid
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.grid import MeasureConfig
+from moeprobe.results.packed import find_cell, read_pack
+from moeprobe.runtime.filenames import CELLS
 from moeprobe.runtime.files import read_json
 from moeprobe.studies.tradeoff.questions import Question, questions
 from moeprobe.studies.train import same_training
 
-_CELLS, _ABOUT = "cells", "cell.json"
+ABOUT, METRICS = "cell.json", "metrics.csv"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Cell:
         name: what tables call it.
         config: how it is, or is to be, trained.
         checkpoint: its run folder.
-        folder: where what is measured of it lies.
+        folder: where what is measured of it lies, until it is packed.
         measure: what is to be measured.
         of_sweep: it is trained where it is missing.
     """
@@ -92,28 +94,30 @@ class Cell:
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
-    """Return what ``cell.json`` of a cell's folder says; None where there is none.
+    """Return what ``cell.json`` of a cell's folder says, or of a packed cell; None where there is neither.
 
     Raises:
         UserError: it cannot be read.
     """
-    path = folder / _ABOUT
-    if not os.path.lexists(path):
+    path = folder / ABOUT
+    packed = find_cell(folder)
+    if not os.path.lexists(path) and packed is None:
         return None
     try:
-        about = read_json(path)
+        # First the file: it may say what is to be measured as well by now.
+        about = read_json(path) if packed is None or os.path.lexists(path) else packed.about
         if not all(isinstance(about[key], dict) for key in ("config", "measure", "model", "training")):
             raise TypeError("its parts are no tables")
         return about | {"place": int(about["place"]), "checkpoint": str(about["checkpoint"])}
     except (UserError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}); remove {folder} to measure the cell anew."
+            f"{path} cannot be read ({error}); remove {folder} to measure the cell again."
         ) from None
 
 
 def about_file(folder: Path) -> Path:
     """Return where ``read_about`` reads."""
-    return folder / _ABOUT
+    return folder / ABOUT
 
 
 def find_cells(
@@ -126,7 +130,7 @@ def find_cells(
     """
     if os.path.lexists(out) and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder for --out.")
-    kept = {path.parent.name: path.parent for path in sorted((out / _CELLS).glob(f"*/{_ABOUT}"), key=_place)}
+    kept = {folder.name: folder for folder in _kept_folders(out)}
     sources = [str(source) for source in given]
     cells: list[Cell] = []
     sweeps = [source for source in sources if grid.is_sweep(source)]
@@ -139,7 +143,7 @@ def find_cells(
         sweep = grid.load(source, overrides)
         root = checkpoints / sweep.name
         cells += [
-            Cell(one.name, one, root / one.name, out / _CELLS / one.name, sweep.measure, of_sweep=True)
+            Cell(one.name, one, root / one.name, out / CELLS / one.name, sweep.measure, of_sweep=True)
             for one in sweep.cells
         ]
     if not sweeps:
@@ -163,7 +167,7 @@ def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureCon
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if (path / "last.safetensors").is_file() and (path / "config.yaml").is_file():
         config = configuration.load(str(path / "config.yaml"))
-        return Cell(name, config, path, out / _CELLS / name, measure)
+        return Cell(name, config, path, out / CELLS / name, measure)
     if name in kept and not path.is_dir():
         return _kept(kept[name])
     raise grid.no_training(path)
@@ -177,8 +181,14 @@ def _kept(folder: Path) -> Cell:
     return Cell(folder.name, config, Path(about["checkpoint"]), folder, measure)
 
 
-def _place(path: Path) -> tuple[int, str]:
+def _kept_folders(out: Path) -> list[Path]:
+    """Return the folders of the cells that were measured, packed or not, in the order in which they were named."""
+    names = {path.parent.name for path in (out / CELLS).glob(f"*/{ABOUT}")} | read_pack(out).keys()
+    return sorted((out / CELLS / name for name in names), key=_place)
+
+
+def _place(folder: Path) -> tuple[int, str]:
     """Return where a cell stood among the others when it was measured."""
-    about = read_about(path.parent)
+    about = read_about(folder)
     assert about is not None
-    return about["place"], path.parent.name
+    return about["place"], folder.name

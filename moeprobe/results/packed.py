@@ -1,0 +1,131 @@
+"""The runs of a trade-off's finished cells, packed into two files: sums per image as Parquet, all else as JSON.
+
+``OUT/cells.parquet`` has the columns ``run`` and ``cell`` before those of the sums per image, ``OUT/cells.json`` what
+the files of each cell's folder said. A path ``OUT/cells/CELL/RUN`` is read from them as if the folder were still there.
+The JSON is written after the Parquet, so a run counts as packed only where the JSON names it.
+"""
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.filenames import CELLS, PACK, PACKED_IMAGES
+from moeprobe.runtime.files import absolute, read_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Some kilobytes per run: enough for tens of thousands of runs.
+_LIMIT = 2**28
+
+
+class PackedRun(BaseModel):
+    """One run of a probe: its rows and columns in the Parquet file, the hash its own file had, and its sidecar."""
+
+    model_config = ConfigDict(strict=True)
+
+    rows: int
+    columns: list[str]
+    sha256: str
+    sidecar: dict[str, Any]
+
+
+class PackedCell(BaseModel):
+    """One cell: the content of its ``cell.json`` and ``metrics.csv`` (None without one), and its runs by name."""
+
+    model_config = ConfigDict(strict=True)
+
+    about: dict[str, Any]
+    metrics: str | None = None
+    runs: dict[str, PackedRun]
+
+
+class _Pack(BaseModel):
+    cells: dict[str, PackedCell]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a packed run is found: the folder of the two files, the cell, the run, and what the JSON says of it."""
+
+    out: Path
+    cell: str
+    name: str
+    run: PackedRun
+
+
+def read_pack(out: Path) -> dict[str, PackedCell]:
+    """Return the packed cells of a trade-off's folder by name, in the order of the file; empty where there are none.
+
+    Raises:
+        UserError: the JSON cannot be read, or is not as moeprobe wrote it.
+    """
+    path = out / PACK
+    try:
+        about = path.stat()
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return {}
+    return _read(path, (about.st_ino, about.st_size, about.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=4)
+def _read(path: Path, version: tuple[int, int, int]) -> dict[str, PackedCell]:
+    # Read once per version of the file: each of a sweep's runs is looked up in it.
+    try:
+        return _Pack.model_validate(read_json(path, limit=_LIMIT)).cells
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
+        raise UserError(
+            f"{path} is not as moeprobe wrote it ({place}); restore the file, or measure again with --overwrite."
+        ) from None
+
+
+def find_cell(folder: Path) -> PackedCell | None:
+    """Return the packed cell that a path ``OUT/cells/CELL`` means; None where there is none."""
+    try:
+        folder = absolute(folder)
+    except OSError:  # the working directory is gone
+        return None
+    return read_pack(folder.parents[1]).get(folder.name) if folder.parent.name == CELLS else None
+
+
+def find_run(path: Path) -> Place | None:
+    """Return the packed run that a path ``OUT/cells/CELL/RUN`` means; None where there is none."""
+    cell = find_cell(path.parent)
+    if cell is None or path.name not in cell.runs:
+        return None
+    path = absolute(path)
+    return Place(path.parents[2], path.parent.name, path.name, cell.runs[path.name])
+
+
+def read_packed_images(place: Place) -> "pa.Table":
+    """Return the sums per image of a packed run, as its own file held them, as far as they are kept.
+
+    Raises:
+        UserError: the Parquet file cannot be read, or lacks rows or columns of the run.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    path = place.out / PACKED_IMAGES
+    if not os.path.lexists(path):
+        raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
+    wanted = (pc.field("run") == place.name) & (pc.field("cell") == place.cell)
+    try:
+        images = pq.read_table(path, columns=place.run.columns, filters=wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read; restore the file, or measure again with --overwrite."
+        ) from error
+    if images.num_rows != place.run.rows:
+        raise UserError(
+            f"{path} holds {images.num_rows:,} rows of {place.cell}/{place.name} instead of {place.run.rows:,}; "
+            "restore the file, or measure again with --overwrite."
+        )
+    return images.replace_schema_metadata(None)
