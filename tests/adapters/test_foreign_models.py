@@ -189,7 +189,12 @@ def test_what_cannot_be_is_one_sentence(folder: Path, arguments: tuple[str, ...]
         ({"router": "x"}, "Did you mean 'routers'?"),
         ({"top_k": 0}, "top_k: input should be greater than 0"),
         ({"image_size": None}, "image_size: input should be a valid integer"),
-        ({"before": "relu"}, "before: input should be 'softmax', 'sigmoid' or 'none'"),
+        ({"activation": "relu"}, "activation: input should be 'softmax', 'sigmoid' or 'none'"),
+        ({"before": "relu"}, "activation: input should be 'softmax', 'sigmoid' or 'none'"),
+        (
+            {"before": "softmax", "activation": "none"},
+            "before is the earlier name of activation; leave it out",
+        ),
         ({"weights": "no.safetensors"}, "There is no file of weights"),
         ({"classes": None}, "say so by its key classes: digits"),
     ],

@@ -116,7 +116,7 @@ def test_a_function_may_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("net", "names", "top_k", "before", "options"),
+    ("net", "names", "top_k", "activation", "options"),
     [
         (zoo.vit, ["blocks.1", "blocks.3"], 2, "softmax", VIT),
         (lambda: zoo.vit(zoo.SigmoidMoe), ["blocks.1", "blocks.3"], 2, "sigmoid", VIT),
@@ -131,14 +131,14 @@ def test_a_function_may_read() -> None:
         ),
     ],
 )
-def test_routers_are_detected(net: Any, names: list[str], top_k: int, before: str, options: Any) -> None:
+def test_routers_are_detected(net: Any, names: list[str], top_k: int, activation: str, options: Any) -> None:
     model = Hooks(net(), **options)
     assert list(model.layer_names) == names
     for layer in model.trace(images())[1].layers.values():
         assert layer.top_k == top_k
-        assert layer.gates_sum_to_one == (before == "softmax")
+        assert layer.gates_sum_to_one == (activation == "softmax")
     said = next(iter(model.provenance["routers"].values()))
-    assert f"the {before} of its logits, experts the {top_k} highest gates" in said
+    assert f"the {activation} of its logits, experts the {top_k} highest gates" in said
     assert "detected" in model.provenance["routers_found"]
 
 
@@ -256,7 +256,7 @@ def refused(net: Any = zoo.vit, **changes: Any) -> str:
         ({"patch_size": 8, "num_prefix_tokens": 0}, "num_prefix_tokens: 1 would fit"),
         ({"patch_size": 5}, "patches of 5 pixels do not fill an image of 32"),
         ({"patch_size": {"stages.*": 8}}, "no entry of patch_size is for it; there are: stages.*"),
-        ({"before": "none"}, "has negative values, so these are no gates"),
+        ({"activation": "none"}, "has negative values, so these are no gates"),
         ({"read": {"logits": 0, "indices": 99}}, "it returns a tensor (51, 6), with nothing at 99"),
         ({"read": {"logit": 0}}, "read: its keys are logits and"),
         ({"mean": (0.5, 0.5)}, "mean: list should have at least 3 items"),
@@ -293,8 +293,11 @@ def test_outputs_of_another_kind_are_described() -> None:
     for block in (1, 3):
         softmaxed.blocks[block].mlp.gate = nn.Sequential(softmaxed.blocks[block].mlp.gate, nn.Softmax(-1))
     assert "sums to one over the experts already" in refused(lambda: softmaxed, routers=GATES, top_k=2)
-    given = Hooks(softmaxed, routers=GATES, top_k=2, before="none", **VIT).trace(images())[1]
-    assert given.layers["blocks.1"].gates_sum_to_one
+    given = Hooks(softmaxed, routers=GATES, top_k=2, activation="none", **VIT)
+    # As it was called before: the same model, with the same hash.
+    earlier = Hooks(softmaxed, routers=GATES, top_k=2, before="none", **VIT)
+    assert earlier.provenance == given.provenance and given.provenance["settings"]["before"] == "none"
+    assert given.trace(images())[1].layers["blocks.1"].gates_sum_to_one
     wrong = {"logits": 1, "indices": 0}  # weights in the place of indices
     assert "should be whole numbers" in refused(
         lambda: zoo.vit(zoo.ChoosingMoe, "tuple"), routers=GATES, read=wrong

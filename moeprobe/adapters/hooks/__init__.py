@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
-from moeprobe.adapters.hooks.module import Running
+from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.reading import described
-from moeprobe.adapters.hooks.settings import Activation, Place, Read, checked
-from moeprobe.adapters.hooks.trial import coupling, images_to_try, learn
+from moeprobe.adapters.hooks.settings import EARLIER, Activation, Place, Read, checked
+from moeprobe.adapters.hooks.trial import batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.record import RoutingTrace, joined
@@ -45,8 +45,8 @@ class Hooks:
         read: where in a router's output the logits are, and the experts it chose if it says so: ``{"logits": 0,
             "indices": 1}``, by index, key or attribute; or a function of (module, arguments, output) that returns
             such a mapping to tensors. None = the output is the logits.
-        before: what makes gates of the logits: "softmax" (the default, unless detection has seen a sigmoid), "sigmoid",
-            or "none" where the output is the gates.
+        activation: what makes gates of the logits: "softmax" (the default, unless detection has seen a sigmoid),
+            "sigmoid", or "none" where the output is the gates.
         top_k: experts per token, where the router does not give its own indices and they were not detected.
         image_size: side of the input in pixels.
         patch_size: side of a patch in pixels at the routers; of stages, by a glob over the routers' names. None = the
@@ -61,6 +61,7 @@ class Hooks:
         output: where in the model's output the class scores are; None = the output is the scores.
         head: the submodule that reads the features, for ``fewshot``.
         group_images: images that are run at a time where they are not independent.
+        before: the earlier name of ``activation``, still accepted.
 
     Raises:
         UserError: there are no such routers, they do not run exactly once, or their outputs do not fit what is told.
@@ -75,7 +76,7 @@ class Hooks:
         *,
         routers: str | type[nn.Module] | None = None,
         read: Read | None = None,
-        before: Activation | None = None,
+        activation: Activation | None = None,
         top_k: int | None = None,
         image_size: int,
         patch_size: int | Mapping[str, int] | None = None,
@@ -89,6 +90,7 @@ class Hooks:
         output: Place | None = None,
         head: str | None = None,
         group_images: int = 1,
+        before: Activation | None = None,
     ) -> None:
         if not isinstance(net, nn.Module):
             raise UserError(f"Hooks takes a torch module; got {described(net)}.")
@@ -96,7 +98,7 @@ class Hooks:
             {
                 "routers": routers,
                 "read": read,
-                "before": before,
+                "activation": activation,
                 "top_k": top_k,
                 "image_size": image_size,
                 "patch_size": patch_size,
@@ -110,13 +112,14 @@ class Hooks:
                 "output": output,
                 "head": head,
             }
+            | ({} if before is None else {EARLIER: before})
         )
-        self._running = Running(net, self.settings)
+        self._module = HookedModule(net, self.settings)
         self.class_names = _class_names(self.settings.classes)
         images = images_to_try(image_size)
-        self._layers = learn(self._running, images)
+        self._layers = learn(self._module, images)
         self.layer_names = tuple(self._layers)
-        self._coupling = coupling(self._running, self._layers, images)
+        self._batch_dependence = batch_dependence(self._module, self._layers, images)
         self.group_images = 1
         self.group(group_images)
         if self.class_names:
@@ -133,7 +136,7 @@ class Hooks:
         """
         if group_images < 1:
             raise UserError(f"A group needs at least one image; got group_images {group_images}.")
-        self.group_images = group_images if self._coupling else 1
+        self.group_images = group_images if self._batch_dependence else 1
 
     @property
     def framing(self) -> Framing:
@@ -143,11 +146,11 @@ class Hooks:
     @property
     def device(self) -> torch.device:
         """Where the model's parameters are."""
-        return self._running.device
+        return self._module.device
 
     def to(self, device: torch.device | str) -> "Hooks":
         """Move the model, in place."""
-        self._running.net.to(device)
+        self._module.net.to(device)
         return self
 
     def trace(
@@ -156,7 +159,7 @@ class Hooks:
         """Run the model; see ``routing.Traceable``."""
         wanted = {name: self._layers[name] for name in wanted_layers(layers, self.layer_names)}
         assert wanted or logits, "nothing is asked for"
-        passes = [self._running.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
+        passes = [self._module.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
         scores = [one.scores for one in passes if one.scores is not None]
         return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
 
@@ -167,10 +170,10 @@ class Hooks:
     @property
     def provenance(self) -> dict[str, Any]:
         """What a sidecar says of the model."""
-        net, told = self._running.net, self.settings.plain()
+        net, told = self._module.net, self.settings.plain()
         found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as told"
         return {
-            "sha256": self._running.hash(self._layers),
+            "sha256": self._module.hash(self._layers),
             "capacity": "its own",
             "group_images": self.group_images,
             "training": {"imported": "hooks"},
@@ -178,7 +181,7 @@ class Hooks:
             "parameters": sum(parameter.numel() for parameter in net.parameters()),
             "routers": {name: layer.described() for name, layer in self._layers.items()},
             "routers_found": found,
-            "batches": self._coupling or "images do not depend on their batch-mates",
+            "batches": self._batch_dependence or "images do not depend on their batch-mates",
             "normalisation": {"mean": told["mean"], "std": told["std"]},
             "settings": told,
         }
@@ -220,7 +223,7 @@ class Hooks:
 
     def _check_classes(self, images: Tensor) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""
-        scores = self._running.run(images, self._layers).scores
+        scores = self._module.run(images, self._layers).scores
         assert scores is not None
         if scores.shape[1] != len(self.class_names):
             raise UserError(
@@ -230,13 +233,11 @@ class Hooks:
     def _features(self, images: Tensor) -> Tensor:
         """Return what the head is called with; see ``routing.Featured``."""
         assert self.settings.head is not None
-        return torch.cat(
-            [self._running.features(piece, self.settings.head) for piece in self._pieces(images)]
-        )
+        return torch.cat([self._module.features(piece, self.settings.head) for piece in self._pieces(images)])
 
     def _pieces(self, images: Tensor) -> Sequence[Tensor]:
         """Return the images as they are run at a time."""
-        return images.split(self.group_images) if self._coupling else [images]
+        return images.split(self.group_images) if self._batch_dependence else [images]
 
 
 def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:

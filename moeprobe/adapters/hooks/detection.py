@@ -34,7 +34,7 @@ class Found:
 
     name: str
     top_k: int | None = None
-    before: str | None = None
+    activation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Origin:
     """Where a tensor of scores is from: modules, and what they have been through."""
 
     modules: frozenset[str]
-    before: str | None = None
+    activation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,9 @@ def _one_of(choices: Choices, name: str) -> int | None:
 
 
 def _before(choices: Choices, name: str) -> str | None:
-    return next((origin.before for origin in choices if name in origin.modules and origin.before), None)
+    return next(
+        (origin.activation for origin in choices if name in origin.modules and origin.activation), None
+    )
 
 
 class _Watch(TorchFunctionMode):
@@ -258,8 +260,10 @@ class _Watch(TorchFunctionMode):
         ]
         if origins:
             modules = frozenset().union(*(origin.modules for origin in origins))
-            before = next((origin.before for origin in origins if origin.before), _ACTIVATIONS.get(name))
-            self._seen[id(result)] = result, _Origin(modules, before)
+            activation = next(
+                (origin.activation for origin in origins if origin.activation), _ACTIVATIONS.get(name)
+            )
+            self._seen[id(result)] = result, _Origin(modules, activation)
 
 
 def _precision(scores: Tensor) -> float:

@@ -29,7 +29,7 @@ def _evaluating(net: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def forward(
+def run_forward(
     net: nn.Module,
     images: Tensor,
     *,
@@ -87,7 +87,7 @@ def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, .
 
     handle = net.get_submodule(name).register_forward_pre_hook(listen)
     try:
-        forward(net, images)
+        run_forward(net, images)
     finally:
         handle.remove()
     return seen

@@ -29,7 +29,7 @@ class Layer:
     Attributes:
         module: its name in the model.
         router: its class.
-        before: what makes gates of its logits: softmax, sigmoid, or none.
+        activation: what makes gates of its logits: softmax, sigmoid, or none.
         top_k: K where it does not say itself what it chose.
         grid: how the tokens after the prefix lie in the image.
         num_prefix_tokens: tokens before the patches.
@@ -39,7 +39,7 @@ class Layer:
 
     module: str
     router: str
-    before: str
+    activation: str
     top_k: int | None
     grid: PatchGrid
     num_prefix_tokens: int
@@ -49,12 +49,12 @@ class Layer:
     @property
     def identity(self) -> tuple[str, str, int | None]:
         """What of it tells a model from another with the same parameters and settings."""
-        return self.module, self.before, self.top_k
+        return self.module, self.activation, self.top_k
 
     def described(self) -> str:
         """Return where it is and how it is read, in words."""
         choice = "its own choice" if self.top_k is None else f"the {self.top_k} highest gates"
-        gates = "as given" if self.before == "none" else f"the {self.before} of its logits"
+        gates = "as given" if self.activation == "none" else f"the {self.activation} of its logits"
         return f"{self.module} ({self.router}): gates {gates}, experts {choice}"
 
     def routing(self, read: Mapping[str, Tensor], *, num_images: int, token_local: bool) -> LayerRouting:
@@ -63,7 +63,7 @@ class Layer:
         Raises:
             UserError: they have other shapes than is known.
         """
-        gates = _gates(_tokens(read["logits"], num_images, self.sequence_first), self.before)
+        gates = _gates(_tokens(read["logits"], num_images, self.sequence_first), self.activation)
         expected = self.num_prefix_tokens + self.grid.num_patches
         if gates.shape[1] != expected:
             raise UserError(f"it gives {gates.shape[1]} tokens of an image; there were {expected} before.")
@@ -86,7 +86,7 @@ class Layer:
             router=self.router,
         )
 
-    def otherwise(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
+    def count_mismatches(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
         """Return for how many tokens the model itself chose experts that do not have the highest gates.
 
         Args:
@@ -95,7 +95,7 @@ class Layer:
             precision: of what it was read off, the smallest step from one.
         """
         logits = read["logits"].flatten(0, -2)
-        gates, own = _gates(logits, self.before), chosen.flatten(0, -2)
+        gates, own = _gates(logits, self.activation), chosen.flatten(0, -2)
         if len(own) != len(gates):
             return len(gates)
         # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
@@ -114,7 +114,7 @@ def read_layer(
     read: Mapping[str, Tensor],
     *,
     num_images: int,
-    before: str,
+    activation: str,
     top_k: int | None,
     image_size: int,
     patch_size: int | Mapping[str, int] | None,
@@ -127,8 +127,8 @@ def read_layer(
         UserError: what was told does not fit them.
     """
     logits = _tokens(read["logits"], num_images, sequence_first)
-    _check_logits(logits, before)
-    gates = _gates(logits, before)
+    _check_logits(logits, activation)
+    gates = _gates(logits, activation)
     num_experts = gates.shape[-1]
     if "indices" in read:
         indices = _tokens(read["indices"], num_images, sequence_first)
@@ -152,7 +152,7 @@ def read_layer(
     return Layer(
         module=module,
         router=router,
-        before=before,
+        activation=activation,
         top_k=top_k,
         grid=_grid(
             module,
@@ -171,15 +171,15 @@ def _tokens(values: Tensor, num_images: int, sequence_first: bool) -> Tensor:
     return by_image(values, num_images=num_images, sequence_first=sequence_first)
 
 
-def _gates(logits: Tensor, before: str) -> Tensor:
+def _gates(logits: Tensor, activation: str) -> Tensor:
     """Return the gates ``(..., E)`` float32.
 
     Raises:
         UserError: some are not finite.
     """
     gates = logits.float()
-    if before != "none":
-        gates = gates.softmax(-1) if before == "softmax" else gates.sigmoid()
+    if activation != "none":
+        gates = gates.softmax(-1) if activation == "softmax" else gates.sigmoid()
     if not gates.isfinite().all():
         raise UserError(
             "its gates are not finite (NaN or infinity), so no expert is the highest; are the model's parameters, and "
@@ -188,14 +188,14 @@ def _gates(logits: Tensor, before: str) -> Tensor:
     return gates
 
 
-def _check_logits(logits: Tensor, before: str) -> None:
+def _check_logits(logits: Tensor, activation: str) -> None:
     """Raise ``UserError`` where what was read is no logits, or no gates, but the other."""
-    if before == "none" and bool((logits < 0).any()):
+    if activation == "none" and bool((logits < 0).any()):
         raise UserError(
-            "its output has negative values, so these are no gates; say before: softmax or sigmoid."
+            "its output has negative values, so these are no gates; say activation: softmax or sigmoid."
         )
-    if before != "none" and logits.shape[-1] > 1 and _sum_to_one(logits.float()):
-        raise UserError("its output sums to one over the experts already; say before: none.")
+    if activation != "none" and logits.shape[-1] > 1 and _sum_to_one(logits.float()):
+        raise UserError("its output sums to one over the experts already; say activation: none.")
 
 
 def _sum_to_one(gates: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A torch module with what was told of it: images in, class scores, routings and features out.
+"""A torch module with its settings: images in, class scores, routings and features out.
 
 Axes: B images, D width of the features.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.hooks.detection import unwrapped
-from moeprobe.adapters.hooks.forward import arguments_of, forward
+from moeprobe.adapters.hooks.forward import arguments_of, run_forward
 from moeprobe.adapters.hooks.layer import Layer
 from moeprobe.adapters.hooks.reading import described, part, read
 from moeprobe.adapters.hooks.settings import Settings
@@ -32,12 +32,12 @@ class Pass:
     layers: dict[str, LayerRouting]
 
 
-class Running:
-    """A module and what was told of it.
+class HookedModule:
+    """A torch module with its ``Hooks`` settings.
 
     Args:
         net: the module.
-        settings: what was told.
+        settings: how it is read.
     """
 
     def __init__(self, net: nn.Module, settings: Settings) -> None:
@@ -55,20 +55,20 @@ class Running:
         numbers = itertools.chain(self.net.parameters(), self.net.buffers())
         return next((value for value in numbers if value.is_floating_point()), torch.empty(0))
 
-    def fire(
+    def forward(
         self, images: Tensor, modules: Sequence[str], *, stop_after: str | None = None
     ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
         """Run images; return the output and, for each time that a router ran, its name and what was read off it."""
-        return forward(
+        return run_forward(
             self.net, self._normalised(images), names=modules, collect=self._collect, stop_after=stop_after
         )
 
-    def first(
+    def first_forward(
         self, images: Tensor, modules: Sequence[str] = ()
     ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
-        """Run images for the first time; what goes wrong in the module is the user's to mend."""
+        """Run images for the first time; an error of the module is the user's to correct."""
         try:
-            return self.fire(images, modules)
+            return self.forward(images, modules)
         except UserError:
             raise
         except Exception as error:
@@ -84,7 +84,7 @@ class Running:
             UserError: a router did not run once, or gives something else than before, or there are no class scores.
         """
         modules = [layer.module for layer in layers.values()]
-        output, fired = self.fire(images, modules, stop_after=None if logits else modules[-1])
+        output, fired = self.forward(images, modules, stop_after=None if logits else modules[-1])
         check_fired([name for name, _ in fired], modules)
         values, routings = dict(fired), {}
         for name, layer in layers.items():

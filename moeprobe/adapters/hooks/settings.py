@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from torch import nn
 
 from moeprobe.errors import UserError
@@ -16,6 +16,8 @@ Reader = Callable[[nn.Module, tuple[Any, ...], Any], Mapping[str, Any]]
 Place = int | str
 Read = Mapping[str, Place] | Reader
 Activation = Literal["softmax", "sigmoid", "none"]
+# What ``activation`` was called: settings may still say so, and what is written and hashed does.
+EARLIER = "before"
 
 
 class Settings(Section):
@@ -25,7 +27,7 @@ class Settings(Section):
 
     routers: str | type[nn.Module] | None = None
     read: Read | None = None
-    before: Activation | None = None
+    activation: Activation | None = None
     top_k: int | None = Field(None, gt=0)
     image_size: int = Field(ge=1, le=16_384)
     patch_size: int | dict[str, int] | None = None
@@ -38,6 +40,17 @@ class Settings(Section):
     classes: str | list[str] | None = None
     output: Place | None = None
     head: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or EARLIER not in content:
+            return content
+        if content.get("activation") is not None:
+            raise ValueError(f"{EARLIER} is the earlier name of activation; leave it out")
+        return {key: value for key, value in content.items() if key != EARLIER} | {
+            "activation": content[EARLIER]
+        }
 
     @field_validator("read")
     @classmethod
@@ -57,6 +70,8 @@ class Settings(Section):
     def plain(self) -> dict[str, Any]:
         """Return what was told as JSON can hold it; classes and functions by their names."""
         content = self.model_dump(exclude_none=True)
+        if "activation" in content:
+            content[EARLIER] = content.pop("activation")
         for key in ("routers", "read"):
             if callable(content.get(key)):
                 content[key] = f"{content[key].__module__}.{content[key].__qualname__}"

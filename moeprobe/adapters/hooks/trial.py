@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeprobe.adapters.hooks.detection import Choice, Found, choosing, detect, named
 from moeprobe.adapters.hooks.layer import Layer, layer_names, read_layer
-from moeprobe.adapters.hooks.module import Pass, Running, check_fired, naming
+from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
 from moeprobe.errors import UserError
 from moeprobe.runtime.seeds import generator
 
@@ -27,31 +27,31 @@ def images_to_try(size: int) -> Tensor:
     return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
 
 
-def learn(running: Running, images: Tensor) -> dict[str, Layer]:
+def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
     """Return the layers in forward order, by what tables call them.
 
     Raises:
         UserError: there are no routers, they do not run exactly once, or give something else than was told.
     """
-    told = running.settings
+    told = hooked.settings
     found = (
-        detect(running.net, lambda: running.first(images))
+        detect(hooked.net, lambda: hooked.first_forward(images))
         if told.routers is None
-        else [Found(name) for name in named(running.net, told.routers)]
+        else [Found(name) for name in named(hooked.net, told.routers)]
     )
     seen = {item.name: item for item in found}
-    with choosing(running.net) if told.routers is None else nullcontext() as chosen:
-        _, fired = running.first(images, list(seen))
+    with choosing(hooked.net) if told.routers is None else nullcontext() as chosen:
+        _, fired = hooked.first_forward(images, list(seen))
     check_fired([name for name, _ in fired], list(seen))
     layers = {}
     for name, read in fired:
         with naming(name):
             layers[name] = read_layer(
                 name,
-                type(running.net.get_submodule(name)).__name__,
+                type(hooked.net.get_submodule(name)).__name__,
                 read,
                 num_images=len(images),
-                before=told.before or seen[name].before or "softmax",
+                activation=told.activation or seen[name].activation or "softmax",
                 top_k=told.top_k or seen[name].top_k,
                 image_size=told.image_size,
                 patch_size=told.patch_size,
@@ -70,7 +70,7 @@ def _check_choice(
     if layer.top_k is None:
         return
     for own in chosen(layer.module, layer.top_k):
-        others = layer.otherwise(read, own.experts, precision=own.precision)
+        others = layer.count_mismatches(read, own.experts, precision=own.precision)
         if others:
             raise UserError(
                 f"the model's choice is made of more than its logits (a bias, groups, other images): of "
@@ -80,20 +80,20 @@ def _check_choice(
             )
 
 
-def coupling(running: Running, layers: Mapping[str, Layer], images: Tensor) -> str:
+def batch_dependence(hooked: HookedModule, layers: Mapping[str, Layer], images: Tensor) -> str:
     """Return why images cannot be run in any batch; nothing if they can.
 
     Raises:
         UserError: an image's tokens are found among those of another: their order is not what was told.
     """
-    whole, again = (running.run(images, layers, logits=False) for _ in range(2))
-    singly = [running.run(image, layers, logits=False) for image in images.split(1)]
-    told = running.settings.token_local
+    whole, again = (hooked.run(images, layers, logits=False) for _ in range(2))
+    singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]
+    told = hooked.settings.token_local
     reason = ""
     if not _alike(whole, [again]):
         reason = "random at evaluation, so whether images depend on their batch-mates cannot be tried"
     elif not _alike(whole, singly):
-        _check_order(running, layers, images, singly)
+        _check_order(hooked, layers, images, singly)
         reason = "images depend on their batch-mates, as tried"
     if told is None:
         return reason
@@ -101,12 +101,12 @@ def coupling(running: Running, layers: Mapping[str, Layer], images: Tensor) -> s
 
 
 def _check_order(
-    running: Running, layers: Mapping[str, Layer], images: Tensor, singly: Sequence[Pass]
+    hooked: HookedModule, layers: Mapping[str, Layer], images: Tensor, singly: Sequence[Pass]
 ) -> None:
     """Raise ``UserError`` where the tokens make sense in the other order only."""
     name, layer = next(iter(layers.items()))
     other = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
-    _, fired = running.fire(images, [layer.module])
+    _, fired = hooked.forward(images, [layer.module])
     try:
         turned = other.routing(fired[0][1], num_images=len(images), token_local=True)
     except UserError:
