@@ -165,7 +165,7 @@ def by_hand(data: Lit, exchange: Exchange, rule: Rule, *, coupled: bool) -> dict
         group = pool[start : start + exchange.group_images]
         lent = {
             name: [
-                int(v) for v in np.asarray(exchange.lender(name, skip_bad_images=False))[::2, ::2, 0].ravel()
+                int(v) for v in np.asarray(exchange.donor(name, skip_bad_images=False))[::2, ::2, 0].ravel()
             ]
             for name in group
         }
@@ -361,7 +361,7 @@ def test_a_later_layer_is_held_to_the_pass_by_hand() -> None:
         torch.stack([framing.clean(picture).pixels for picture in pictures])
         for pictures in (
             [digits().example(index).image for index in exchange.pool[4:6]],
-            [exchange.lender(name, skip_bad_images=False) for name in pair],
+            [exchange.donor(name, skip_bad_images=False) for name in pair],
         )
     )
     gone = exchange.patches(pair, 16)
@@ -397,18 +397,18 @@ def test_batch_size_and_workers_change_nothing() -> None:
                 np.testing.assert_allclose(again[name], column, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
-def test_lenders_and_patches_belong_to_the_seed_and_the_image() -> None:
+def test_donors_and_patches_belong_to_the_seed_and_the_image() -> None:
     pool = list(range(40))
     one, two, other = (Exchange(digits(), pool, 4, 0.25, seed) for seed in (0, 0, 1))
     names = [digits().image_ids[index] for index in pool]
     pictures = {digits().example(index).image.tobytes(): place for place, index in enumerate(pool)}
 
-    def lenders(exchange: Exchange) -> list[int]:
-        return [pictures[exchange.lender(name, skip_bad_images=False).tobytes()] for name in names]
+    def donors(exchange: Exchange) -> list[int]:
+        return [pictures[exchange.donor(name, skip_bad_images=False).tobytes()] for name in names]
 
-    assert lenders(one) == lenders(two) != lenders(other)
-    assert all(lent // 4 != place // 4 for place, lent in enumerate(lenders(one)))
-    assert len(set(lenders(one))) > 20
+    assert donors(one) == donors(two) != donors(other)
+    assert all(lent // 4 != place // 4 for place, lent in enumerate(donors(one)))
+    assert len(set(donors(one))) > 20
     assert torch.equal(one.patches(names, 16), two.patches(names, 16))
     assert torch.equal(one.patches(names[::-1], 16).flip(0), one.patches(names, 16))
     assert not torch.equal(one.patches(names, 16), other.patches(names, 16))
@@ -430,7 +430,7 @@ def test_images_that_cannot_be_read_lend_nothing() -> None:
     assert len(found["batch_contagion_watched"]) == 21
     alone = Lit(data.images, bad=[index for index in range(22) if index != bad])
     with pytest.raises(UserError, match="None of the images drawn"):
-        replace(exchange, dataset=alone).lender(data.image_ids[bad], skip_bad_images=True)
+        replace(exchange, dataset=alone).donor(data.image_ids[bad], skip_bad_images=True)
 
 
 def test_an_image_without_mates_is_not_watched() -> None:

@@ -4,7 +4,7 @@
 * token: some of the router's input tokens of its image are exchanged; the others stay bit-equal;
 * attention: the pixels of some patches of its image are exchanged; the others are untouched.
 
-Each image has a lender, and patches that are exchanged: both belong to (seed, image), so they are the same for every
+Each image has a donor, and patches that are exchanged: both belong to (seed, image), so they are the same for every
 checkpoint. Where images share a group, one image of a group is changed at a time.
 
 Axes: B images, N images of a group, T tokens, P patches, D width.
@@ -43,7 +43,7 @@ from moeprobe.runtime.seeds import generator
 BLOCK_IMAGES = 256
 # In another batch an image's gates move by their rounding; less than this is no change.
 ROUNDING = 1e-4
-# Images drawn beside those of a group, so that there is another where a lender cannot be read.
+# Images drawn beside those of a group, so that there is another where a donor cannot be read.
 _SPARE = 32
 
 # Routing by layer, before and after an exchange.
@@ -56,10 +56,10 @@ class Exchange:
 
     Attributes:
         dataset: where the images are from.
-        pool: the images of the run, in its order; lenders are among them.
+        pool: the images of the run, in its order; donors are among them.
         group_images: N, consecutive images of the pool that are each other's batch-mates.
         share: how much of an image's patches is exchanged, at least one and at most all but one.
-        seed: of lenders and patches.
+        seed: of donors and patches.
     """
 
     dataset: Dataset
@@ -73,7 +73,7 @@ class Exchange:
         """Each image's place in the pool, by name."""
         return {self.dataset.image_ids[index]: place for place, index in enumerate(self.pool)}
 
-    def lender(self, image_id: str, *, skip_bad_images: bool) -> Image.Image:
+    def donor(self, image_id: str, *, skip_bad_images: bool) -> Image.Image:
         """Return the picture that an image borrows from: a random one of the pool that is not of its own group.
 
         Raises:
@@ -109,15 +109,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Makes an image, and its lender, as the model sees them."""
+    """Makes an image, and its donor, as the model sees them."""
 
     exchange: Exchange
     framing: Framing
     skip_bad_images: bool
 
     def __call__(self, image: Image.Image, image_id: str) -> list[Sample]:
-        lender = self.exchange.lender(image_id, skip_bad_images=self.skip_bad_images)
-        return [self.framing.clean(image), self.framing.clean(lender)]
+        donor = self.exchange.donor(image_id, skip_bad_images=self.skip_bad_images)
+        return [self.framing.clean(image), self.framing.clean(donor)]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class _Scene:
 
     Attributes:
         own: ``(B, 3, S, S)`` the images.
-        lent: ``(B, 3, S, S)`` their lenders.
+        lent: ``(B, 3, S, S)`` their donors.
         exchanged: ``(B, P)`` the patches to be exchanged.
         reference: the routing of the images as they are.
         num_groupmates: most images of a group of the run in this batch.
@@ -157,7 +157,7 @@ def asks(model: Traceable, analysis: Analysis) -> bool:
 
 
 def num_passes(probe: Probe, model: Traceable, exchange: Exchange) -> int:
-    """Return the forward passes per image, the lenders' among them."""
+    """Return the forward passes per image, the donors' among them."""
     at_once = exchange.group_images if model.group_images > 1 else 1
     of: dict[type[Analysis], int] = {
         BatchContagion: exchange.group_images,
@@ -254,7 +254,7 @@ def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:
 
 
 def _exchange_mates(scene: _Scene) -> dict[str, LayerPair]:
-    """Every image beside the lenders of its batch-mates; an image that has none is not watched."""
+    """Every image beside the donors of its batch-mates; an image that has none is not watched."""
     kept = scene.turns(scene.num_groupmates)
     passes = [scene.trace(scene.own.where(_like(keep, scene.own), scene.lent)) for keep in kept]
     view = _each_from_its_turn(passes)
@@ -268,7 +268,7 @@ def _exchange_mates(scene: _Scene) -> dict[str, LayerPair]:
 
 
 def _exchange_tokens(scene: _Scene) -> dict[str, LayerPair]:
-    """The router of each layer alone, with some of its tokens from the lender's pass."""
+    """The router of each layer alone, with some of its tokens from the donor's pass."""
     assert isinstance(scene.model, Routable)
     own, lent = (scene.model.router_inputs(images, layers=scene.layers) for images in (scene.own, scene.lent))
     reference, passes = {}, [dict[str, LayerRouting]() for _ in range(scene.at_once)]
@@ -283,7 +283,7 @@ def _exchange_tokens(scene: _Scene) -> dict[str, LayerPair]:
 
 
 def _exchange_pixels(scene: _Scene) -> dict[str, LayerPair]:
-    """The whole forward pass, with the pixels of some patches from the lender."""
+    """The whole forward pass, with the pixels of some patches from the donor."""
     grid = _grid(scene.reference)
     pixels = scene.exchanged.view(-1, 1, grid.rows, grid.columns)
     pixels = pixels.repeat_interleave(grid.patch_size, 2).repeat_interleave(grid.patch_size, 3)

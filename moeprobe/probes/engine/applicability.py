@@ -14,7 +14,7 @@ def check_choices(
 ) -> None:
     """Raise ``UserError`` unless tokens or experts choose in all of the layers; ``consequence`` is of it if not."""
     for model in models:
-        for routing in glance(model, layers):
+        for routing in routing_of_blank_input(model, layers):
             if routing.top_k == 0:
                 raise UserError(
                     f"In {model.name} ({routing.router}) every expert gets a share of every token, so "
@@ -29,7 +29,7 @@ def check_applies(
     routed = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
     if len(routed) < len(analyses):
         return  # a model's output always exists
-    found = [routing for model in models for routing in glance(model, layers)]
+    found = [routing for model in models for routing in routing_of_blank_input(model, layers)]
     if not any(analysis.applies(routing) for analysis in routed for routing in found):
         routers = " and ".join(dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in found))
         names = ", ".join(model.name for model in models)
@@ -52,7 +52,7 @@ def gives_scores(model: Checkpoint) -> bool:
     return model.model.trace(model.framing.blank())[0] is not None
 
 
-def glance(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
+def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: of what kind it is does not depend on the input."""
     model = checkpoint.model
     wanted = [name for name in model.layer_names if layers is None or name in layers]

@@ -12,7 +12,7 @@ from moeprobe.adapters.open import Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.probes.engine import origins
-from moeprobe.probes.engine.applicability import check_images, glance
+from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
 from moeprobe.probes.engine.checks import make_probe, make_request
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -161,7 +161,7 @@ def _ask(
                 f"The traces of {model.name} would lie where the run keeps its own files; give the checkpoint's folder "
                 "another name."
             )
-        if not all_gates and any(layer.top_k == 0 for layer in glance(model, options.layers)):
+        if not all_gates and any(layer.top_k == 0 for layer in routing_of_blank_input(model, options.layers)):
             raise UserError(
                 f"In {model.name} every expert gets a share of every token, so a trace without all gates would say "
                 "nothing; add --full-gates."

@@ -15,7 +15,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.correspond.measure import correspond
 from moeprobe.probes.discontinuity.measure import discontinuity, plan_discontinuity
-from moeprobe.probes.engine.applicability import check_images, glance
+from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
@@ -192,7 +192,7 @@ def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
     for index, pair in enumerate(job.pairs):
         out = job.options.out if index == 0 else None
         found = {asked[2]: _result(job, pair, name, watcher, out) for name, asked in job.probes.items()}
-        top_k, seed = glance(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
+        top_k, seed = routing_of_blank_input(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
         called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
         rows += numbers.number_rows(found, called, top_k=top_k, seed=seed)
         loads += numbers.load_rows(found["confidence"], called, top_k=top_k, seed=seed)
@@ -238,7 +238,7 @@ def _job(models: Sequence[Model], *, data: str | None, names: Sequence[str] | No
     loaded = load_models(models, options)
     check_images(loaded, "the paper's tables and figures cannot be made")
     for model in loaded:
-        for layer in glance(model, options.layers):
+        for layer in routing_of_blank_input(model, options.layers):
             if not layer.tokens_choose:
                 raise UserError(
                     f"The paper's tables are of routers whose tokens choose experts, and {model.name} has "
