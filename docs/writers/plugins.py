@@ -22,7 +22,7 @@ def pages() -> dict[str, str]:
         "the docstrings of the plug-ins",
         "Each is one file, and its name is the file's. `moeprobe list views` (routers, data, analyses, objectives, "
         "adapters) prints these names too. How to add one: "
-        "[adding a view, router or data set](../contributing/architecture.md#adding-a-plug-in).",
+        "[adding a view, router or data set](../contributing/adding-a-view-router-data.md).",
         "## Views\n\nA view with *severities* is compared with the clean input, as `sweep` does; a view that makes "
         "*pairs* gives two random versions of it, as `match-ratio` compares them. Views of texts: "
         "[Language models](../guide/language-models.md).",

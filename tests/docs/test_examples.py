@@ -1,24 +1,33 @@
 """The examples of the pages run as they are printed."""
 
+import ast
+import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
+import moeprobe
 from moeprobe.adapters.hooks.settings import FileSettings
 from tests.commands import run
+from tests.contracts import test_views as contract
 from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, name_of, text
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
 OWN_MODEL = ROOT / "docs" / "guide" / "own-model.md"
+PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
+ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 
 
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 1,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, PLUGINS: 3, ADAPTER: 2,
     }  # fmt: skip
 
 
@@ -45,7 +54,8 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the module that the examples import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    for name in ("my_models", "contrast", "sharp_token_choice", "colors", "tutorial"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "my_models.py").write_text(
         "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\nvit, net = zoo.vit, zoo.vit()\n"
         "def hooked():\n    return Hooks(net, **zoo.VIT)\n"
@@ -75,3 +85,59 @@ def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> N
 def test_every_setting_of_a_model_of_ones_own_is_explained() -> None:
     first_cells = re.findall(r"^\|( `.*?)\|", text("guide/own-model.md"), flags=re.MULTILINE)
     assert set(FileSettings.model_fields) <= set(re.findall(r"`(\w+)`", "".join(first_cells)))
+
+
+def module(code: str, name: str, folder: Path) -> ModuleType:
+    """Return the module that an example of a page is; dataclasses and pickle look for it by its name."""
+    (folder / f"{name}.py").write_text(code)
+    return importlib.import_module(name)
+
+
+def test_the_view_of_the_page_keeps_the_contract(my_models: Path) -> None:
+    view = module(blocks("python", PLUGINS)[0], "contrast", my_models).Contrast()
+    contract.test_a_view_is_a_frozen_described_dataclass_of_a_known_kind(view)
+    contract.test_pixels_and_maps(view, contract.FRAMINGS[0], contract.SOURCES[0])
+    contract.test_a_sweep_starts_at_the_clean_view_bit_for_bit(view)
+    contract.test_severities_that_are_no_amounts_are_refused(view)
+    contract.test_an_aligned_view_never_moves(view)
+
+
+def test_the_router_of_the_page_routes(my_models: Path) -> None:
+    made = module(blocks("python", PLUGINS)[1], "sharp_token_choice", my_models).SharpTokenChoice(
+        12, 8, temperature=0.01
+    )
+    decision = made(torch.randn(3, 10, 12, generator=torch.Generator().manual_seed(0)))
+    assert decision.selected.shape == (3, 10, 2)
+    assert decision.gates.max(-1).values.mean() > 0.9
+
+
+def test_the_data_of_the_page_can_be_read(my_models: Path) -> None:
+    data = module(blocks("python", PLUGINS)[2], "colors", my_models).Colors(split="test")
+    assert data.labels().tolist() == [data.example(index).label for index in range(len(data))]
+    assert data.example(1).image.getpixel((0, 0)) == (0, 255, 0)
+
+
+def test_the_adapter_of_the_page_can_be_probed(my_models: Path) -> None:
+    adapter, function = blocks("python", ADAPTER)
+    module(f"{adapter}\n\n{function}", "tutorial", my_models)
+    result = run("match-ratio", "py:tutorial:model", "--data", "digits", "--limit", 30, "--json")
+    assert result.exit_code == 0, result.output
+    assert "tutorial-8" in result.output
+
+
+def test_papers_that_the_code_follows_are_named() -> None:
+    named = " ".join(text("sources.md").split()).split(" * ")
+    author = r"([A-Z][a-z]+)(?: et al\.|(?:, [A-Z][a-z]+)*(?:,| and) [A-Z][a-z]+)? ((?:19|20)\d\d)\b"
+    for path in sorted((ROOT / "moeprobe").rglob("*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        for name, year in re.findall(author, " ".join(docstring.split())):
+            assert any(one.startswith(name) and year in one for one in named), f"{path}: {name} {year}"
+
+
+def test_the_citation_names_the_papers_of_the_sources() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == moeprobe.__version__
+    named = " ".join(text("sources.md").split()).lower()
+    assert len(citation["references"]) == named.count("* ", 0, named.index("## routers and models"))
+    for paper in citation["references"]:
+        assert f'"{paper["title"].lower()}"' in named
