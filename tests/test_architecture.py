@@ -130,6 +130,7 @@ def light() -> list[str]:
         "import " + ", ".join(light()),
         "import moeprobe.probes.fewshot.ridge",
         "from moeprobe.runtime import catalog; catalog.VIEWS.names(); catalog.ROUTERS.names()",
+        "from moeprobe.metrics import registry; registry.find('churn_kappa')",
         "from moeprobe.models import config; config.load('digits-prc')",
         "from moeprobe.models import grid; grid.load('routers-digits')",
         "import moeprobe.models.checkpoints.vmoe_files, moeprobe.models.checkpoints.vmoe_write",

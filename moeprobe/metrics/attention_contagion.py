@@ -1,6 +1,6 @@
 """How far does a token's routing depend on the rest of the picture? The pixels of some patches are exchanged."""
 
-from moeprobe.metrics.contagion import Contagion
+from moeprobe.metrics.contagion import Contagion, metrics
 
 
 class AttentionContagion(Contagion):
@@ -8,3 +8,4 @@ class AttentionContagion(Contagion):
 
     metric = "attention_contagion"
     signature = "attention_contagion_watched"
+    measures = metrics("attention", "pixels of other patches", short="pixels exchanged")

@@ -9,13 +9,21 @@ can be exchanged (the Shapley value of two players):
 * interaction = f(p, p) − f(p, c) − f(c, p) + f(c, c), which is half in each of them.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, CornerAnalysis, Corners, Estimator
+from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.stats.bootstrap import Contrast, Ratio, Share
 from moeprobe.routing.finite import scores_are_not
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # (pixels, routing) of each corner.
 CORNERS = ("clean_clean", "perturbed_clean", "clean_perturbed", "perturbed_perturbed")
@@ -25,11 +33,50 @@ SHARES = {
     "switching": (-0.5, -0.5, 0.5, 0.5),
     "interaction": (1.0, -1.0, -1.0, 1.0),
 }
+_ABOUT = {
+    "features": "what the changed pixels have in",
+    "switching": "what other experts have in",
+    "interaction": "what pixels and experts have together, half in either, in",
+}
+_CAUSES = {"features": "features", "switching": "switching experts", "interaction": "both at once"}
+
+
+@dataclass(frozen=True)
+class _Parts(MetricFamily):
+    """A value at each corner, and what features and switching have in its change."""
+
+    value: str = ""
+
+
+def _parts(value: str, what: str, unit: Literal["share", "probability", "other"]) -> _Parts:
+    """Return the metrics of a value, ``what`` in words."""
+
+    def make(part: str) -> Metric:
+        if part in SHARES:
+            about, noun = f"{_ABOUT[part]} the change of {what}", f"change of {what} due to {_CAUSES[part]}"
+        else:
+            pixels, routing = part.split("_")
+            about, noun = f"{what} for {pixels} pixels with the routing of {routing} ones", ""
+        # Parts of a change are smaller than what a margin is about.
+        return Metric(f"{value}_{part}", about=about, noun=noun, unit=unit, margin=False)
+
+    names = "|".join((*CORNERS, *SHARES))
+    return _Parts(f"{value}_{{part}}", f"{value}_({names})", make, example=("switching",), value=value)
+
+
+LOGIT_DISTANCE = _parts("logit_distance", "the distance of the class scores from the clean ones", "other")
+CLASS_PROBABILITY = _parts("class_probability", "class probability", "probability")
+ACCURACY = _parts("accuracy", "accuracy", "share")
 
 
 class Attribution(CornerAnalysis):
     """The output with pixels and routing each clean or perturbed; what either has in its change."""
 
+    measures = (
+        LOGIT_DISTANCE,
+        CLASS_PROBABILITY,
+        ACCURACY,
+    )
     signature = "attributed"
 
     def sums(self, corners: Corners) -> dict[str, Tensor]:
@@ -37,6 +84,8 @@ class Attribution(CornerAnalysis):
 
         The class is the one predicted for the clean image.
         """
+        import torch
+
         clean = corners.logits[0]
         predicted = clean.argmax(1, keepdim=True)
         nothing = torch.stack([scores_are_not(logits) for logits in corners.logits]).any(0)
@@ -53,23 +102,23 @@ class Attribution(CornerAnalysis):
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the corners and the shares; nothing about labels where no image has one."""
         found = []
-        for value, denominator in (
-            ("logit_distance", "attributed"),
-            ("class_probability", "attributed"),
-            ("accuracy", "attributed_labelled"),
+        for family, denominator in (
+            (LOGIT_DISTANCE, "attributed"),
+            (CLASS_PROBABILITY, "attributed"),
+            (ACCURACY, "attributed_labelled"),
         ):
-            count = columns[denominator]
+            value, count = family.value, columns[denominator]
             if count.sum() == 0:
                 continue
             corners = np.stack([columns[f"{value}_{name}"].astype(np.float64) for name in CORNERS])
-            number, bounded = count.astype(np.float64), value != "logit_distance"
+            number, bounded = count.astype(np.float64), family is not LOGIT_DISTANCE
             for name, corner in zip(CORNERS, corners, strict=True):
                 mean = Share(corner, number) if bounded else Ratio(corner, number)
-                found.append(Estimator(f"{value}_{name}", "", mean, count))
+                found.append(family.make(name).raw(mean, count))
             # The weights add up to 0. Less the clean corner, what has no effect cancels exactly, not up to rounding.
             moved = corners - corners[0]
             for name, weights in SHARES.items():
                 total, most = np.asarray(weights) @ moved, sum(weight for weight in weights if weight > 0)
                 contrast = Contrast(total, number, most) if bounded else Ratio(total, number)
-                found.append(Estimator(f"{value}_{name}", "", contrast, count))
+                found.append(family.make(name).raw(contrast, count))
         return found

@@ -6,18 +6,24 @@ counts per image*; ratios appear only when a whole data set is added up (``estim
 Axes: B images, P patches, K choices, n images of a whole run.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from moeprobe.metrics.stats.bootstrap import Statistic
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+from moeprobe.metrics.declaration import Estimator, Metric, MetricFamily
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
 
 # What a batch is to an analysis.
 Subject = TypeVar("Subject")
@@ -45,32 +51,6 @@ class Corners:
     labels: Tensor
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """How one number of a table follows from sums per image.
-
-    Attributes:
-        name: its ``metric`` column.
-        null: which null it is about (pooled, position, image), empty where it is about none.
-        statistic: how it follows from the sums.
-        trials: its denominator, per image ``(n,)``.
-        expert: the expert it is about; None where it is about none.
-        expert_b: the second expert, where it is about two.
-    """
-
-    name: str
-    null: str
-    statistic: Statistic
-    trials: NDArray[np.generic]
-    expert: int | None = None
-    expert_b: int | None = None
-
-    @property
-    def key(self) -> tuple[str, str, int | None, int | None]:
-        """What tells the numbers of one cell apart."""
-        return self.name, self.null, self.expert, self.expert_b
-
-
 class Analysis(ABC):
     """A measurement that adds up over images.
 
@@ -78,12 +58,12 @@ class Analysis(ABC):
         signature: a column that its sums always have and no other analysis' do.
         trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
             histograms, that add up.
-        named: metrics that it gives of whatever it is applied to, and that a user may look for in another run.
+        measures: the metrics that it computes.
     """
 
     signature: ClassVar[str]
     trial_lists: ClassVar[tuple[str, ...]] = ()
-    named: ClassVar[tuple[str, ...]] = ()
+    measures: ClassVar[tuple[Metric | MetricFamily, ...]]
 
     @abstractmethod
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -1,6 +1,6 @@
 """How far does a token's routing depend on the other images of its group? They are exchanged."""
 
-from moeprobe.metrics.contagion import Contagion
+from moeprobe.metrics.contagion import Contagion, metrics
 
 
 class BatchContagion(Contagion):
@@ -8,3 +8,4 @@ class BatchContagion(Contagion):
 
     metric = "batch_contagion"
     signature = "batch_contagion_watched"
+    measures = metrics("batch", "batch-mates", short="batch-mates exchanged")

@@ -8,24 +8,46 @@ same image. kappa is 1 − churn / chance, so that 1 is steady and 0 is chance, 
 Patch tokens only. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share, Statistic
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import of_tokens, others, patches
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+CHURN = Metric(
+    "churn",
+    about="of the tokens that an expert processes, the share that it does not in the view; over all experts, and of "
+    "each by the column expert",
+    label="churn: tokens an expert lost",
+    short="churn",
+    better="less",
+    nulls=("pooled", "image"),
+    rank=23,
+    along="others",
+    secondary=True,
+)
 
 
 class Churn(LayerAnalysis):
     """Share of an expert's tokens whose corresponding token it does not process."""
 
+    measures = (CHURN,)
     signature = "churn_pairs"
 
     def applies(self, layer: LayerRouting) -> bool:
@@ -34,6 +56,8 @@ class Churn(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
+        import torch
+
         paired = patches(pair)
         reference, view = (
             of_tokens(layer.processed_mask, token) & paired.present[..., None]
@@ -75,14 +99,11 @@ class Churn(LayerAnalysis):
         if found is not None:
             by_others, there = per_trial(*found, had), found[1] > 0
             nulls["image"] = Share(stayed * there, had * there), by_others, trials * there
-        metrics = [Estimator("churn", "", Share(had - stayed, had), trials)]
+        metrics = [CHURN.raw(Share(had - stayed, had), trials)]
         for null, (stay, chance, counted) in nulls.items():
-            metrics.append(Estimator("churn_chance", null, Complement(chance), counted))
-            metrics.append(Estimator("churn_kappa", null, Kappa(stay, chance), counted))
+            metrics += CHURN.against(null, Complement(chance), Kappa(stay, chance), counted)
         return metrics + [
-            Estimator(
-                "churn",
-                "",
+            CHURN.raw(
                 Share(reference[:, expert] - kept[:, expert], reference[:, expert]),
                 columns["churn_reference"][:, expert],
                 expert=expert,

@@ -3,17 +3,47 @@
 Axes: B images, T tokens, P patches, E experts, K choices.
 """
 
-from typing import ClassVar
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, Metric]:
+    """Return the metrics of what is ``exchanged``, named in the middle of a sentence; ``short`` heads a panel."""
+    name = f"{kind}_contagion"
+    share = Metric(
+        name,
+        about=f"share of the watched tokens that another set of experts works on when {exchanged} are exchanged",
+        short=short,
+        noun=f"share of tokens that change experts when {exchanged} are exchanged",
+    )
+    dropped = Metric(
+        f"{name}_dropped",
+        about=f"the part of {name} that selected the same experts and found room in one case only",
+        label=f"{kind} contagion: dropping alone",
+    )
+    distance = Metric(
+        f"{name}_distance",
+        about=f"mean Jensen-Shannon distance (base 2) of a token's combine weights when {exchanged} are exchanged; 1 "
+        "where it has none in one case only",
+        label=f"{kind} contagion: distance",
+        noun=f"distance of the weights when {exchanged} are exchanged",
+        unit="distance",
+    )
+    return share, dropped, distance
 
 
 class Contagion(LayerAnalysis):
@@ -23,12 +53,12 @@ class Contagion(LayerAnalysis):
     themselves and are not watched; nor are tokens that are not valid in the view.
 
     Attributes:
-        metric: what the share is called; ``_dropped`` is the share of tokens that selected the same experts but were
-            dropped where they were served, or served where they were dropped; ``_distance`` the mean Jensen-Shannon
-            distance of the weights.
+        metric: what the share is called.
+        measures: the share, that of tokens that were dropped on one side alone, and the mean distance of the weights.
     """
 
     metric: ClassVar[str]
+    measures: ClassVar[tuple[Metric, Metric, Metric]]
 
     def applies(self, layer: LayerRouting) -> bool:
         """Whether tokens have experts, or weights on all of them that are a distribution."""
@@ -36,6 +66,8 @@ class Contagion(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return watched tokens, changes and summed distances per image, for patches and prefix tokens."""
+        import torch
+
         prefix = pair.view.num_prefix_tokens
         watched = pair.reference.valid & pair.view.valid
         kept = torch.cat([watched[:, :prefix], watched[:, prefix:] & (pair.view_patch >= 0)], dim=1)
@@ -60,14 +92,16 @@ class Contagion(LayerAnalysis):
         """Return the shares, where there are any, and the mean distance, over watched tokens."""
         trials = columns[self.signature]
         return [
-            Estimator(
-                f"{self.metric}{name}",
-                "",
-                Share(columns[f"{self.metric}{column}"].astype(np.float64), trials.astype(np.float64)),
-                trials,
-            )
-            for name, column in (("", "_changed"), ("_dropped", "_dropped"), ("_distance", "_distance"))
-            if f"{self.metric}{column}" in columns
+            metric.raw(Share(columns[column].astype(np.float64), trials.astype(np.float64)), trials)
+            for metric, column in self._columns()
+            if column in columns
+        ]
+
+    def _columns(self) -> list[tuple[Metric, str]]:
+        """Return each metric with the column of its sums."""
+        return [
+            (metric, f"{self.metric}{column}")
+            for metric, column in zip(self.measures, ("_changed", "_dropped", "_distance"), strict=True)
         ]
 
 

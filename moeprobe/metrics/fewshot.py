@@ -6,20 +6,40 @@ training images is ``shots``. Draws of the training images are cells of their ow
 Axes: B images, n images of a run, d draws put together.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
-from moeprobe.metrics.nulls import beyond, with_others
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.nulls import with_others
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.chance import Chance
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+FEWSHOT_ACCURACY = Metric(
+    "fewshot_accuracy",
+    about="share of inputs that ridge regression on the frozen features of a few training images classifies correctly",
+    label="few-shot accuracy",
+    short="accuracy",
+    better="more",
+    nulls=("pooled",),
+    rank=11,
+    headline=True,
+    of_labels=True,
+)
 
 
 class Fewshot(OutputAnalysis):
     """Accuracy of a classifier fitted to the features of few images, by chance, and beyond chance."""
 
+    measures = (FEWSHOT_ACCURACY,)
     signature = "fewshot_predicted"
-    named = ("fewshot_accuracy",)
     trial_lists = ("fewshot_class", "fewshot_predicted")
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
@@ -53,6 +73,6 @@ class Fewshot(OutputAnalysis):
             num_images=len(trials),
         )
         return [
-            Estimator("fewshot_accuracy", "", accuracy, trials),
-            *beyond("fewshot_accuracy", "pooled", chance, accuracy, with_others(trials)),
+            FEWSHOT_ACCURACY.raw(accuracy, trials),
+            *FEWSHOT_ACCURACY.chance_and_kappa("pooled", chance, accuracy, with_others(trials)),
         ]

@@ -13,21 +13,73 @@ The columns keep each image's choices (a few bytes per corresponding patch), bec
 need them: sums alone do not say how often two independent images agree at the same position.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.token_kinds import Paired, by_tokens, numbers, of_tokens
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+_NULLS = ("pooled", "position", "image", "class")
+TOP1_MATCH = Metric(
+    "top1_match",
+    about="share of corresponding tokens that choose the same first expert",
+    label="top-1 match",
+    short="top-1",
+    better="more",
+    nulls=_NULLS,
+    rank=1,
+    agreement=True,
+)
+
+
+def _in_order(depth: str) -> Metric:
+    return Metric(
+        f"top{depth}_match",
+        about=f"share of corresponding tokens that choose the same first {depth} experts, in the same order",
+        label=f"top-{depth} match",
+        short=f"top-{depth}",
+        better="more",
+        nulls=_NULLS,
+    )
+
+
+def _as_set(depth: str) -> Metric:
+    return Metric(
+        f"top{depth}_set_match",
+        about=f"share of corresponding tokens that choose the same {depth} experts, in any order",
+        label=f"top-{depth} match, any order",
+        short=f"top-{depth} any order",
+        better="more",
+        nulls=_NULLS,
+    )
+
+
+TOP_K = MetricFamily("top{k}_match", r"top([2-9]|[1-9]\d+)_match", _in_order, example=("2",))
+TOP_K_SET = MetricFamily("top{k}_set_match", r"top([2-9]|[1-9]\d+)_set_match", _as_set, example=("2",))
 
 
 class Match(LayerAnalysis):
     """Share of corresponding patches that choose the same experts, with its chance level and kappa."""
 
+    measures = (
+        TOP1_MATCH,
+        TOP_K,
+        TOP_K_SET,
+    )
     signature = "trials"
     trial_lists = ("reference_selected", "view_selected")
 
@@ -53,23 +105,26 @@ class Match(LayerAnalysis):
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None
         metrics: list[Estimator] = []
-        for name, depth, ordered in kinds(reference.shape[-1]):
-            if name not in columns:
+        for metric, depth, ordered in kinds(reference.shape[-1]):
+            if metric.name not in columns:
                 continue
-            match = Share(columns[name].astype(np.float64), trials)
-            metrics.append(Estimator(name, "", match, columns["trials"]))
+            match = Share(columns[metric.name].astype(np.float64), trials)
+            metrics.append(metric.raw(match, columns["trials"]))
             codes = encode(
                 np.stack([reference[image, place], view[image, place]]), depth=depth, ordered=ordered
             )
-            metrics += same_code(name, codes, image, nulls, num_images=len(trials), tokens=tokens)
+            metrics += same_code(metric, codes, image, nulls, num_images=len(trials), tokens=tokens)
         return metrics
 
 
-def kinds(top_k: int) -> list[tuple[str, int, bool]]:
+def kinds(top_k: int) -> list[tuple[Metric, int, bool]]:
     """Return (metric, k, ordered) for k <= min(K, 2) and k = K."""
     depths = sorted({1, min(top_k, 2), top_k})
-    return [("top1_match", 1, True)] + [
-        (f"top{depth}{kind}_match", depth, not kind) for depth in depths if depth > 1 for kind in ("", "_set")
+    return [(TOP1_MATCH, 1, True)] + [
+        (make(str(depth)), depth, ordered)
+        for depth in depths
+        if depth > 1
+        for make, ordered in ((_in_order, True), (_as_set, False))
     ]
 
 
@@ -92,7 +147,7 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     reference, view = (side.masked_fill(~trial[..., None], -1) for side in (reference, view))
     columns = {"trials": trial.sum(1)}
     top_k, known = reference.shape[-1], pair.reference.ordered and pair.view.ordered
-    for name, depth, ordered in kinds(top_k):
+    for metric, depth, ordered in kinds(top_k):
         if depth == pair.view.num_experts and not ordered:
             continue  # every token chooses the set of all experts: no measurement
         if not known and (ordered or depth < top_k):
@@ -100,5 +155,5 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         first, second = reference[..., :depth], view[..., :depth]
         if not ordered:
             first, second = first.sort(-1).values, second.sort(-1).values
-        columns[name] = ((first == second).all(-1) & trial).sum(1)
+        columns[metric.name] = ((first == second).all(-1) & trial).sum(1)
     return columns | {"reference_selected": reference, "view_selected": view} | numbers(pair, paired)

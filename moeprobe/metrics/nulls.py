@@ -6,9 +6,10 @@ Axes: M trials (pairs of tokens), n images of a whole run.
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.base import Columns, Estimator
+from moeprobe.metrics.base import Columns
+from moeprobe.metrics.declaration import Estimator, Metric
 from moeprobe.metrics.stats.bootstrap import Share, Statistic
-from moeprobe.metrics.stats.chance import Chance, Kappa
+from moeprobe.metrics.stats.chance import Chance
 from moeprobe.metrics.stats.within_image import Tokens, chance_within_image
 
 Whole = NDArray[np.int64]
@@ -57,13 +58,19 @@ def used(stratum: Whole, image: Whole) -> NDArray[np.bool_]:
 
 
 def same_code(
-    name: str, codes: Whole, image: Whole, nulls: dict[str, Whole], *, num_images: int, tokens: Tokens | None
+    metric: Metric,
+    codes: Whole,
+    image: Whole,
+    nulls: dict[str, Whole],
+    *,
+    num_images: int,
+    tokens: Tokens | None,
 ) -> list[Estimator]:
     """Return chance and kappa of how often two sides have the same code ``(2, M)``, for each null and within images.
 
     Without ``tokens`` there is no null within images.
     """
-    metrics: list[Estimator] = []
+    found: list[Estimator] = []
     for null, stratum in nulls.items():
         here = used(stratum, image)
         chance = Chance(
@@ -73,34 +80,25 @@ def same_code(
             stratum=stratum[here],
             num_images=num_images,
         )
-        metrics += _same(name, null, chance, codes[:, here], image[here], num_images)
+        found += _same(metric, null, chance, codes[:, here], image[here], num_images)
     if tokens is not None:
         inside = chance_within_image(
             image=image, reference=codes[0], view=codes[1], tokens=tokens, num_images=num_images
         )
         several = (inside.denominator > 0)[image]
-        metrics += _same(name, "image", inside, codes[:, several], image[several], num_images)
-    return metrics
+        found += _same(metric, "image", inside, codes[:, several], image[several], num_images)
+    return found
 
 
 def _same(
-    name: str, null: str, chance: Statistic, codes: Whole, image: Whole, num_images: int
+    metric: Metric, null: str, chance: Statistic, codes: Whole, image: Whole, num_images: int
 ) -> list[Estimator]:
     count = np.bincount(image, minlength=num_images)
     hits = np.bincount(image[codes[0] == codes[1]], minlength=num_images)
-    return beyond(name, null, chance, Share(hits.astype(np.float64), count.astype(np.float64)), count)
+    match = Share(hits.astype(np.float64), count.astype(np.float64))
+    return metric.chance_and_kappa(null, chance, match, count)
 
 
 def with_others(trials: NDArray[np.generic]) -> NDArray[np.generic]:
     """Return the trials ``(n,)`` that another image is there to be chance with: none of a single image."""
     return trials if np.count_nonzero(trials) > 1 else np.zeros_like(trials)
-
-
-def beyond(
-    name: str, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic]
-) -> list[Estimator]:
-    """Return a chance level, and kappa of the match of the same trials ``(n,)``."""
-    return [
-        Estimator(f"{name}_chance", null, chance, trials),
-        Estimator(f"{name}_kappa", null, Kappa(match, chance), trials),
-    ]

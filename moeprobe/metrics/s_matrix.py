@@ -13,23 +13,66 @@ covers less of the source. A router that is sure, even and unmoved has S = I; on
 Patch tokens only. Axes: B images, P pairs, E experts, n images of a whole run, R resamples.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.bootstrap import Array
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+S = Metric(
+    "s",
+    about="S_ij, how far the gates of expert i (column expert) in view 1 go along with those of expert j (expert_b) in "
+    "view 2: E times their mean product over corresponding patches",
+    unit="other",
+)
+S_DIAGONAL = Metric(
+    "s_diagonal",
+    about="mean of S_ii: 1 = sure, even and steady, 1 / E = says nothing",
+    label="mean S_ii",
+    noun="mean diagonal of S",
+    unit="other",
+)
+S_OFFDIAGONAL = Metric(
+    "s_offdiagonal", about="mean of S_ij, i ≠ j: 0 = ideal", label="mean S_ij, i ≠ j", unit="other"
+)
+PRC_DIAGONAL = Metric(
+    "prc_diagonal",
+    about="the first term of the PRC loss without its weight λ, mean (1 − S_ii)²; few images make it larger",
+    label="PRC loss: mean (1 − S_ii)²",
+    unit="other",
+)
+PRC_OFFDIAGONAL = Metric(
+    "prc_offdiagonal",
+    about="the second term of the PRC loss without its weight λ, mean S_ij², i ≠ j; few images make it larger",
+    label="PRC loss: mean S_ij², i ≠ j",
+    unit="other",
+)
 
 
 class SMatrix(LayerAnalysis):
     """Correlation matrix S of the gates of corresponding patches, and the two terms of the PRC loss."""
 
+    measures = (
+        S_DIAGONAL,
+        S_OFFDIAGONAL,
+        PRC_DIAGONAL,
+        PRC_OFFDIAGONAL,
+        S,
+    )
     signature = "gate_products"
 
     def applies(self, layer: LayerRouting) -> bool:
@@ -38,6 +81,8 @@ class SMatrix(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return Σ r(x1, p1) r(x2, p2)ᵀ ``(B, E·E)``, row by row, and the number of pairs per image."""
+        import torch
+
         reference, there = _paired(pair.reference, pair.reference_patch)
         view, here = _paired(pair.view, pair.view_patch)
         valid = there & here
@@ -53,11 +98,9 @@ class SMatrix(LayerAnalysis):
         """Return the means and loss terms, and every entry."""
         pairs = columns["pairs"]
         matrix = _Matrix(columns["gate_products"].astype(np.float64), pairs.astype(np.float64))
-        found = [
-            Estimator(name, "", _Reading(matrix, *reading), pairs) for name, reading in _READINGS.items()
-        ]
+        found = [metric.raw(_Reading(matrix, *reading), pairs) for metric, reading in _READINGS.items()]
         for i, j in np.ndindex(matrix.num_experts, matrix.num_experts):
-            found.append(Estimator("s", "", _Entry(matrix, i, j), pairs, expert=i, expert_b=j))
+            found.append(S.raw(_Entry(matrix, i, j), pairs, expert=i, expert_b=j))
         return found
 
 
@@ -153,13 +196,13 @@ def _off_diagonal(values: Array) -> Array:
     return np.where(np.eye(num_experts, dtype=bool), 0.0, values) / (num_experts * (num_experts - 1))
 
 
-# Name -> the number read off S ``(E, E, R)``, and its derivative at S ``(E, E)``.
-_READINGS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
-    "s_diagonal": (lambda s: _diagonal(s).mean(0), lambda s: _on_diagonal(np.ones(len(s)))),
-    "s_offdiagonal": (lambda s: _offdiagonal(s).mean(0), lambda s: _off_diagonal(np.ones_like(s))),
-    "prc_diagonal": (
+# Metric -> the number read off S ``(E, E, R)``, and its derivative at S ``(E, E)``.
+_READINGS: dict[Metric, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    S_DIAGONAL: (lambda s: _diagonal(s).mean(0), lambda s: _on_diagonal(np.ones(len(s)))),
+    S_OFFDIAGONAL: (lambda s: _offdiagonal(s).mean(0), lambda s: _off_diagonal(np.ones_like(s))),
+    PRC_DIAGONAL: (
         lambda s: ((1 - _diagonal(s)) ** 2).mean(0),
         lambda s: _on_diagonal(-2 * (1 - np.diag(s))),
     ),
-    "prc_offdiagonal": (lambda s: (_offdiagonal(s) ** 2).mean(0), lambda s: _off_diagonal(2 * s)),
+    PRC_OFFDIAGONAL: (lambda s: (_offdiagonal(s) ** 2).mean(0), lambda s: _off_diagonal(2 * s)),
 }

@@ -14,26 +14,56 @@ The columns keep each pair's sets as bits (4 bytes per token and 31 experts), wh
 Axes: B images, J pairs of tokens, E experts, n images of a whole run.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
-from moeprobe.metrics.nulls import beyond, strata, tokens_of, used
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.nulls import strata, tokens_of, used
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.set_chance import SetChance, jaccard_of_pairs, set_chance_within_image
 from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
 
 # Bits of an int32 without its sign: -1 is "no pair".
 _BITS = 31
 
 
+SET_JACCARD = Metric(
+    "set_jaccard",
+    about="overlap of the sets of experts of corresponding tokens, intersection over union; where tokens choose, of "
+    "what they chose, before capacity",
+    label="overlap of expert sets",
+    short="set overlap",
+    better="more",
+    nulls=("pooled", "position", "image", "class"),
+    rank=2,
+    agreement=True,
+)
+UNSERVED_BOTH = Metric(
+    "unserved_both",
+    about="share of pairs without an expert on either side, which are no trial of set_jaccard",
+    label="pairs without an expert",
+)
+
+
 class SetMatch(LayerAnalysis):
     """Jaccard index of the sets of experts of corresponding tokens, with its chance level and kappa."""
 
+    measures = (
+        SET_JACCARD,
+        UNSERVED_BOTH,
+    )
     signature = "set_pairs"
     trial_lists = ("reference_set_", "view_set_")
 
@@ -89,7 +119,7 @@ class SetMatch(LayerAnalysis):
             return Share(total.astype(np.float64), count.astype(np.float64)), count
 
         whole, trials = match(np.ones_like(trial))
-        metrics = [Estimator("set_jaccard", "", whole, trials)]
+        metrics = [SET_JACCARD.raw(whole, trials)]
         nulls = strata(
             image,
             place,
@@ -107,22 +137,24 @@ class SetMatch(LayerAnalysis):
                 stratum=stratum[here],
                 num_images=num_images,
             )
-            metrics += beyond("set_jaccard", null, chance, *match(here))
+            metrics += SET_JACCARD.chance_and_kappa(null, chance, *match(here))
         tokens = tokens_of(columns, image, place, aligned=aligned)
         if num_places > 1 and tokens is not None:  # a prefix token has no other in its image
             inside, several = set_chance_within_image(
                 image=image, reference=reference, view=view, sets=sets, tokens=tokens, num_images=num_images
             )
-            metrics += beyond("set_jaccard", "image", inside, *match(several[image]))
+            metrics += SET_JACCARD.chance_and_kappa("image", inside, *match(several[image]))
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
-            metrics.append(Estimator("unserved_both", "", share, pairs))
+            metrics.append(UNSERVED_BOTH.raw(share, pairs))
         return metrics
 
 
 def _pack(member: Tensor) -> list[Tensor]:
     """Return sets ``(B, J, E)`` as bits, in as many int32 words ``(B, J)`` as they take."""
+    import torch
+
     powers = 2 ** torch.arange(_BITS, device=member.device)
     return [
         (part.long() * powers[: part.shape[-1]]).sum(-1).to(torch.int32)

@@ -7,21 +7,40 @@ what a token leans on. Chance levels and kappa as in ``match``.
 Source: Puigcerver et al. 2023 for the slots. Axes: B images, J pairs of tokens, n images of a whole run.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+SLOT_MATCH = Metric(
+    "slot_match",
+    about="share of corresponding tokens whose largest combine weight is on the same slot",
+    label="same slot",
+    better="more",
+    nulls=("pooled", "position", "image", "class"),
+    rank=3,
+    agreement=True,
+)
 
 
 class SlotMatch(LayerAnalysis):
     """Share of corresponding tokens whose largest combine weight is on the same slot, with chance and kappa."""
 
+    measures = (SLOT_MATCH,)
     signature = "slot_trials"
     trial_lists = ("reference_slot", "view_slot")
 
@@ -34,6 +53,8 @@ class SlotMatch(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return matches and trials per image and each side's slots, by kind of tokens."""
+        import torch
+
         assert pair.reference.slot is not None
         assert pair.view.slot is not None
         found = {}
@@ -59,9 +80,9 @@ class SlotMatch(LayerAnalysis):
         trials = columns["slot_trials"]
         match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
         return [
-            Estimator("slot_match", "", match, trials),
+            SLOT_MATCH.raw(match, trials),
             *same_code(
-                "slot_match",
+                SLOT_MATCH,
                 np.stack([reference[image, place], view[image, place]]),
                 image,
                 strata(image, place, num_places=num_places, aligned=aligned, label=label),

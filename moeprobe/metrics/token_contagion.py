@@ -1,7 +1,13 @@
 """How far does a router's choice for a token depend on the other tokens it sees? Some of them are exchanged."""
 
-from moeprobe.metrics.contagion import Contagion
-from moeprobe.routing.record import LayerRouting
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moeprobe.metrics.contagion import Contagion, metrics
+
+if TYPE_CHECKING:
+    from moeprobe.routing.record import LayerRouting
 
 
 class TokenContagion(Contagion):
@@ -9,6 +15,7 @@ class TokenContagion(Contagion):
 
     metric = "token_contagion"
     signature = "token_contagion_watched"
+    measures = metrics("token", "other tokens at the router", short="router's tokens exchanged")
 
     def applies(self, layer: LayerRouting) -> bool:
         """Not where slots hold mixtures of tokens: there a token's weights are its own, and its slots depend on all."""

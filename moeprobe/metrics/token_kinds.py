@@ -3,14 +3,18 @@
 Axes: B images, T tokens, J pairs of tokens of an image.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeprobe.inputs.regions import REGIONS
-from moeprobe.routing.pairs import LayerPair
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ def patches(pair: LayerPair) -> Paired:
 
 def by_tokens(pair: LayerPair) -> dict[str, Paired]:
     """Return the pairs of each kind of tokens: patches (or tokens), those of each region if known, prefix tokens."""
+    import torch
+
     every = patches(pair)
     found = {pair.view.medium.token: every}
     if pair.region is not None:
@@ -54,11 +60,15 @@ def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: 
 
 def of_tokens(values: Tensor, token: Tensor) -> Tensor:
     """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
+    import torch
+
     return values[torch.arange(len(values), device=values.device)[:, None], token]
 
 
 def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     """Return columns that say which tokens the pairs are of: ``(B, J)`` on either side, or that nothing moved."""
+    import torch
+
     if pair.aligned:
         return {"unmoved": torch.ones_like(paired.present[:, 0], dtype=torch.int64)}
     return {

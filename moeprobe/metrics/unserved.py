@@ -4,19 +4,38 @@ Where experts choose, all are equally busy, and it is the tokens that may come o
 finite capacity leaves any out. A token without an expert keeps what it had: the layer adds nothing to it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.bootstrap import Share
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+UNSERVED = Metric(
+    "unserved",
+    about="share of the tokens of the view (or of both random views) that no expert processes",
+    label="tokens without an expert",
+    short="unserved",
+    rank=24,
+    headline=True,
+    along="others",
+)
 
 
 class Unserved(LayerAnalysis):
     """Share of the tokens of the view, or of both views, that no expert processes."""
 
+    measures = (UNSERVED,)
     signature = "unserved_tokens"
 
     def applies(self, layer: LayerRouting) -> bool:
@@ -25,6 +44,8 @@ class Unserved(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the tokens per image, and how many of them no expert processes, for patches and prefix tokens."""
+        import torch
+
         prefix = pair.view.num_prefix_tokens
         parts = {pair.view.medium.token: slice(prefix, None)}
         if prefix:
@@ -44,4 +65,4 @@ class Unserved(LayerAnalysis):
         """Return the share."""
         tokens = columns["unserved_tokens"]
         share = Share(columns["unserved"].astype(np.float64), tokens.astype(np.float64))
-        return [Estimator("unserved", "", share, tokens)]
+        return [UNSERVED.raw(share, tokens)]

@@ -15,25 +15,70 @@ everywhere. At a position there is no null here: it would take every token's wei
 Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
-from torch import Tensor
 
 from moeprobe.inputs.medium import ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
-from moeprobe.metrics.nulls import beyond, with_others
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.nulls import with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import Paired, by_tokens, double, of_tokens, others
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+WEIGHT_COSINE = Metric(
+    "weight_cosine",
+    about="cosine of the combine weights of corresponding tokens: 1 = the same up to a factor, 0 = no expert in common",
+    label="cosine of the weights",
+    short="weight cosine",
+    better="more",
+    nulls=("pooled", "image"),
+    rank=4,
+    agreement=True,
+    secondary=True,
+)
+WEIGHT_DISTANCE = Metric(
+    "weight_distance",
+    about="Jensen-Shannon distance (base 2) of the combine weights of corresponding tokens, each side's divided by "
+    "their sum: 0 = the same, 1 = no expert in common",
+    label="JS distance of the weights",
+    short="JS distance",
+    better="less",
+    unit="distance",
+    nulls=("image",),
+    rank=22,
+    along="others",
+    secondary=True,
+    # It has no pooled kappa of its own.
+    collapse_of="weight_cosine",
+)
+UNWEIGHTED = Metric(
+    "unweighted",
+    about="share of pairs in which a side has no weights, which are no trial of weight_cosine and weight_distance",
+    label="pairs without weights",
+)
 
 
 class Weights(LayerAnalysis):
     """Jensen-Shannon distance and cosine of the combine weights of corresponding tokens."""
 
+    measures = (
+        WEIGHT_COSINE,
+        WEIGHT_DISTANCE,
+        UNWEIGHTED,
+    )
     signature = "weight_pairs"
 
     def applies(self, layer: LayerRouting) -> bool:
@@ -56,9 +101,9 @@ class Weights(LayerAnalysis):
         one, other = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
         alike = Share(cosine, number)
         metrics = [
-            Estimator("weight_cosine", "", alike, trials),
-            *beyond(
-                "weight_cosine", "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
+            WEIGHT_COSINE.raw(alike, trials),
+            *WEIGHT_COSINE.chance_and_kappa(
+                "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
             ),
         ]
         found = _of_others(columns, aligned=aligned)
@@ -67,18 +112,15 @@ class Weights(LayerAnalysis):
             there = pairs > 0
             by_chance, apart = (per_trial(total, pairs, number) for total in totals)
             same, moved = (Share(own * there, number * there) for own in (cosine, distance))
-            metrics += beyond("weight_cosine", "image", by_chance, same, trials * there)
-        metrics.append(Estimator("weight_distance", "", Share(distance, number), trials))
+            metrics += WEIGHT_COSINE.chance_and_kappa("image", by_chance, same, trials * there)
+        metrics.append(WEIGHT_DISTANCE.raw(Share(distance, number), trials))
         if found is not None:
             kappa = Kappa(Complement(moved), Complement(apart))
-            metrics += [
-                Estimator("weight_distance_chance", "image", apart, trials * there),
-                Estimator("weight_distance_kappa", "image", kappa, trials * there),
-            ]
+            metrics += WEIGHT_DISTANCE.against("image", apart, kappa, trials * there)
         if "unweighted" in columns:
             every = columns["weight_pairs"]
             share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
-            metrics.append(Estimator("unweighted", "", share, every))
+            metrics.append(UNWEIGHTED.raw(share, every))
         return metrics
 
 
@@ -104,6 +146,8 @@ def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array]
 
 
 def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    import torch
+
     sides = [
         of_tokens(layer.weights, token)
         for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))

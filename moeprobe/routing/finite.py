@@ -4,14 +4,19 @@ A choice among gates that are no numbers is no choice, and a class among such sc
 look like a perfect match. Axes: B images, T tokens, E experts.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.medium import Medium
-from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.record import LayerRouting
+
 
 # Column of the sums: 1 for an image that was left out for this.
 COLUMN = "not_finite"
@@ -71,6 +76,8 @@ def settle_scores(
     Raises:
         UserError: scores of an image are not finite, and ``allow`` is off.
     """
+    import torch
+
     bad = torch.stack([scores_are_not(one) for one in logits if one is not None]).any(0)
     if not allow:
         refuse(bad, image_ids, checkpoint=checkpoint)

@@ -117,7 +117,19 @@ VIEWS = Catalog("moeprobe.inputs.views", "view", beside=("crops", "text"))
 DATA = Catalog("moeprobe.inputs.data", "data set", beside=("readers",))
 OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective")
 ANALYSES = Catalog(
-    "moeprobe.metrics", "analysis", beside=("contagion", "nulls", "stats", "token_kinds", "wording")
+    "moeprobe.metrics",
+    "analysis",
+    beside=(
+        "applicable",
+        "contagion",
+        "costs",
+        "declaration",
+        "nulls",
+        "registry",
+        "stats",
+        "token_kinds",
+        "wording",
+    ),
 )
 ADAPTERS = Catalog("moeprobe.adapters", "adapter", beside=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them.

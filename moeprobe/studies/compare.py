@@ -11,6 +11,7 @@ import pandas as pd
 
 from moeprobe.adapters.open import Models
 from moeprobe.errors import UserError
+from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine import run as probing
 from moeprobe.probes.engine.checks import KINDS, make_analyses
@@ -25,7 +26,7 @@ from moeprobe.results.showing import Figures, heading, one_line, table_html
 from moeprobe.results.summaries import About, Analyses, estimators
 from moeprobe.results.tables import cells, over_draws
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.catalog import ANALYSES, VIEWS, unknown
+from moeprobe.runtime.catalog import VIEWS, unknown
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Watcher, watching
@@ -248,9 +249,8 @@ def _check_metric(metric: str, measured: Measured) -> None:
     if metric in names and metric not in known:
         raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
-        measured_by = [
-            kind for kind, names in KINDS.items() if any(metric in ANALYSES.get(name).named for name in names)
-        ]
+        computed_by = {*registry.analyses_of(metric)}
+        measured_by = [kind for kind, names in KINDS.items() if computed_by & {*names}]
         where = f" {metric} is measured by: {', '.join(measured_by)}." if measured_by else ""
         raise UserError(unknown("metric", metric, known) + where)
     times = Counter((name, place) for name, place, _ in found)

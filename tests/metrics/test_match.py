@@ -77,7 +77,7 @@ def test_sums_by_a_loop(case: str) -> None:
         for image in range(4):
             own = [trial for trial in trials if trial[0] == image]
             assert columns["trials"][image] == len(own)
-            for name, *_ in kinds(pair.view.top_k):
+            for name in (metric.name for metric, *_ in kinds(pair.view.top_k)):
                 expected = sum(hit(one, two, name) for _, _, one, two in own)
                 assert columns[name][image] == expected, (tokens, name)
             kept = columns["reference_selected"][image]
@@ -101,7 +101,7 @@ def test_metrics_by_a_loop(case: str) -> None:
             + (["position"] if pair.aligned else [])
             + (["image"] if tokens == "patch" else [])
         )
-        names = [name for name, *_ in kinds(pair.view.top_k)]
+        names = [metric.name for metric, *_ in kinds(pair.view.top_k)]
         expected = [(name, "") for name in names]
         expected += [(f"{n}_{what}", null) for n in names for what in ("chance", "kappa") for null in nulls]
         assert sorted(metrics) == sorted(expected)
@@ -227,9 +227,9 @@ def test_patches_that_meet_in_one_are_not_chance_for_each_other() -> None:
 
 
 def test_kinds_of_match() -> None:
-    assert [name for name, *_ in kinds(1)] == ["top1_match"]
-    assert [name for name, *_ in kinds(2)] == ["top1_match", "top2_match", "top2_set_match"]
-    assert [name for name, *_ in kinds(4)] == [
+    assert [metric.name for metric, *_ in kinds(1)] == ["top1_match"]
+    assert [metric.name for metric, *_ in kinds(2)] == ["top1_match", "top2_match", "top2_set_match"]
+    assert [metric.name for metric, *_ in kinds(4)] == [
         "top1_match", "top2_match", "top2_set_match", "top4_match", "top4_set_match",
     ]  # fmt: skip
 

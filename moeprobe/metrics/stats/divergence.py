@@ -3,10 +3,14 @@
 Source: Lin 1991 (divergence), Endres and Schindelin 2003 (its root is a metric).
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 # Smaller divergences are the rounding of float32; that of other types goes with the square of their eps.
 _ROUNDING = 1e-12
@@ -14,6 +18,8 @@ _ROUNDING = 1e-12
 
 def shares(weights: Tensor) -> Tensor:
     """Return weights ``(..., E)``, none below 0, each row divided by its sum; a row without any weight stays 0."""
+    import torch
+
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
@@ -28,6 +34,8 @@ def jensen_shannon_distance(one: Tensor, other: Tensor) -> Tensor:
         ``(...)``. A row without any weight is 1 from one that has some, and 0 from another without. Equal rows are 0
         exactly, and so are rows that differ by no more than their type rounds (float32: a distance below 1e-6).
     """
+    import torch
+
     total = one + other
     # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
     r = (one - other) / total.where(total > 0, 1)

@@ -1,0 +1,30 @@
+"""Which metrics have a value where routing is of a kind: found out by computing them on an example."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moeprobe.metrics import registry
+from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.runtime import catalog
+
+if TYPE_CHECKING:
+    from moeprobe.routing.pairs import LayerPair
+
+
+def applicable(pair: LayerPair) -> list[registry.Declaration]:
+    """Return the metrics and families that say anything of a layer like this, in the registry's order."""
+    found = []
+    for name, measures in registry.by_analysis():
+        analysis = catalog.ANALYSES.get(name)() if name else None
+        if not isinstance(analysis, LayerAnalysis) or not analysis.applies(pair.view):
+            continue
+        computed = {
+            estimator.name
+            for columns in analysis.sums(pair).values()
+            for estimator in analysis.estimators(
+                {key: column.numpy() for key, column in columns.items()}, aligned=pair.aligned
+            )
+        }
+        found += [one for one in measures if any(registry.covers(one, column) for column in computed)]
+    return found

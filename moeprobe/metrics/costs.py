@@ -1,0 +1,34 @@
+"""What trainings and models cost: numbers of a trade-off that no analysis computes."""
+
+from moeprobe.metrics.declaration import Metric
+
+TRAINING_STEPS = Metric("training_steps", about="optimizer steps of the training", unit="count")
+STEP_SECONDS = Metric(
+    "step_seconds",
+    about="median time of a training step; trials are the timed steps",
+    better="less",
+    unit="seconds",
+)
+TRAINING_SECONDS = Metric(
+    "training_seconds",
+    about="time of the whole training, with evaluations and checkpoints",
+    better="less",
+    unit="seconds",
+)
+FLOPS_PER_IMAGE = Metric(
+    "flops_per_image",
+    about="floating-point operations of a forward pass, per image",
+    better="less",
+    unit="count",
+)
+ACTIVE_PARAMETERS = Metric(
+    "active_parameters",
+    about="parameters that take part in the forward pass of a token",
+    better="less",
+    unit="count",
+)
+PARAMETERS = Metric(
+    "parameters", about="parameters of the model, all experts included", better="less", unit="count"
+)
+
+measures = (TRAINING_STEPS, STEP_SECONDS, TRAINING_SECONDS, FLOPS_PER_IMAGE, ACTIVE_PARAMETERS, PARAMETERS)

@@ -1,0 +1,185 @@
+"""What a metric is called, means and allows to be said: declared once, beside the analysis that computes it.
+
+Everything that names a metric reads its declaration through ``metrics.registry``: tables, figures, verdicts, reports,
+``moeprobe explain`` and the docs. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.chance import Kappa
+
+if TYPE_CHECKING:
+    from moeprobe.metrics.stats.bootstrap import Statistic
+
+CHANCE, KAPPA = "_chance", "_kappa"
+# Units of which 0.02 is as much, whatever is measured: a margin in them means something.
+_SHARES = ("share", "gate", "distance")
+
+
+@dataclass(frozen=True)
+class Null:
+    """A chance level: what the κ against it is called (``{source}`` is image or text), and what it is drawn from."""
+
+    kappa: str
+    about: str
+
+
+NULLS = {
+    "pooled": Null("κ", "the two sides' own frequencies, drawn independently"),
+    "position": Null(
+        "κ, position",
+        "the same at each patch position, since a position embedding alone can route; where the grid does not move",
+    ),
+    "image": Null(
+        "κ, within {source}",
+        "another patch of the same image, since a router may know little but which image it is in",
+    ),
+    "class": Null(
+        "κ, within class",
+        "other images of the same class, since a router may know little but the class; with --class-null",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How one number of a table follows from sums per image.
+
+    Attributes:
+        name: its ``metric`` column.
+        null: which null it is about (pooled, position, image), empty where it is about none.
+        statistic: how it follows from the sums.
+        trials: its denominator, per image ``(n,)``.
+        expert: the expert it is about; None where it is about none.
+        expert_b: the second expert, where it is about two.
+    """
+
+    name: str
+    null: str
+    statistic: Statistic
+    trials: NDArray[np.generic]
+    expert: int | None = None
+    expert_b: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int | None, int | None]:
+        """What tells the numbers of one cell apart."""
+        return self.name, self.null, self.expert, self.expert_b
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One name of the column ``metric``, and all that is said of it anywhere.
+
+    Attributes:
+        name: in tables.
+        about: what it is, for somebody who reads a table; no full stop.
+        label: what a line of a table calls it; empty = the name.
+        short: the heading of a narrow column; empty = the label.
+        noun: what it is called in the middle of a sentence; empty = the label.
+        better: which side is better; empty = neither, decided and not forgotten. Of a ``_kappa`` more always is.
+        unit: what the value counts.
+        margin: whether a margin in shares means anything where the unit allows it.
+        nulls: which chance levels its ``_chance`` and ``_kappa`` may have, the first one read first; none without.
+        rank: its place in the order of reading, the lowest first.
+        headline: whether it is read first of a comparison.
+        agreement: whether it says how much two sides agree. The first one that all checkpoints have is read first.
+        along: whether it has a column in tables of the routing along a severity: "any", or only where all "tokens
+            choose", or only for "others" (a headline of those says nothing where tokens choose).
+        secondary: whether the value and one kappa are enough at first.
+        of_labels: whether it is about labels, and so not known in advance of an input that is not perturbed.
+        below: the metric below whose line it stands.
+        collapse_of: whose kappa says that it has collapsed; empty = its own.
+        collapsed_at_zero: whether 0 says that everything goes to one choice.
+    """
+
+    name: str
+    about: str
+    label: str = ""
+    short: str = ""
+    noun: str = ""
+    better: Literal["more", "less", ""] = ""
+    unit: Literal["share", "gate", "distance", "probability", "nats", "count", "seconds", "other"] = "share"
+    margin: bool = True
+    nulls: tuple[str, ...] = ()
+    rank: int = 100
+    headline: bool = False
+    agreement: bool = False
+    along: Literal["any", "tokens choose", "others", ""] = ""
+    secondary: bool = False
+    of_labels: bool = False
+    below: str = ""
+    collapse_of: str = ""
+    collapsed_at_zero: bool = False
+
+    def __post_init__(self) -> None:
+        label = self.label or self.name.replace("_", " ")
+        filled = {"label": label, "short": self.short or label, "noun": self.noun or label}
+        for name, text in filled.items():
+            object.__setattr__(self, name, text)
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether a margin in shares means anything for it."""
+        return self.margin and self.unit in _SHARES
+
+    def raw(
+        self,
+        statistic: Statistic,
+        trials: NDArray[np.generic],
+        *,
+        expert: int | None = None,
+        expert_b: int | None = None,
+    ) -> Estimator:
+        """Return how its value follows; ``trials`` ``(n,)`` as of ``Estimator``."""
+        return Estimator(self.name, "", statistic, trials, expert, expert_b)
+
+    def chance_and_kappa(
+        self, null: str, chance: Statistic, match: Statistic, trials: NDArray[np.generic]
+    ) -> list[Estimator]:
+        """Return a chance level, and kappa of the match of the same trials ``(n,)``."""
+        return self.against(null, chance, Kappa(match, chance), trials)
+
+    def against(
+        self, null: str, chance: Statistic, kappa: Statistic, trials: NDArray[np.generic]
+    ) -> list[Estimator]:
+        """Return a chance level and a kappa of the same trials ``(n,)``, each by its own statistic."""
+        return [
+            Estimator(f"{self.name}{CHANCE}", null, chance, trials),
+            Estimator(f"{self.name}{KAPPA}", null, kappa, trials),
+        ]
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """Metrics whose names hold a number or a word.
+
+    Attributes:
+        name: how all of them are written, e.g. ``top{k}_match``.
+        pattern: a regular expression that their whole names match.
+        make: returns the metric for the groups of the pattern.
+        example: the groups of one of them.
+    """
+
+    name: str
+    pattern: str
+    make: Callable[..., Metric]
+    example: tuple[str, ...]
+
+    def find(self, name: str) -> Metric | None:
+        """Return the metric of a name; None if it is none of these."""
+        match = re.fullmatch(self.pattern, name)
+        return None if match is None else self.make(*match.groups())
+
+    @property
+    def representative(self) -> Metric:
+        """One of the metrics, to say what all of them are."""
+        return self.make(*self.example)

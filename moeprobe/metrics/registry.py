@@ -1,0 +1,224 @@
+"""All declared metrics, and what a name of the column ``metric`` says: the only place that takes a suffix off one.
+
+Reading declarations imports the files of the analyses, which do without torch until something is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.metrics import costs
+from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
+from moeprobe.runtime import catalog
+
+Declaration = Metric | MetricFamily
+
+
+@dataclass(frozen=True)
+class Form:
+    """A metric as a column names it: its value, a chance level of it, or how far it is beyond chance.
+
+    Attributes:
+        metric: its declaration; of a name that nobody declares one that says nothing.
+        kind: "raw", "chance" or "kappa".
+        declared: whether anybody declares it.
+    """
+
+    metric: Metric
+    kind: Literal["raw", "chance", "kappa"] = "raw"
+    declared: bool = True
+
+    @property
+    def name(self) -> str:
+        """What the column says."""
+        return self.metric.name + {"raw": "", "chance": CHANCE, "kappa": KAPPA}[self.kind]
+
+    @property
+    def direction(self) -> int:
+        """1 where more is better, −1 where less is, 0 where neither. Of κ more is, of a chance level nothing."""
+        if self.kind == "raw":
+            return {"more": 1, "less": -1, "": 0}[self.metric.better]
+        return int(self.kind == "kappa")
+
+    @property
+    def has_margin(self) -> bool:
+        """Whether a margin in shares means anything: chance levels and κ are in shares of their metric."""
+        return self.kind != "raw" or self.metric.has_margin
+
+    def label(self, null: str = "", medium: Medium = IMAGE) -> str:
+        """Return what a line is called where it stands below that of the value."""
+        if self.kind == "chance":
+            return "  by chance"
+        if self.kind == "kappa":
+            return f"  {kappa(null, medium)}"
+        return f"  {self.metric.label}" if self.metric.below else self.metric.label
+
+    def full_label(self, null: str = "", medium: Medium = IMAGE) -> str:
+        """Return what it is called where it stands alone, e.g. ``κ of top-1 match, within image``."""
+        value = Form(self.metric).label()
+        if self.kind == "chance":
+            of = "" if null == "pooled" else f", {medium.name if null == 'image' else null}"
+            return f"chance of {value}{of}"
+        if self.kind == "kappa":
+            return f"κ of {value}{kappa(null, medium).removeprefix('κ')}"
+        return value
+
+    def read_first(self, null: str, *, first: str) -> bool:
+        """Whether a short table shows it, given the agreement that is read first."""
+        secondary = self.metric.secondary and self.metric.name != first
+        if self.kind == "chance":
+            return null == "pooled" and not secondary
+        return self.kind == "raw" or not secondary or null in self.metric.nulls[:1]
+
+
+def kappa(null: str, medium: Medium = IMAGE) -> str:
+    """Return what κ by a chance level is called: by whom the level is given."""
+    words = NULLS[null].kappa if null in NULLS else f"κ, {null}"
+    return words.format(source=medium.name)
+
+
+def find(column: str) -> Form:
+    """Return the metric and the form that a name of the column ``metric`` is about."""
+    return _find(catalog.ANALYSES, column)
+
+
+def declared() -> tuple[Declaration, ...]:
+    """Return all declarations: those of one analysis together, what is read first before the rest, costs last."""
+    return tuple(one for _, measures in by_analysis() for one in measures)
+
+
+def by_analysis() -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
+    """Return the declarations in that order with the analysis that computes them; "" for costs, which none does."""
+    return _by_analysis(catalog.ANALYSES)
+
+
+def analyses_of(column: str) -> tuple[str, ...]:
+    """Return the analyses that compute the metric of a name."""
+    name = find(column).metric.name
+    return tuple(
+        analysis for analysis, group in by_analysis() if analysis and any(covers(one, name) for one in group)
+    )
+
+
+def headlines() -> tuple[Metric, ...]:
+    """Return what is read first of a comparison, after the agreement."""
+    return _ranked("headline")
+
+
+def agreements() -> tuple[Metric, ...]:
+    """Return what says how much two sides agree: where tokens choose, where anything is chosen, anywhere."""
+    return _ranked("agreement")
+
+
+def agreement(measured: Iterable[tuple[str, str]]) -> str:
+    """Return the agreement that is read first, of (checkpoint, metric): the first one that all checkpoints have.
+
+    Checkpoints whose routers differ in kind are thus compared by one measure. One of which nothing agrees (a single
+    expert) does not silence the others.
+    """
+    known = [metric.name for metric in agreements()]
+    of: dict[str, set[str]] = {}
+    for checkpoint, name in measured:
+        if name in known:
+            of.setdefault(checkpoint, set()).add(name)
+    shared = set.intersection(*of.values()) if of else set()
+    return next((name for name in known if name in shared), known[0])
+
+
+def tokens_choose(first: str) -> bool:
+    """Whether tokens choose in all checkpoints, by the agreement that is read first."""
+    return first == agreements()[0].name
+
+
+def compared_first(first: str) -> dict[tuple[str, str], str]:
+    """Return what is read first of a comparison, (metric, null) -> title, by the agreement that is read first."""
+    agree, beyond = find(first), Form(find(first).metric, "kappa")
+    titles = {
+        (beyond.name, "pooled"): f"{beyond.full_label('pooled')} (pooled)",
+        (first, ""): agree.full_label(),
+    }
+    # Where tokens choose without a limit, none is ever without an expert.
+    left_out = "others" if tokens_choose(first) else ""
+    rest = {(one.name, ""): one.noun for one in headlines() if not left_out or one.along != left_out}
+    return titles | rest
+
+
+def compared_along_severities(first: str) -> tuple[str, ...]:
+    """Return of which metrics each difference along severities is shown: κ, and of what more is better.
+
+    There are many differences along severities: of the others a sentence says what they come to.
+    """
+    return (f"{first}{KAPPA}", *(one.name for one in headlines() if one.better == "more"))
+
+
+def routing_along_severity(first: str, medium: Medium = IMAGE) -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a table of the routing along a severity, (metric, null, heading)."""
+    skipped = "others" if tokens_choose(first) else "tokens choose"
+    return (
+        (first, "", find(first).metric.short),
+        *((f"{first}{KAPPA}", null, kappa(null, medium)) for null in NULLS),
+        *((one.name, "", one.short) for one in _ranked("along") if one.along != skipped),
+    )
+
+
+def output_along_severity() -> tuple[tuple[str, str, str], ...]:
+    """Return the columns of a table of the output along a severity, (metric, null, heading)."""
+    return tuple((one.name, "", one.label) for one in headlines() if not one.along)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all metrics, families as they are written."""
+    return tuple(one.name for one in declared())
+
+
+@functools.lru_cache(maxsize=8)
+def _by_analysis(analyses: catalog.Catalog) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
+    found = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
+    return (
+        *sorted(found, key=lambda item: min((_example(one).rank for one in item[1]), default=100)),
+        ("", costs.measures),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _find(analyses: catalog.Catalog, column: str) -> Form:
+    metric = _exactly(analyses, column)
+    if metric is not None:
+        return Form(metric)
+    for suffix, kind in ((CHANCE, "chance"), (KAPPA, "kappa")):
+        if column.endswith(suffix):
+            form = _find(analyses, column.removesuffix(suffix))
+            return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
+    return Form(Metric(column, about="", unit="other"), declared=False)
+
+
+def _exactly(analyses: catalog.Catalog, name: str) -> Metric | None:
+    for _, measures in _by_analysis(analyses):
+        for one in measures:
+            if covers(one, name):
+                return one.find(name) if isinstance(one, MetricFamily) else one
+    return None
+
+
+def covers(one: Declaration, name: str) -> bool:
+    """Whether a name is that of a metric, or of one of a family."""
+    return one.name == name if isinstance(one, Metric) else one.find(name) is not None
+
+
+def _ranked(field: str) -> tuple[Metric, ...]:
+    """Return the metrics of which a field is set, in the order of reading."""
+    return _with(catalog.ANALYSES, field)
+
+
+@functools.lru_cache(maxsize=32)
+def _with(analyses: catalog.Catalog, field: str) -> tuple[Metric, ...]:
+    metrics = [one for _, group in _by_analysis(analyses) for one in group if isinstance(one, Metric)]
+    return tuple(sorted((one for one in metrics if getattr(one, field)), key=lambda one: one.rank))
+
+
+def _example(one: Declaration) -> Metric:
+    return one.representative if isinstance(one, MetricFamily) else one
