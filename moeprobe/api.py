@@ -26,7 +26,7 @@ from moeprobe.inputs.open import open_view
 from moeprobe.inputs.pixels import to_pixels
 from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
 from moeprobe.models.checkpoints.vmoe import Exported, Imported, export_vmoe, import_vmoe
-from moeprobe.models.training.loop import Report
+from moeprobe.models.training.reporting import Report
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.contagion.measure import contagion, plan_contagion
 from moeprobe.probes.correspond.measure import CorrespondResult, correspond

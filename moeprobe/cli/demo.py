@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from moeprobe.models.training.loop import Report
+    from moeprobe.models.training.reporting import Report
     from moeprobe.results.folder import Result
     from moeprobe.studies.demo import DemoResult
 

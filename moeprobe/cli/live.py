@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from moeprobe.models.training.loop import Report
+    from moeprobe.models.training.reporting import Report
 
 # Characters of the bar, of the time left, and of the longest name that is not cut.
 _BAR, _TIME, _NAME = 20, 7, 24

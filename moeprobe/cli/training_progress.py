@@ -10,7 +10,7 @@ from moeprobe.cli.live import evaluation_line
 from moeprobe.studies.tradeoff import TradeoffWatcher
 
 if TYPE_CHECKING:
-    from moeprobe.models.training.loop import Report
+    from moeprobe.models.training.reporting import Report
 
 
 class Bars(TradeoffWatcher):

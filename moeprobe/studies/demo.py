@@ -8,7 +8,7 @@ from typing import Any
 from moeprobe.adapters.open import load_model
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.config import load
-from moeprobe.models.training.loop import Report
+from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import probe
 from moeprobe.probes.overlay.measure import overlay

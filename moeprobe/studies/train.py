@@ -13,7 +13,8 @@ from moeprobe.inputs.open import open_images, open_view
 from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints.checkpoint import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
-from moeprobe.models.training.loop import Report, Trainer
+from moeprobe.models.training.loop import Trainer
+from moeprobe.models.training.reporting import Report
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import LAST, is_folder, read_json, remove
 from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first

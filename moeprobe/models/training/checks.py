@@ -1,6 +1,10 @@
 """Whether the parts of a run fit together, asked before anything is computed."""
 
-from torch import nn
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
@@ -10,6 +14,7 @@ from moeprobe.models.training import tensorboard
 from moeprobe.models.training.dense_weights import check_dense
 from moeprobe.models.training.objectives.base import Objective
 from moeprobe.runtime.catalog import OBJECTIVES
+from moeprobe.runtime.files import shown
 from moeprobe.runtime.schema import make_plugin
 
 
@@ -76,3 +81,21 @@ def check_groups(model: nn.Module, config: TrainConfig) -> None:
                 f"A batch of {config.batch_size} images x {config.views_per_image} views cannot be cut into groups of "
                 f"{layer.group_images} ({name}); change batch_size or model.group_images."
             )
+
+
+def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None:
+    """Raise ``UserError`` unless a run goes on with as many images as it was started on."""
+    if before != now:
+        raise UserError(
+            f"The run in {shown(folder)} was started on {before} images and {data} now has {now}; "
+            "add --overwrite to start again."
+        )
+
+
+def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
+    """Raise ``UserError`` where a loss, or a parameter, is no number any more after ``step`` steps."""
+    if not all(bool(torch.isfinite(value).all()) for value in values):
+        raise UserError(
+            f"The loss stopped being a number by step {step}; what was saved in {shown(folder)} is of "
+            "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
+        )

@@ -4,10 +4,8 @@ Every random number belongs to (seed, purpose, image or step): views to the imag
 dropout to the step. Nothing of a generator's state has to be saved, and a resumed run on a CPU goes on bit for bit.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
@@ -25,18 +22,18 @@ from moeprobe.inputs.medium import IMAGE, sources
 from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
-from moeprobe.models.nn.build import build_model
-from moeprobe.models.nn.capture import capture
 from moeprobe.models.training import checks
-from moeprobe.models.training.dense_weights import upcycle_from
+from moeprobe.models.training.epochs import epoch_batches
 from moeprobe.models.training.evaluate import evaluate
-from moeprobe.models.training.inputs import Normalise, clean_view, training_views
+from moeprobe.models.training.inputs import Normalise, clean_view
 from moeprobe.models.training.interrupts import uninterrupted
 from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.optimise import make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
+from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages, load_state, save_state
-from moeprobe.models.training.step import backward, supervised_loss, total_loss
+from moeprobe.models.training.step import backward, measure
 from moeprobe.models.training.tensorboard import Board
 from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
@@ -46,27 +43,6 @@ from moeprobe.runtime.seeds import generator, torch_seed
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
 _EVALUATIONS = 10
-
-
-@dataclass(frozen=True)
-class Report:
-    """Where a run is: for whoever shows it.
-
-    Attributes:
-        step: how many are done.
-        total_steps: how many there are.
-        values: of the last step; of an evaluation its row of ``metrics.csv``.
-        images_per_second: since the run was started or resumed, evaluations included.
-        seconds_left: at that rate.
-        evaluated: this is an evaluation.
-    """
-
-    step: int
-    total_steps: int
-    values: dict[str, float]
-    images_per_second: float
-    seconds_left: float
-    evaluated: bool = False
 
 
 class Trainer:
@@ -107,22 +83,10 @@ class Trainer:
         )
         self.evaluate_every = config.evaluate_every or max(1, self.total_steps // _EVALUATIONS)
 
-        checks.check_start(config)
-        torch.manual_seed(torch_seed(config.seed, "initialise"))
-        self.model = build_model(self.model_config)
-        self.upcycled = None if config.model.upcycle is None else upcycle_from(self.model, config.model)
-        if config.initialise is not None:
-            checkpoint.initialise_from(
-                self.model,
-                config.initialise.checkpoint,
-                keep_head=config.initialise.keep_head,
-                class_names=self.class_names,
-            )
-        checks.check_groups(self.model, config)
+        self.model, self.upcycled = start_model(config, self.model_config, self.class_names)
         self.model.to(device).train()
         self.normalise = Normalise(self.model_config).to(device)
-        rows, columns = self.model.patch_embed.grid_size
-        self.grid = PatchGrid(rows, columns, self.model.patch_embed.patch_size[0])
+        self.grid = PatchGrid(*self.model.patch_embed.grid_size, self.model.patch_embed.patch_size[0])
         self.framing = Framing(self.model.patch_embed.img_size[0], self.model_config.crop_fraction)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.schedule = make_schedule(self.optimizer, config.schedule, total_steps=self.total_steps)
@@ -132,7 +96,7 @@ class Trainer:
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
         if config.compile:
-            _compile(self.model)
+            compile_model(self.model)
 
     def run(
         self,
@@ -154,32 +118,26 @@ class Trainer:
         """
         board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
         write_text(self.folder / "config.yaml", dump(self.config))
-        started, first = time.perf_counter(), self.step
+        reporter = Reporter(
+            report, first=self.step, total_steps=self.total_steps, batch_size=self.config.batch_size
+        )
         self.clock.start()
-
-        def rate() -> float:
-            return (self.step - first) * self.config.batch_size / (time.perf_counter() - started)
-
-        def tell(values: dict[str, float], *, evaluated: bool = False) -> None:
-            left = (self.total_steps - self.step) * self.config.batch_size
-            seconds = left / rate() if self.step > first else math.nan
-            report(Report(self.step, self.total_steps, values, rate(), seconds, evaluated))
-
         try:
             # A run that was interrupted in an evaluation begins with it.
             if self._evaluate_if_due(board):
-                tell(self.history[-1], evaluated=True)
+                reporter.report(self.step, self.history[-1], evaluated=True)
             for batch in self._batches():
                 with self.clock.step():
                     values = self._train_step(batch)
                 if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                     self._check_finite(values["loss"])
                     self.clock.read()
-                    tell({name: float(value) for name, value in values.items()} | self._learning_rate())
+                    numbers = {name: float(value) for name, value in values.items()}
+                    reporter.report(self.step, numbers | self._learning_rate())
                 if self._evaluate_if_due(board):
-                    tell(self.history[-1], evaluated=True)
+                    reporter.report(self.step, self.history[-1], evaluated=True)
             with uninterrupted():
-                return self._finish(rate(), draw)
+                return self._finish(reporter.rate(self.step), draw)
         except KeyboardInterrupt as error:
             with uninterrupted():
                 if (self.folder / "finished.json").exists():
@@ -202,11 +160,9 @@ class Trainer:
         """
         path = self.folder / "state.safetensors"
         self.averages, description = load_state(path, self.model, self.optimizer, device=self.device)
-        if description["train_images"] != len(self.train_data):
-            raise UserError(
-                f"The run in {shown(self.folder)} was started on {description['train_images']} images and "
-                f"{self.config.data.name} now has {len(self.train_data)}; add --overwrite to start again."
-            )
+        checks.check_same_images(
+            description["train_images"], len(self.train_data), data=self.config.data.name, folder=self.folder
+        )
         self.step = description["step"]
         self.best_accuracy = description["best_accuracy"]
         self.history = description["history"]
@@ -224,27 +180,15 @@ class Trainer:
         return (time.perf_counter() - begun) / max(number, 1)
 
     def _batches(self) -> Iterator[Batch]:
-        """Yield what is left of the run; each epoch is a fresh permutation, an incomplete last batch is dropped."""
-        size = self.config.batch_size
+        """Yield what is left of the run."""
         while self.step < self.total_steps:
-            epoch, offset = divmod(self.step, self.steps_per_epoch)
-            order = generator(self.config.seed, "order", draw=epoch).permutation(len(self.train_data))
-            count = min(self.steps_per_epoch - offset, self.total_steps - self.step)
-            chosen = order[offset * size : (offset + count) * size]
-            recipe = partial(
-                training_views,
-                view=self.view,
-                framing=self.framing,
-                seed=self.config.seed,
-                epoch=epoch,
-                count=self.config.views_per_image,
-            )
-            yield from batches(
+            yield from epoch_batches(
+                self.config,
                 self.train_data,
-                chosen.tolist(),
-                recipe,
-                batch_size=size,
-                workers=self.config.data.workers,
+                self.view,
+                self.framing,
+                first=self.step,
+                last=self.total_steps,
                 pin_memory=self.device.type == "cuda",
             )
 
@@ -260,20 +204,13 @@ class Trainer:
             images, targets = mixup(
                 images, targets, concentration=self.config.mixup, rng=rng, num_views=len(batch.views)
             )
-        with (
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.amp),
-            capture(self.model) as decisions,
-        ):
-            logits = self.model(images)
-        main = supervised_loss(logits.float(), targets, self.config.loss)
         views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
-        terms = self.objective.terms(decisions, views)
-        total = total_loss(main, terms)
+        values = measure(
+            self.model, (images, labels, targets), views,
+            objective=self.objective, loss=self.config.loss, amp=self.config.amp,
+        )  # fmt: skip
         self.schedule.step_update(self.step)
-        backward(total, self.model, clip_norm=self.config.optimizer.clip_norm)
-        accuracy = (logits.argmax(1) == labels).float().mean()
-        values = {"loss": total, "main_loss": main, "accuracy": accuracy}
-        values |= {name: term.value for name, term in terms.items()}
+        backward(values["loss"], self.model, clip_norm=self.config.optimizer.clip_norm)
         values = {name: value.detach() for name, value in values.items()}
         with uninterrupted():
             self.optimizer.step()
@@ -282,11 +219,7 @@ class Trainer:
         return values
 
     def _check_finite(self, *values: Tensor) -> None:
-        if not all(bool(torch.isfinite(value).all()) for value in values):
-            raise UserError(
-                f"The loss stopped being a number by step {self.step}; what was saved in {shown(self.folder)} is of "
-                "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
-            )
+        checks.check_finite(values, step=self.step, folder=self.folder)
 
     def _learning_rate(self) -> dict[str, float]:
         return {"learning_rate": float(self.optimizer.param_groups[0]["lr"])}
@@ -328,21 +261,10 @@ class Trainer:
                 self._save_state()
 
     def _save(self, which: str) -> None:
-        started: dict[str, Any] = {} if self.upcycled is None else {"upcycled": self.upcycled}
-        if self.train_data.split_note:
-            started["split"] = self.train_data.split_note
-        training = started | {
-            "name": self.config.name,
-            "group": self.config.group,
-            "seed": self.config.seed,
-            "data": self.config.data.source,
-            "objective": self.config.objective.model_dump(),
-            "view": self.config.view.model_dump(),
-            "initialise": None if self.config.initialise is None else self.config.initialise.model_dump(),
-            "step": self.step,
-            "total_steps": self.total_steps,
-            "val_accuracy": self.history[-1]["val_accuracy"],
-        }
+        accuracy = self.history[-1]["val_accuracy"]
+        training = start_record(self.train_data, self.upcycled) | training_record(
+            self.config, step=self.step, total_steps=self.total_steps, val_accuracy=accuracy
+        )
         checkpoint.save(
             self.folder / f"{which}.safetensors",
             self.model,
@@ -359,31 +281,20 @@ class Trainer:
             "train_images": len(self.train_data),
             "clock": self.clock.state(),
         }
-        path = self.folder / "state.safetensors"
-        save_state(path, self.model, self.optimizer, self.averages, description)
+        save_state(self.folder / "state.safetensors", self.model, self.optimizer, self.averages, description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
-        summary = {
+        summary: dict[str, Any] = {
             "name": self.config.name,
             "steps": self.total_steps,
             "val_accuracy": self.history[-1]["val_accuracy"],
             "best_val_accuracy": self.best_accuracy,
             "validated_on": sources(len(self.val_data), IMAGE, data=self.config.data.source, split="val"),
             "images_per_second": images_per_second,
-        } | self.clock.summary()
-        if self.upcycled is not None:
-            summary["upcycled"] = self.upcycled
-        if self.train_data.split_note:
-            summary["split"] = self.train_data.split_note
+        }
+        summary |= self.clock.summary() | start_record(self.train_data, self.upcycled)
         draw()
         write_json(self.folder / "finished.json", summary)
         remove(self.folder / "state.safetensors")
         return summary
-
-
-def _compile(model: Any) -> None:
-    """Compile what does not route: routers stay eager, so that what they decide can be captured."""
-    for block in model.blocks:
-        block.attn.compile()
-        (block.mlp.experts if hasattr(block.mlp, "experts") else block.mlp).compile()

@@ -1,4 +1,4 @@
-"""The parts of a training step that are pure: from scores to a loss, from a loss to new parameters.
+"""The parts of a training step: from a batch to its losses, from a loss to gradients.
 
 Axes: B rows of a batch.
 """
@@ -6,9 +6,31 @@ Axes: B rows of a batch.
 from collections.abc import Mapping
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from moeprobe.models.training.objectives.base import Term
+from moeprobe.models.nn.capture import capture
+from moeprobe.models.training.objectives.base import Objective, Term, Views
+
+
+def measure(
+    model: VisionTransformer,
+    batch: tuple[Tensor, Tensor, Tensor],
+    views: Views,
+    *,
+    objective: Objective,
+    loss: str,
+    amp: bool,
+) -> dict[str, Tensor]:
+    """Return the ``loss`` of a batch (normalised images, labels, targets), and what else is reported of it."""
+    images, labels, targets = batch
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=amp), capture(model) as decisions:
+        logits = model(images)
+    main = supervised_loss(logits.float(), targets, loss)
+    terms = objective.terms(decisions, views)
+    accuracy = (logits.argmax(1) == labels).float().mean()
+    values = {"loss": total_loss(main, terms), "main_loss": main, "accuracy": accuracy}
+    return values | {name: term.value for name, term in terms.items()}
 
 
 def supervised_loss(logits: Tensor, targets: Tensor, kind: str) -> Tensor:

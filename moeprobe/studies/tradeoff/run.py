@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
-from moeprobe.models.training.loop import Report
+from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder, provenance
 from moeprobe.runtime.arguments import several

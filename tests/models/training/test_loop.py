@@ -14,8 +14,9 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.training import checks, loop
-from moeprobe.models.training.loop import Report, Trainer
+from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.objectives.prc import Prc
+from moeprobe.models.training.reporting import Report
 from tests.models.training.tiny import Noise, results, tiny_config, trainer
 
 

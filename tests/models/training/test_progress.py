@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from moeprobe.cli.live import Live
-from moeprobe.models.training.loop import Report
+from moeprobe.models.training.reporting import Report
 from moeprobe.results.figures.training import draw
 from tests.models.training.tiny import trainer
 

@@ -1,0 +1,83 @@
+"""What a training says of itself: to whoever watches it, and in its checkpoints."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.models.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a run is: for whoever shows it.
+
+    Attributes:
+        step: how many are done.
+        total_steps: how many there are.
+        values: of the last step; of an evaluation its row of ``metrics.csv``.
+        images_per_second: since the run was started or resumed, evaluations included.
+        seconds_left: at that rate.
+        evaluated: this is an evaluation.
+    """
+
+    step: int
+    total_steps: int
+    values: dict[str, float]
+    images_per_second: float
+    seconds_left: float
+    evaluated: bool = False
+
+
+class Reporter:
+    """Makes the reports of a run that is started, or resumed, when this is made.
+
+    Args:
+        report: what is called with them.
+        first: steps that are done already.
+        total_steps: how many there are.
+        batch_size: images of a step.
+    """
+
+    def __init__(
+        self, report: Callable[[Report], None], *, first: int, total_steps: int, batch_size: int
+    ) -> None:
+        self._report = report
+        self._first, self._total, self._batch_size = first, total_steps, batch_size
+        self._started = time.perf_counter()
+
+    def rate(self, step: int) -> float:
+        """Return the images per second up to a step."""
+        return (step - self._first) * self._batch_size / (time.perf_counter() - self._started)
+
+    def report(self, step: int, values: dict[str, float], *, evaluated: bool = False) -> None:
+        """Report ``values`` when ``step`` steps are done."""
+        rate = self.rate(step)
+        seconds = (self._total - step) * self._batch_size / rate if step > self._first else math.nan
+        self._report(Report(step, self._total, values, rate, seconds, evaluated))
+
+
+def start_record(train_data: ImageDataset, upcycled: dict[str, Any] | None) -> dict[str, Any]:
+    """Return what a training started from, as far as that is not in its configuration: dense weights, a split."""
+    start = {"upcycled": upcycled, "split": train_data.split_note or None}
+    return {name: value for name, value in start.items() if value is not None}
+
+
+def training_record(
+    config: TrainConfig, *, step: int, total_steps: int, val_accuracy: float
+) -> dict[str, Any]:
+    """Return what a checkpoint says of its training."""
+    return {
+        "name": config.name,
+        "group": config.group,
+        "seed": config.seed,
+        "data": config.data.source,
+        "objective": config.objective.model_dump(),
+        "view": config.view.model_dump(),
+        "initialise": None if config.initialise is None else config.initialise.model_dump(),
+        "step": step,
+        "total_steps": total_steps,
+        "val_accuracy": val_accuracy,
+    }
