@@ -27,9 +27,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import SoftPlan
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.moe import MoeLayer
+from moeprobe.models.nn.plans import SoftPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import MoeConfig, make_router
 from moeprobe.runtime.catalog import ROUTERS

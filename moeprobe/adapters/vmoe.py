@@ -10,7 +10,7 @@ from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
-from moeprobe.models.nn.dispatch import CapacityRule, SoftPlan
+from moeprobe.models.nn.plans import CapacityRule, SoftPlan
 from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices

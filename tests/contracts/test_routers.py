@@ -8,8 +8,9 @@ import torch
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig
-from moeprobe.models.nn.dispatch import DispatchPlan, run_experts
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision, Router
 from moeprobe.models.nn.sparse import MoeConfig, make_router
 from moeprobe.routing.record import LayerRouting, order_choices

@@ -20,7 +20,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.metrics.attention_contagion import AttentionContagion
 from moeprobe.metrics.batch_contagion import BatchContagion
 from moeprobe.metrics.token_contagion import TokenContagion
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice

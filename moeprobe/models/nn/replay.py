@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.nn.dispatch import DispatchPlan, plan_choices
+from moeprobe.models.nn.plans import DispatchPlan, plan_choices
 from moeprobe.models.nn.routers.base import Decision, Router
 
 

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import (
+from moeprobe.models.nn.dispatch import run_experts
+from moeprobe.models.nn.experts import Experts, MlpExperts
+from moeprobe.models.nn.plans import (
     CapacityRule,
     DispatchPlan,
     plan_choices,
     plan_token_choice,
-    run_experts,
 )
-from moeprobe.models.nn.experts import Experts, MlpExperts
 from moeprobe.models.nn.routers.rules.linear import top_choices
 from tests.golden import assert_golden, oracle, oracle_names
 from tests.models.nn import references

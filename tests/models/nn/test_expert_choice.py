@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from tests.golden import assert_golden, oracle
 from tests.models.nn import references

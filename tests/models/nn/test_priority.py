@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.priority import Priority, assign
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from tests.models.nn import references

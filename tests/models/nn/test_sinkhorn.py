@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.rules.sinkhorn import SinkhornRouter, transport_plan
 from moeprobe.models.nn.routers.sinkhorn_expert_choice import SinkhornExpertChoice
 from moeprobe.models.nn.routers.sinkhorn_token_choice import SinkhornTokenChoice

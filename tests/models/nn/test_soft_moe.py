@@ -15,8 +15,9 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
-from moeprobe.models.nn.dispatch import SoftPlan, run_experts
+from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.plans import SoftPlan
 from moeprobe.models.nn.routers.soft_moe import SoftMoe
 from moeprobe.models.nn.sparse import MoeConfig, make_router
 from tests.models.nn import references

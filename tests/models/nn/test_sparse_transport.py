@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport, project
 from moeprobe.models.nn.routers.sparse_expert_choice import SparseExpertChoice
 from moeprobe.models.nn.routers.sparse_token_choice import SparseTokenChoice

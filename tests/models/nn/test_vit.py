@@ -14,8 +14,8 @@ import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.architectures import list_architectures
 from moeprobe.models.nn.capture import capture, moe_layers
-from moeprobe.models.nn.dispatch import CapacityRule, DispatchPlan
 from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
+from moeprobe.models.nn.plans import CapacityRule, DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import MoeConfig, make_sparse
 from moeprobe.models.nn.vit import kernel_names, resize_position_embedding

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from moeprobe.models.nn.dispatch import CapacityRule, DispatchPlan, SoftPlan
+from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 
 
 @dataclass(frozen=True)

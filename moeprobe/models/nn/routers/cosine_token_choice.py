@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moeprobe.models.nn.dispatch import CapacityRule
 from moeprobe.models.nn.initialisation import lecun_normal
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LimitedRouter, Logits, at_least_float32, without_autocast
 from moeprobe.models.nn.routers.rules.softmax import choose_by_softmax

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule, plan_token_choice
+from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import (
     LimitedRouter,

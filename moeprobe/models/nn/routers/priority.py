@@ -9,7 +9,7 @@ stable assignment of Gale and Shapley 1962.
 import torch
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule, plan_choices, plan_token_choice
+from moeprobe.models.nn.plans import CapacityRule, plan_choices, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, top_choices, without_autocast
 

@@ -6,7 +6,7 @@ Source: the frozen routers that learned ones are held against, e.g. in Dikkala e
 learning to route in mixture-of-experts models".
 """
 
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 
 

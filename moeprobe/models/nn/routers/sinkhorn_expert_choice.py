@@ -7,7 +7,7 @@ Source: Liu et al. 2024, section 2.4, with the particulars of V-MoE's program.
 
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import without_autocast
 from moeprobe.models.nn.routers.rules.sinkhorn import Combine, SinkhornRouter

@@ -7,7 +7,7 @@ Source: Kool et al. 2021, Clark et al. 2022; Liu et al. 2024, section 2.2, with 
 
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule, plan_token_choice
+from moeprobe.models.nn.plans import CapacityRule, plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import top_choices, without_autocast
 from moeprobe.models.nn.routers.rules.sinkhorn import Combine, SinkhornRouter

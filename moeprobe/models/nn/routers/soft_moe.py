@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule, SoftPlan
 from moeprobe.models.nn.initialisation import lecun_normal_
+from moeprobe.models.nn.plans import CapacityRule, SoftPlan
 from moeprobe.models.nn.routers.base import Decision, Router
 from moeprobe.models.nn.routers.rules.linear import at_least_float32, without_autocast
 

@@ -7,7 +7,7 @@ Source: Zhou et al. 2022; the router of V-MoE's released program that lets exper
 
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
 

@@ -7,7 +7,7 @@ Source: V-MoE (Riquelme et al. 2021), section 2.2 and its released program.
 
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
 from moeprobe.models.nn.routers.rules.softmax import choose_by_softmax

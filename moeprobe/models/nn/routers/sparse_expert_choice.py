@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from moeprobe.models.nn.dispatch import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
 from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport

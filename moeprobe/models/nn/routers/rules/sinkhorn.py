@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import CapacityRule
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, Logits
 
 Combine = Literal["softmax", "plan"]

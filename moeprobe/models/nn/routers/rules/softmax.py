@@ -3,7 +3,7 @@
 Axes: G groups, S tokens per group, E experts, K choices.
 """
 
-from moeprobe.models.nn.dispatch import plan_token_choice
+from moeprobe.models.nn.plans import plan_token_choice
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import Logits, top_choices
 
