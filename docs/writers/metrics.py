@@ -1,0 +1,123 @@
+"""The metrics, as the analyses that compute them declare them, and where they apply, as computed on examples."""
+
+from collections.abc import Iterable
+
+import torch
+
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.metrics import registry
+from moeprobe.metrics.applicable import applicable
+from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
+from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.record import LayerRouting
+from moeprobe.runtime import catalog
+from writers.markdown import code, inline, page, table
+
+Declaration = Metric | MetricFamily
+_IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
+_HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
+
+
+def pages() -> dict[str, str]:
+    """Return the page of all metrics."""
+    kinds = {"tokens choose": tokens_choose, "experts choose": experts_choose, "soft": soft}
+    apply = {kind: applicable(pair(make(seed=0), make(seed=1))) for kind, make in kinds.items()}
+    of_routing, rest = [], []
+    for analysis, measures in registry.by_analysis():
+        found = catalog.ANALYSES.get(analysis) if analysis else None
+        if (
+            found is not None
+            and issubclass(found, LayerAnalysis)
+            and any(map(set(measures).intersection, apply.values()))
+        ):
+            of_routing += measures
+        else:
+            rest.append((analysis, measures))
+    text = page(
+        "Metrics",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say. What the numbers mean is explained in "
+        "[Match and chance](../concepts/match-and-chance.md), [Perturbations](../concepts/perturbations.md), "
+        "[Contagion](../concepts/contagion.md) and [Few shots](../concepts/few-shot.md).",
+        f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
+        f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
+        "The column `null` names the chance level.",
+        "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
+        "and *soft* are kinds of [routers](routers.md).",
+        table([*_HEADINGS, *apply], (
+            [*row(one), *("yes" if one in kind else "–" for kind in apply.values())] for one in of_routing
+        )),
+        *(section(analysis, measures) for analysis, measures in rest),
+        "## Chance levels",
+        table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
+    )  # fmt: skip
+    return {"reference/metrics.md": text}
+
+
+def section(analysis: str, measures: Iterable[Declaration]) -> str:
+    """Return what one analysis computes that is not about the routing of a layer, or what trainings cost."""
+    about = (
+        catalog.ANALYSES.describe(analysis) if analysis else "What trainings and models cost, in `tradeoff`."
+    )
+    title = analysis.replace("_", " ").capitalize() if analysis else "Costs"
+    return f"## {title}\n\n{inline(about)}\n\n{table(_HEADINGS, map(row, measures))}"
+
+
+def row(one: Declaration) -> list[str]:
+    """Return what is declared of a metric, or of a family of them by one of its metrics."""
+    metric = one if isinstance(one, Metric) else one.representative
+    name = code(one.name) if one is metric else f"{code(one.name)}, as {code(metric.name)}"
+    unit = metric.unit if metric.unit != "other" else ""
+    return [name, inline(metric.about), metric.better, unit, ", ".join(metric.nulls)]
+
+
+def pair(reference: LayerRouting, view: LayerRouting) -> LayerPair:
+    """Return two routings whose patches correspond one to one."""
+    patches = torch.arange(_TOKENS).expand(_IMAGES, _TOKENS)
+    return LayerPair(reference, view, patches, patches, aligned=True)
+
+
+def tokens_choose(seed: int) -> LayerRouting:
+    """Return a routing in which each token chooses two experts."""
+    gates = _gates(seed, _EXPERTS)
+    return _routing(gates, gates.topk(_CHOICES).indices)
+
+
+def experts_choose(seed: int) -> LayerRouting:
+    """Return a routing in which each expert takes two tokens."""
+    gates = _gates(seed, _EXPERTS)
+    taken = torch.zeros_like(gates).scatter(1, gates.topk(_CHOICES, dim=1).indices, 1.0).bool()
+    chosen = torch.arange(_EXPERTS).expand_as(gates).where(taken, -1)
+    return _routing(gates, chosen, experts_choose=True, token_local=False)
+
+
+def soft(seed: int) -> LayerRouting:
+    """Return a routing in which each token gets a share of every slot."""
+    slots = _gates(seed, _EXPERTS * _SLOTS)
+    gates = slots.unflatten(-1, (_EXPERTS, _SLOTS)).sum(-1)
+    nothing = torch.empty(_IMAGES, _TOKENS, 0)
+    return _routing(gates, nothing, slot=slots.argmax(-1), token_local=False)
+
+
+def _gates(seed: int, number: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(_IMAGES, _TOKENS, number, generator=random).softmax(-1)
+
+
+def _routing(
+    gates: torch.Tensor, chosen: torch.Tensor, *, token_local: bool = True, **kind: object
+) -> LayerRouting:
+    return LayerRouting(
+        gates=gates,
+        scores=None,
+        selected=chosen.to(torch.int16),
+        processed=chosen >= 0,
+        valid=torch.ones(_IMAGES, _TOKENS, dtype=torch.bool),
+        grid=PatchGrid(2, 2, 8),
+        num_prefix_tokens=0,
+        gates_sum_to_one=True,
+        token_local=token_local,
+        router="example",
+        **kind,  # type: ignore[arg-type]
+    )
