@@ -25,7 +25,8 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.pixels import to_pixels
 from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
-from moeprobe.models.checkpoints.vmoe import Exported, Imported, export_vmoe, import_vmoe
+from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
+from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.contagion.measure import contagion, plan_contagion

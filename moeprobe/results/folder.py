@@ -26,8 +26,9 @@ from moeprobe.results.tables import write_images
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, PARTS, REQUEST
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
-from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, Contents, Family, look
+from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 
 # A run inside a run: that of a comparison, those of a trade-off's cells.
 _RUN = Family(

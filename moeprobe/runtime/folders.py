@@ -4,13 +4,13 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime import files
 from moeprobe.runtime.files import shown
-from moeprobe.runtime.locks import Lock, check_free
+from moeprobe.runtime.locks import Lock
 from moeprobe.runtime.records import (
     LOCK,
     NEW_RECORD,
@@ -22,56 +22,11 @@ from moeprobe.runtime.records import (
     look,
     read_record,
 )
+from moeprobe.runtime.removal import make_folder, remove_empty, remove_files
+from moeprobe.runtime.replacing import check_family, check_replaceable
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
 _PATIENCE = 10.0
-
-
-def check_family(path: Path, contents: Contents, family: Family) -> None:
-    """Raise ``UserError`` where a folder's record is one of another kind."""
-    if contents.of not in ("", family.name):
-        raise UserError(
-            f"{shown(path)} is the folder of a {contents.of}, not of a {family.name}; choose another folder."
-        )
-
-
-def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
-    """Raise ``UserError`` unless all that lies in a folder may be removed by ``--overwrite``."""
-    check_family(path, contents, family)
-    if family.shares:
-        return
-    if contents.foreign:
-        raise UserError(
-            f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
-            "--overwrite leaves them alone; move them away, or choose another folder."
-        )
-    there = path.resolve()
-    for place, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
-        with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
-            if place().resolve().is_relative_to(there):
-                raise UserError(
-                    f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
-                )
-
-
-@contextlib.contextmanager
-def in_use_first(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Where a folder's contents are refused while another process writes them, say that instead.
-
-    Nobody should be advised to replace what another is still writing.
-
-    Args:
-        path: the folder.
-        shared: those who share it do not count.
-
-    Raises:
-        UserError: the block raised one; an ``InUseError`` where the folder is in use.
-    """
-    try:
-        yield
-    except UserError:
-        check_free(path / LOCK, shared=shared)
-        raise
 
 
 class RunFolder:
@@ -93,7 +48,7 @@ class RunFolder:
         self.path = path = files.absolute(path)
         self.family = family
         self._written: set[str] = set()
-        self._made = _make(path)
+        self._made = make_folder(path)
         try:
             self._lock = Lock(path / LOCK, shared=shared, patience=_PATIENCE if shared else 0)
             self._alone = not shared or self._lock.make_exclusive()
@@ -102,13 +57,15 @@ class RunFolder:
                 check_family(path, contents, family)
                 if self._alone:
                     # Those of a run inside may be those of a process that is at it.
-                    _remove(path, [name for name in contents.temporary if not name.startswith(contents.runs)])
+                    remove_files(
+                        path, [name for name in contents.temporary if not name.startswith(contents.runs)]
+                    )
                 self._open_record(contents)
             except BaseException:
                 self._lock.release()
                 raise
         except BaseException:
-            _remove_empty(self._made)
+            remove_empty(self._made)
             raise
         if shared and self._alone:
             self._lock.share()
@@ -227,7 +184,7 @@ class RunFolder:
             # Once more, when nobody else can add to it.
             contents = look(self.path, self.family)
             check_replaceable(self.path, contents, self.family)
-            _remove(self.path, (*contents.own, *contents.temporary))
+            remove_files(self.path, (*contents.own, *contents.temporary))
         self._names = set()
         self._compact()
         if not self._alone:
@@ -266,7 +223,7 @@ class RunFolder:
                 if run.startswith(wanted):
                     locks.enter_context(Lock(self.path / run / LOCK))
             names = [name for name in (*contents.own, *contents.temporary) if name.startswith(wanted)]
-            _remove(self.path, names)
+            remove_files(self.path, names)
         self._written.difference_update(names)
         self._names |= set((read_record(self.path) or Record()).names)
         self._compact()
@@ -274,7 +231,7 @@ class RunFolder:
     def _compact(self) -> None:
         """Leave on the record what is there, in order: the same run leaves the same record, interrupted or not."""
         there = sorted(name for name in self._names if os.path.lexists(self.path / name))
-        _remove(self.path, self._names - set(there))  # with the folders that they were alone in
+        remove_files(self.path, self._names - set(there))  # with the folders that they were alone in
         lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *there)]
         content = "".join(f"{line}\n" for line in lines)
         new = self.path / NEW_RECORD
@@ -302,42 +259,10 @@ class RunFolder:
                     (self.path / RECORD).unlink(missing_ok=True)
         os.close(self._descriptor)
         self._lock.release()
-        _remove_empty(self._made)
+        remove_empty(self._made)
 
     def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _make(path: Path) -> list[Path]:
-    """Make a folder; returns those that were missing, the innermost first."""
-    missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]  # noqa: PTH110  (which raises nothing)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
-    return missing
-
-
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _remove(path: Path, names: Iterable[str]) -> None:
-    """Remove files of a folder, and the folders inside that held nothing else."""
-    held = set()
-    for name in names:
-        held |= {path / parent for parent in PurePosixPath(name).parents} - {path}
-        try:
-            (path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
-    for folder in held:
-        # A lock that nobody else holds is all that may be left of a run inside.
-        if folder.is_dir() and [item.name for item in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink(missing_ok=True)
-    _remove_empty(sorted(held, key=lambda folder: len(folder.parts), reverse=True))

@@ -17,9 +17,10 @@ from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import LAST, is_folder, read_json, remove
-from moeprobe.runtime.folders import RunFolder, check_family, check_replaceable, in_use_first
+from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import LOCK, Contents, Family, look
+from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 
 # What a finished run says of itself, at least.
 _SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}

@@ -12,8 +12,9 @@ from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import ModelConfig
 from moeprobe.runtime.files import LAST
-from moeprobe.runtime.folders import RunFolder, check_replaceable
+from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import Family, look
+from moeprobe.runtime.replacing import check_replaceable
 
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
 _FAMILY = Family(

@@ -1,7 +1,6 @@
-"""V-MoE's checkpoints into moeprobe's, and back."""
+"""V-MoE's checkpoints into moeprobe's."""
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,35 +14,24 @@ from torch import Tensor
 
 import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
-from moeprobe.models.checkpoints.vmoe_files import index_path, read_vmoe, shard_path
-from moeprobe.models.checkpoints.vmoe_names import Architecture, parameters, to_state_dict
+from moeprobe.models.checkpoints.vmoe_files import read_vmoe
+from moeprobe.models.checkpoints.vmoe_names import Architecture, to_state_dict
 from moeprobe.models.checkpoints.vmoe_sizes import infer
-from moeprobe.models.checkpoints.vmoe_write import held, write_vmoe
 from moeprobe.models.config import ModelConfig
-from moeprobe.models.nn.build import build_model, is_ours
-from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.nn.build import build_model
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import read_json, write_json
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Watcher, watching
-from moeprobe.runtime.records import RECORD
 
 _TRAINED = "params/"
-_MOST_SHARDS = 99_999  # the files' names have five digits
 # What leaves no trace in the parameters: V-MoE's own values, but that nothing is dropped unless somebody says so.
 _UNSEEN = {
     "router": "softmax_token_choice", "top_k": 2, "noise_std": 1.0, "capacity_factor": 1.05,
     "eval_capacity_factor": "none", "group_images": 8, "batch_priority": False, "bfloat16_dispatch": False,
     "expert_dropout": 0.0,
 }  # fmt: skip
-_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype("<f4"),
-    torch.float16: np.dtype("<f2"),
-    torch.bfloat16: BFLOAT16,
-}
 
 
 class UnseenOfVmoe(Unseen, total=False):
@@ -97,15 +85,6 @@ class Imported:
     dtypes: tuple[str, ...]
     ignored: dict[str, int]
     classes: str | None
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What was exported: the files, the number of parameters, and their bytes."""
-
-    files: tuple[Path, ...]
-    parameters: int
-    nbytes: int
 
 
 @checked
@@ -167,94 +146,6 @@ def find(source: Path) -> Found:
     return Found(arrays, sizes, ignored)
 
 
-@checked
-def export_vmoe(
-    source: str | Path, prefix: str | Path, *, shards: int = 1, overwrite: bool = False
-) -> Exported:
-    """Write the parameters of a V-MoE as a checkpoint that V-MoE's program reads.
-
-    Args:
-        source: a run folder or a ``.safetensors`` file.
-        prefix: of the files ``PREFIX.index`` and ``PREFIX.data-…``.
-        shards: number of data shards.
-        overwrite: replace a checkpoint of this prefix.
-
-    Raises:
-        UserError: the checkpoint is none, or no V-MoE; there are files of the prefix already.
-    """
-    prefix = Path(prefix)
-    if not 1 <= shards <= _MOST_SHARDS:
-        raise UserError(f"A checkpoint has 1 to {_MOST_SHARDS:,} shards; got {shards}.")
-    if not prefix.name or prefix.is_dir():
-        raise UserError(f"{prefix} is a folder; give the beginning of the files' names, e.g. {prefix}/vmoe.")
-    if held(prefix) and not overwrite:
-        raise UserError(
-            f"{held(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
-        )
-    earlier = _recorded(prefix)
-    if foreign := [path for path in held(prefix) if path.name not in earlier]:
-        raise UserError(
-            f"{foreign[0]} was not exported by moeprobe, and --overwrite replaces nothing else; move it away, or "
-            "choose another prefix."
-        )
-    info, tensors = checkpoint.read_info(source)
-    if not is_ours(info.model.name):
-        raise UserError(
-            f"{info.path} is a {info.model.name} made sparse, which is no V-MoE; its format has no place for that."
-        )
-    if info.model.router_name != "softmax_token_choice":
-        raise UserError(
-            f"{info.path} is routed by {info.model.router_name}; V-MoE's format does not say how a model is routed, "
-            "and its program would read it as softmax_token_choice."
-        )
-    if info.model.router is not None and info.model.router.parameters.get("renormalise"):
-        raise UserError(
-            f"{info.path} renormalises the weights of the chosen experts; V-MoE's format does not say so, and its "
-            "program would not."
-        )
-    with torch.device("meta"):
-        model = build_model(info.model)
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    sizes = _sizes(model)
-    rows = list(parameters(sizes))
-    if {row.ours for row in rows} != set(wanted):
-        odd = sorted({row.ours for row in rows} ^ set(wanted))[0]
-        if odd in wanted:
-            raise UserError(f"V-MoE's format has no place for {odd!r} of {info.path}.")
-        raise UserError(f"V-MoE's format needs {odd!r}, and {info.path} has none.")
-    if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
-        raise UserError(f"The parameters in {info.path} do not fit the model it describes.")
-    places = {name: (row, part) for row in rows for part, name in enumerate(row.theirs)}
-
-    def array(name: str) -> NDArray[Any]:
-        row, part = places[name]
-        return _array(row.layout.to_theirs(tensors[row.ours], sizes)[part])
-
-    shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in places.items()}
-    # Before they are there, so that they are known after a crash.
-    names = [index_path(prefix).name, *(shard_path(prefix, shard, shards).name for shard in range(shards))]
-    write_json(_record(prefix), sorted({*earlier, *names}))
-    files = write_vmoe(prefix, shapes, array, shards=shards)
-    write_json(_record(prefix), sorted(names))
-    return Exported(
-        files=tuple(files),
-        parameters=sum(math.prod(shape) for shape, _ in shapes.values()),
-        nbytes=sum(file.stat().st_size for file in files),
-    )
-
-
-def _record(prefix: Path) -> Path:
-    """Return where the names of the files of an export are kept: those that ``--overwrite`` may replace."""
-    return prefix.with_name(f".{prefix.name}{RECORD}")
-
-
-def _recorded(prefix: Path) -> set[str]:
-    if not os.path.lexists(_record(prefix)):
-        return set()
-    names = read_json(_record(prefix))
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-
-
 def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
     """Return the parameters by their names, and how much else there is by first key.
 
@@ -299,42 +190,8 @@ def _config(sizes: Architecture, settings: UnseenOfVmoe) -> ModelConfig:
     )
 
 
-def _sizes(model: Any) -> Architecture:
-    """Return the sizes of a V-MoE of ours."""
-    layers = moe_layers(model)
-    before_head: Any = model.fc_norm
-    experts: Any = next(iter(layers.values())).experts
-    squashed = isinstance(before_head, torch.nn.Sequential)
-    return Architecture(
-        width=model.embed_dim,
-        depth=len(model.blocks),
-        num_heads=model.blocks[0].attn.num_heads,
-        hidden_width=experts.fc1.weight.shape[2],
-        patch_size=model.patch_embed.patch_size[0],
-        image_size=model.patch_embed.img_size[0],
-        num_classes=model.num_classes,
-        num_experts=experts.num_experts,
-        layers=tuple(int(name.split(".")[1]) for name in layers),
-        pre_logits=int(before_head[0].out_features) if squashed else 0,
-    )
-
-
 def _tensor(array: NDArray[Any]) -> Tensor:
     """Return an array as a tensor that shares its memory."""
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """Return a tensor as an array."""
-    tensor = tensor.contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    return tensor.numpy()
-
-
-def _dtype(tensor: Tensor, name: str) -> np.dtype[Any]:
-    if tensor.dtype not in _DTYPES:
-        raise UserError(f"{name!r} is {tensor.dtype}; parameters are float32, bfloat16 or float16.")
-    return _DTYPES[tensor.dtype]

@@ -15,9 +15,10 @@ import pandas as pd
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import atomic_file, read_bytes, remove, write_text
-from moeprobe.runtime.folders import RunFolder, check_family
+from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import Family, look
+from moeprobe.runtime.replacing import check_family
 from moeprobe.studies.report import render, summary
 from moeprobe.studies.report.colouring import in_one_colour
 from moeprobe.studies.report.reading import Run, read_runs

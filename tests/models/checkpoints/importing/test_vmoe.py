@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
-from moeprobe.models.checkpoints.vmoe import export_vmoe, find, import_vmoe
+from moeprobe.models.checkpoints.vmoe import find, import_vmoe
+from moeprobe.models.checkpoints.vmoe_export import export_vmoe
 from moeprobe.models.checkpoints.vmoe_files import read_vmoe
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model

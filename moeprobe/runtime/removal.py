@@ -1,0 +1,51 @@
+"""Folders made and removed again with what was written into them."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import shown
+from moeprobe.runtime.records import LOCK
+
+
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder; returns those that were missing, the innermost first.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]  # noqa: PTH110  (which raises nothing)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
+    return missing
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove those of the folders that hold nothing; the innermost come first."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def remove_files(path: Path, names: Iterable[str]) -> None:
+    """Remove files of a folder, and the folders inside that held nothing else.
+
+    Raises:
+        UserError: one cannot be removed.
+    """
+    held = set()
+    for name in names:
+        held |= {path / parent for parent in PurePosixPath(name).parents} - {path}
+        try:
+            (path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
+    for folder in held:
+        # A lock that nobody else holds is all that may be left of a run inside.
+        if folder.is_dir() and [item.name for item in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink(missing_ok=True)
+    remove_empty(sorted(held, key=lambda folder: len(folder.parts), reverse=True))
