@@ -4,7 +4,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 _WIDTH = 100
@@ -70,7 +70,10 @@ def signature(function: Callable[..., Any], name: str) -> str:
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef)
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    arguments = _arguments(node.args)
+    defaults = {
+        one.name: one.default for one in inspect.signature(inspect.unwrap(function)).parameters.values()
+    }
+    arguments = _arguments(node.args, defaults)
     line = f"{name}({', '.join(arguments)}){returns}"
     if len(line) <= _WIDTH:
         return line
@@ -84,20 +87,24 @@ def signature(function: Callable[..., Any], name: str) -> str:
     return f"{name}(\n    {inner},\n){returns}"
 
 
-def _arguments(arguments: ast.arguments) -> list[str]:
-    """Return the arguments of a function as they are written, and the bare star."""
+def _arguments(arguments: ast.arguments, defaults: Mapping[str, object]) -> list[str]:
+    """Return the arguments of a function as they are written, with the values of ``defaults``, and the bare star."""
+
+    def written(argument: ast.arg, default: ast.expr | None) -> str:
+        if default is None:
+            return ast.unparse(argument)
+        # A default that has a name is shown by its value, where that says more.
+        value = defaults[argument.arg]
+        text = repr(value) if isinstance(value, int | float | str | tuple) else ast.unparse(default)
+        return f"{ast.unparse(argument)}{' = ' if argument.annotation else '='}{text}"
+
     plain = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(plain) - len(arguments.defaults))
-    written = [_argument(*pair) for pair in zip(plain, [*missing, *arguments.defaults], strict=True)]
+    listed = [written(*pair) for pair in zip(plain, [*missing, *arguments.defaults], strict=True)]
     if arguments.vararg or arguments.kwonlyargs:
-        written.append(f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*")
-    written += [_argument(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
-    return [*written, f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else written
-
-
-def _argument(argument: ast.arg, default: ast.expr | None) -> str:
-    equals = " = " if argument.annotation else "="
-    return ast.unparse(argument) + (f"{equals}{ast.unparse(default)}" if default else "")
+        listed.append(f"*{ast.unparse(arguments.vararg)}" if arguments.vararg else "*")
+    listed += [written(*pair) for pair in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    return [*listed, f"**{ast.unparse(arguments.kwarg)}"] if arguments.kwarg else listed
 
 
 def _entries(text: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The metrics, as the analyses that compute them declare them, and where they apply, as computed on examples."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -45,14 +45,18 @@ def pages() -> dict[str, str]:
         "The column `null` names the chance level.",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
-        table([*_HEADINGS, *apply], (
-            [*row(one), *("yes" if one in kind else "–" for kind in apply.values())] for one in of_routing
-        )),
+        table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
         *(section(analysis, measures) for analysis, measures in rest),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
     )  # fmt: skip
     return {"reference/metrics.md": text}
+
+
+def where(one: Declaration, apply: Mapping[str, list[Declaration]]) -> str:
+    """Return of which kinds of routers a metric has a value."""
+    kinds = [kind for kind, found in apply.items() if one in found]
+    return "all" if len(kinds) == len(apply) else ", ".join(kinds)
 
 
 def section(analysis: str, measures: Iterable[Declaration]) -> str:
