@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.adapters.hooks.reading import by_image
+from moeprobe.adapters.hooks.settings import Settings
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.routing.record import LayerRouting, order_choices
@@ -116,16 +117,23 @@ def read_layer(
     num_images: int,
     activation: str,
     top_k: int | None,
-    image_size: int,
-    patch_size: int | Mapping[str, int] | None,
-    num_prefix_tokens: int,
-    sequence_first: bool,
+    settings: Settings,
 ) -> Layer:
     """Return what a router is, judging by its outputs for a few images.
 
+    Args:
+        module: its name in the model.
+        router: its class.
+        read: what was read off it.
+        num_images: how many the images were.
+        activation: what makes gates of its logits, by the settings or as detected; ``top_k`` likewise.
+        top_k: experts of a token, None where its indices say.
+        settings: how the model is read.
+
     Raises:
-        UserError: what was told does not fit them.
+        UserError: the settings do not fit its outputs.
     """
+    sequence_first = settings.sequence_first
     logits = _tokens(read["logits"], num_images, sequence_first)
     _check_logits(logits, activation)
     gates = _gates(logits, activation)
@@ -157,11 +165,11 @@ def read_layer(
         grid=_grid(
             module,
             tokens=gates.shape[1],
-            prefix=num_prefix_tokens,
-            image_size=image_size,
-            patch_size=patch_size,
+            prefix=settings.num_prefix_tokens,
+            image_size=settings.image_size,
+            patch_size=settings.patch_size,
         ),
-        num_prefix_tokens=num_prefix_tokens,
+        num_prefix_tokens=settings.num_prefix_tokens,
         gates_sum_to_one=_sum_to_one(gates),
         sequence_first=sequence_first,
     )

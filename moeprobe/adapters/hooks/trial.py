@@ -31,16 +31,16 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
     """Return the layers in forward order, by what tables call them.
 
     Raises:
-        UserError: there are no routers, they do not run exactly once, or give something else than was told.
+        UserError: there are no routers, they do not run exactly once, or give something else than was settings.
     """
-    told = hooked.settings
+    settings = hooked.settings
     found = (
         detect(hooked.net, lambda: hooked.first_forward(images))
-        if told.routers is None
-        else [Found(name) for name in named(hooked.net, told.routers)]
+        if settings.routers is None
+        else [Found(name) for name in named(hooked.net, settings.routers)]
     )
     seen = {item.name: item for item in found}
-    with choosing(hooked.net) if told.routers is None else nullcontext() as chosen:
+    with choosing(hooked.net) if settings.routers is None else nullcontext() as chosen:
         _, fired = hooked.first_forward(images, list(seen))
     check_fired([name for name, _ in fired], list(seen))
     layers = {}
@@ -51,12 +51,9 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
                 type(hooked.net.get_submodule(name)).__name__,
                 read,
                 num_images=len(images),
-                activation=told.activation or seen[name].activation or "softmax",
-                top_k=told.top_k or seen[name].top_k,
-                image_size=told.image_size,
-                patch_size=told.patch_size,
-                num_prefix_tokens=told.num_prefix_tokens,
-                sequence_first=told.sequence_first,
+                activation=settings.activation or seen[name].activation or "softmax",
+                top_k=settings.top_k or seen[name].top_k,
+                settings=settings,
             )
             if chosen is not None:
                 _check_choice(layers[name], read, chosen)
