@@ -23,7 +23,7 @@ SIDEWAYS = {("runtime", "errors"), ("routing", "inputs"), ("studies", "probes"),
 # What no layer implies: a view never sees a data set, a network not how it is trained.
 NEVER = (("inputs.views", "inputs.data"), ("models.nn", "models.training"))
 # What holds for whole folders where torch must not be imported.
-LIGHT = ("results/figures", "studies/report")
+LIGHT = ("inputs/data", "inputs/views", "metrics", "results", "studies/report")
 LINES = 300
 # How many parameters a function takes at the most. A constructor's are its configuration, those of the layer on top are
 # what a command or a call of the API offers.
@@ -185,6 +185,7 @@ def light() -> list[str]:
         "import moeprobe.cli",
         "import " + ", ".join(light()),
         "import moeprobe.probes.fewshot.ridge",
+        "import moeprobe.adapters.base, moeprobe.routing.capabilities, moeprobe.routing.pairs",
         "from moeprobe.runtime import catalog; catalog.VIEWS.names(); catalog.ROUTERS.names()",
         "from moeprobe.metrics import registry; registry.find('churn_kappa')",
         "from moeprobe.models import config; config.load('digits-prc')",

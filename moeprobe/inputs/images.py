@@ -1,16 +1,20 @@
 """An image as a model sees it: pixels, and the map that says where each of them came from."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
 from moeprobe.inputs.medium import IMAGE, Medium
 from moeprobe.inputs.resample import render
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,8 @@ class Framing:
 
     def blank(self) -> torch.Tensor:
         """Return a black image as a batch, to learn of what kind a model's routing is."""
+        import torch
+
         return torch.zeros(1, 3, self.size, self.size)
 
 
@@ -67,5 +73,7 @@ def sample(image: Image.Image, to_source: Map, size: int) -> Sample:
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
     """Return an RGB image as a float32 tensor ``(3, H, W)`` in [0, 1]."""
+    import torch
+
     array = np.asarray(image, dtype=np.float32).transpose(2, 0, 1) / 255.0
     return torch.from_numpy(np.ascontiguousarray(array))

@@ -6,18 +6,22 @@ generator it is handed.
 Axes: T tokens, C characters, D width of the embeddings.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.alignment import Spans, in_source
 from moeprobe.inputs.medium import TEXT, Medium
 from moeprobe.inputs.tokens import TokenBatch
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_LENGTH = 128
 # A string, and the piece of the source that it stands for.
@@ -57,7 +61,7 @@ class TextSample:
         """Special tokens in front of the text."""
         return int(np.argmin(self.special))
 
-    def keep(self, tokens: NDArray[np.bool_]) -> "TextSample":
+    def keep(self, tokens: NDArray[np.bool_]) -> TextSample:
         """Return the sample with some of its tokens ``(T,)`` alone."""
         return replace(self, ids=self.ids[tokens], spans=self.spans[tokens], special=self.special[tokens])
 
@@ -123,6 +127,8 @@ def write(pieces: Iterable[Piece]) -> Written:
 
 def stack(samples: Sequence[TextSample]) -> TokenBatch:
     """Return views of several texts as one batch, padded behind to the longest, without noise."""
+    import torch
+
     longest = max(len(sample.ids) for sample in samples)
     ids = np.zeros((len(samples), longest), dtype=np.int64)
     present, ordinary = (np.zeros((len(samples), longest), dtype=bool) for _ in range(2))

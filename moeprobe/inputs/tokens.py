@@ -3,11 +3,14 @@
 Axes: B texts, T tokens (prefix tokens first, padding last), D width of the embeddings.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class TokenBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, texts: slice) -> "TokenBatch":
+    def __getitem__(self, texts: slice) -> TokenBatch:
         return self._each(lambda tensor: tensor[texts])
 
     @property
@@ -41,14 +44,14 @@ class TokenBatch:
         """``(B,)`` the last token of each text that is not padding."""
         return self.present.sum(1) - 1
 
-    def to(self, device: torch.device) -> "TokenBatch":
+    def to(self, device: torch.device) -> TokenBatch:
         """Return the batch on a device."""
         return self._each(lambda tensor: tensor.to(device))
 
-    def pin_memory(self) -> "TokenBatch":
+    def pin_memory(self) -> TokenBatch:
         """Return the batch in pinned memory."""
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def _each(self, change: Any) -> "TokenBatch":
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+    def _each(self, change: Any) -> TokenBatch:
+        tensors = {name: value for name, value in vars(self).items() if not isinstance(value, int | None)}
         return replace(self, **{name: change(value) for name, value in tensors.items()})

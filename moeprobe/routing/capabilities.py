@@ -1,11 +1,14 @@
 """What a model must be able to do to be probed."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from moeprobe.routing.record import LayerRouting, RoutingTrace
+    from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 
 @runtime_checkable

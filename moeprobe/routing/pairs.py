@@ -1,10 +1,14 @@
 """Corresponding tokens of a reference and a view, with what the router decided for both."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moeprobe.routing.record import LayerRouting
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

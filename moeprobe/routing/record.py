@@ -3,14 +3,17 @@
 Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.medium import IMAGE, TEXT, Medium
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -92,15 +95,17 @@ class LayerRouting:
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
         return self._marked(self.processed & (self.selected >= 0))
 
-    def selects_the_same(self, other: "LayerRouting") -> Tensor:
+    def selects_the_same(self, other: LayerRouting) -> Tensor:
         """Return for which tokens ``(B, T)`` the same set of experts is selected, in whatever order."""
         return (self.selected_mask == other.selected_mask).all(-1)
 
-    def processed_the_same(self, other: "LayerRouting") -> Tensor:
+    def processed_the_same(self, other: LayerRouting) -> Tensor:
         """Return which tokens ``(B, T)`` are processed by the same set of experts."""
         return (self.processed_mask == other.processed_mask).all(-1)
 
     def _marked(self, which: Tensor) -> Tensor:
+        import torch
+
         marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
         # Added, not written: an absent choice stands for expert 0, and must not undo it.
         return marks.scatter_add(-1, self.selected.long().clamp_min(0), which.to(torch.int8)) > 0
@@ -122,6 +127,8 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
     A router's own order of its choices means nothing; the scores ``(B, T, E)`` say which came first. Absent choices
     (-1) come last. The experts are returned as int16.
     """
+    import torch
+
     num_experts = scores.shape[-1]
     # Absent ones last already here: an expert may score minus infinity, and is chosen all the same.
     by_expert, order = selected.long().where(selected >= 0, num_experts).sort(dim=-1)
@@ -159,6 +166,8 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
 
 def _cat(values: Sequence[Tensor | None]) -> Tensor | None:
     """Return the images of all parts; None where a routing has no such thing."""
+    import torch
+
     return None if values[0] is None else torch.cat([value for value in values if value is not None])
 
 

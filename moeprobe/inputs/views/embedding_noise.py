@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from moeprobe.inputs.texts import TextFraming, TextSample
 from moeprobe.inputs.views.base import check_severities
@@ -28,6 +27,8 @@ class EmbeddingNoise(TextView):
         self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
     ) -> list[TextSample]:
         """Return ``source`` with each amount of noise."""
+        import torch
+
         check_severities(severities, low=0, high=float("inf"), what="A standard deviation")
         clean = framing.clean(source)
         noise = torch.from_numpy(rng.standard_normal((len(clean.ids), framing.width), dtype=np.float32))

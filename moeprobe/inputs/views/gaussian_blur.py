@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
 from scipy import ndimage
 
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.base import SeverityView, check_severities
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class GaussianBlur(SeverityView):
         return [Sample(_blur(clean.pixels, sigma), clean.to_source) for sigma in severities]
 
 
-def _blur(pixels: torch.Tensor, sigma: float) -> torch.Tensor:
+def _blur(pixels: "torch.Tensor", sigma: float) -> "torch.Tensor":
+    import torch
+
     if sigma == 0:
         return pixels
     blurred = ndimage.gaussian_filter(pixels.numpy(), sigma=(0, sigma, sigma), mode="nearest")

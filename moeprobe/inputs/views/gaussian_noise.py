@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from PIL import Image
 
 from moeprobe.inputs.images import Framing, Sample
@@ -30,6 +29,8 @@ class GaussianNoise(SeverityView):
         self, image: Image.Image, *, framing: Framing, severities: Sequence[float], rng: np.random.Generator
     ) -> list[Sample]:
         """Return ``image`` with each amount of noise."""
+        import torch
+
         check_severities(severities, low=0, high=float("inf"), what="A standard deviation")
         clean = framing.clean(image)
         unit = torch.from_numpy(rng.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))

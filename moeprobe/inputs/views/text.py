@@ -3,14 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 
 from moeprobe.inputs.medium import TEXT, Medium
 from moeprobe.inputs.texts import Piece, TextFraming, TextSample, write
 from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
+
+if TYPE_CHECKING:
+    import torch
 
 
 class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFraming, TextSample]):
@@ -72,6 +74,6 @@ class WordView(TextView, ABC):
         return made
 
 
-def with_noise(sample: TextSample, noise: torch.Tensor, sigma: float) -> TextSample:
+def with_noise(sample: TextSample, noise: "torch.Tensor", sigma: float) -> TextSample:
     """Return a sample whose embeddings get ``sigma`` times ``noise`` ``(T, D)``."""
     return replace(sample, noise=noise, sigma=sigma)
