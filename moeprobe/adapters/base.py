@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
@@ -47,3 +48,8 @@ class Checkpoint:
     train_seed: int | None = None
     group: str = ""
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+# What a probe takes for a checkpoint, and one of them or several.
+Model = Checkpoint | str | Path
+Models = Model | Sequence[Model]

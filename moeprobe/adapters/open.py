@@ -3,13 +3,12 @@
 Everything named wrongly is a ``UserError`` with one sentence.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import Checkpoint, Model, Models  # noqa: F401
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
@@ -22,9 +21,6 @@ from moeprobe.runtime.filenames import TAKEN
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.seeds import random_state_kept
 
-Model = Checkpoint | str | Path
-# One of them or several.
-Models = Model | Sequence[Model]
 # Files are called by a model's name and some more, and most systems allow 255 bytes in all.
 _LONGEST_NAME = 200
 

@@ -11,7 +11,7 @@ Axes: B images, V views of each.
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -30,9 +30,7 @@ from moeprobe.inputs.images import Sample
 from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
 from moeprobe.inputs.text_batches import TextBatch, stack_texts
 from moeprobe.inputs.texts import TextSample
-
-# What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
-Recipe = Callable[[Any, str], list[Any]]
+from moeprobe.inputs.views.base import Recipe
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ Where in the chain it acts: pixels are in [0, 1], *before* the model's normalisa
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from moeprobe.inputs.medium import IMAGE, Medium
 Source = TypeVar("Source")
 Frame = TypeVar("Frame")
 Made = TypeVar("Made")
+# What makes the views of one source: an image and its name -> ``Sample``s, a text and its name -> ``TextSample``s.
+Recipe = Callable[[Any, str], list[Any]]
 
 
 def check_severities(severities: Sequence[float], *, low: float, high: float, what: str) -> None:

@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moeprobe.inputs.batches import Recipe, batches
+from moeprobe.inputs.batches import batches
 from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.inputs.views.base import Recipe
 from moeprobe.models.nn.capture import moe_layers
 
 
