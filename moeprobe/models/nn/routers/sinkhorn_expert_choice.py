@@ -7,8 +7,9 @@ Source: Liu et al. 2024, section 2.4, with the particulars of V-MoE's program.
 
 from torch import Tensor
 
-from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
 from moeprobe.models.nn.routers.rules.linear import without_autocast
 from moeprobe.models.nn.routers.rules.sinkhorn import Combine, SinkhornRouter
 
@@ -55,17 +56,6 @@ class SinkhornExpertChoice(SinkhornRouter):
             scores, gates, clean_gates = self._scores_and_gates(logits)
             capacity = self._places(tokens.shape[1])
             assert capacity is not None
-            plan = plan_expert_choice(scores, gates, capacity=capacity)
-            selected = chosen_by_experts(plan, scores)
-        return Decision(
-            logits=logits.clean,
-            noisy_logits=logits.noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=scores,
-            selected=selected,
-            processed=selected >= 0,
-            top_k=None,
-            noise_scale=logits.noise_scale,
-            plan=plan,
-        )
+            return choose_by_experts(
+                logits, gates=gates, clean_gates=clean_gates, scores=scores, capacity=capacity
+            )

@@ -7,8 +7,9 @@ Source: Zhou et al. 2022; the router of V-MoE's released program that lets exper
 
 from torch import Tensor
 
-from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
 
 
@@ -49,17 +50,6 @@ class SoftmaxExpertChoice(LinearRouter):
             gates = clean_gates if noise is None else logits.noisy.softmax(-1)
             capacity = self._places(tokens.shape[1])
             assert capacity is not None
-            plan = plan_expert_choice(gates, gates, capacity=capacity)
-            selected = chosen_by_experts(plan, gates)
-        return Decision(
-            logits=logits.clean,
-            noisy_logits=logits.noisy,
-            gates=gates,
-            clean_gates=clean_gates,
-            scores=None,
-            selected=selected,
-            processed=selected >= 0,
-            top_k=None,
-            noise_scale=logits.noise_scale,
-            plan=plan,
-        )
+            return choose_by_experts(
+                logits, gates=gates, clean_gates=clean_gates, scores=None, capacity=capacity
+            )

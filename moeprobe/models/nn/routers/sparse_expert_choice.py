@@ -9,8 +9,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
+from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.nn.routers.rules.expert_choice import choose_by_experts
 from moeprobe.models.nn.routers.rules.linear import LinearRouter, without_autocast
 from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport
 
@@ -58,8 +59,8 @@ class SparseExpertChoice(LinearRouter):
         assert noise is None
         group_size = tokens.shape[1]
         with without_autocast(tokens):
-            logits = self._logits(tokens, None).clean
-            softmax = logits.softmax(-1)
+            logits = self._logits(tokens, None)
+            softmax = logits.clean.softmax(-1)
             similarity = softmax if self.combine == "plan" else softmax.detach()
             capacity = self._places(group_size)
             assert capacity is not None
@@ -67,17 +68,4 @@ class SparseExpertChoice(LinearRouter):
                 similarity.transpose(1, 2), row_sum=group_size / self.num_experts, max_nonzeros=capacity
             ).transpose(1, 2)
             gates, scores = (plan, None) if self.combine == "plan" else (softmax, plan)
-            dispatch = plan_expert_choice(plan, gates, capacity=capacity)
-            selected = chosen_by_experts(dispatch, plan)
-        return Decision(
-            logits=logits,
-            noisy_logits=logits,
-            gates=gates,
-            clean_gates=gates,
-            scores=scores,
-            selected=selected,
-            processed=selected >= 0,
-            top_k=None,
-            noise_scale=0.0,
-            plan=dispatch,
-        )
+            return choose_by_experts(logits, gates=gates, clean_gates=gates, scores=scores, capacity=capacity)
