@@ -9,7 +9,10 @@ from rich.table import Table
 from moeprobe.cli.fit import fit
 from moeprobe.cli.screen import console
 from moeprobe.inputs.medium import ORDINARY, medium_of
-from moeprobe.metrics.wording import COMPARED_ALONG_SEVERITIES, agreement, compared_first, label, number
+from moeprobe.metrics.reading_order import compared_along_severities, compared_first
+from moeprobe.metrics.registry import find
+from moeprobe.results.numbers import number
+from moeprobe.results.tables import agreement_of
 
 if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison
@@ -20,7 +23,7 @@ _MOST_FAILURES = 10
 
 def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
-    first_read = compared_first(agreement(zip(table["checkpoint"], table["metric"], strict=True)))
+    first_read = compared_first(agreement_of(table))
     order = {key: place for place, key in enumerate(first_read)}
     keys = list(zip(table["metric"], table["null"], strict=True))
     first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(
@@ -39,8 +42,8 @@ def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) 
         first = shown["metric"].iloc[0]
         shown = shown[shown["metric"].isin([first, extra])]
     if shown["severity"].notna().any():
-        first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
-        shown = shown[shown["metric"].isin([f"{first}_kappa", *COMPARED_ALONG_SEVERITIES, extra])]
+        along = compared_along_severities(agreement_of(table))
+        shown = shown[shown["metric"].isin([*along, extra])]
     return [
         part
         for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
@@ -49,9 +52,10 @@ def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) 
 
 
 def _title(metric: str, null: str, tokens: str) -> str:
-    name = label(metric, null, medium_of([tokens])).strip()
-    if metric.endswith("_kappa"):
-        name = f"{label(metric.removesuffix('_kappa'), '')}, {name}"
+    form = find(metric)
+    name = form.label(null, medium_of([tokens])).strip()
+    if form.kind == "kappa":
+        name = f"{form.metric.label}, {name}"
     of = _TOKENS.get(tokens, f"{tokens} patches")
     return f"{name} ({metric}{of and ', '}{of})"
 

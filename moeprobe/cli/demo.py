@@ -83,7 +83,7 @@ def closing_table(found: "DemoResult") -> "Table":
     """
     from rich.table import Table
 
-    from moeprobe.metrics.wording import interval
+    from moeprobe.results.numbers import interval
     from moeprobe.studies.demo import BASELINE, NOISE, PRC
 
     table = Table(title="How steady is the routing? First MoE layer, test images", title_justify="left")

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
     from moeprobe.results.folder import Result
 
-_COLUMNS = (
-    ("fewshot_accuracy", "accuracy"),
-    ("fewshot_accuracy_chance", "by chance"),
-    ("fewshot_accuracy_kappa", "κ"),
-)
+_COLUMNS = ("fewshot_accuracy", "fewshot_accuracy_chance", "fewshot_accuracy_kappa")
 
 
 @probe
@@ -58,6 +54,8 @@ def _tables(result: "Result") -> "list[Table]":
     from rich.table import Table
 
     from moeprobe.cli.screen import console
+    from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
+    from moeprobe.metrics.registry import find
 
     draws = result.sidecar["request"]["draws"]
     title = f"Few-shot accuracy of frozen features, {draws} draw{'' if draws == 1 else 's'} of the training images"
@@ -69,7 +67,8 @@ def _tables(result: "Result") -> "list[Table]":
     )
     stacked = console().width < 130
     table.add_column("checkpoint")
-    for name in ("shots", *(name for _, name in _COLUMNS), "single draws"):
+    chance, beyond = (find(name).label("pooled").strip() for name in _COLUMNS[1:])
+    for name in ("shots", FEWSHOT_ACCURACY.short, chance, beyond, "single draws"):
         table.add_column(name, justify="right", no_wrap=not stacked)
     blocks = [
         (str(checkpoint), rows, False) for checkpoint, rows in result.table.groupby("checkpoint", sort=False)
@@ -88,10 +87,10 @@ def _tables(result: "Result") -> "list[Table]":
 
 def _cells(rows: "pd.DataFrame", *, signed: bool, stacked: bool) -> list[str]:
     """Return the values of all draws together, then the lowest and the highest accuracy of a single one."""
-    from moeprobe.metrics.wording import interval, number
+    from moeprobe.results.numbers import interval, number
 
     together = rows[rows["draw"].isna()].set_index("metric")
     single = rows[rows["draw"].notna() & (rows["metric"] == "fewshot_accuracy")]["value"]
-    cells = [interval(together.loc[metric], signed=signed, stacked=stacked) for metric, _ in _COLUMNS]
+    cells = [interval(together.loc[metric], signed=signed, stacked=stacked) for metric in _COLUMNS]
     ends = [number(value, signed=signed) for value in (single.min(), single.max())]
     return [*cells, " to ".join(dict.fromkeys(ends))]

@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.inputs.medium import medium_of, sources
-from moeprobe.metrics.wording import agreement, random_router
 from moeprobe.runtime.filenames import REQUEST
 from moeprobe.runtime.progress import Watcher
 from moeprobe.runtime.records import RECORD
@@ -184,9 +183,10 @@ def _nothing_of(request: "dict[str, Any]", table: "pd.DataFrame") -> list[str]:
 
 def _random(table: "pd.DataFrame") -> list[str]:
     """Return a sentence for each checkpoint that does not repeat itself."""
-    from moeprobe.results.tables import FLOORS
+    from moeprobe.results.phrases import random_router
+    from moeprobe.results.tables import FLOORS, agreement_of
 
-    first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
+    first = agreement_of(table)
     # A cosine of the same weights is one but for its rounding.
     again = table[(table["view"] == FLOORS[0]) & (table["metric"] == first) & (table["value"] < 1 - 1e-6)]
     return [

@@ -13,7 +13,9 @@ from rich.table import Table
 
 from moeprobe.cli import tables
 from moeprobe.inputs.medium import ORDINARY
-from moeprobe.metrics.wording import ATTRIBUTION, SWEEP_OUTPUT, attribution, full_label
+from moeprobe.metrics import registry
+from moeprobe.metrics.reading_order import output_along_severity
+from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report.headlines import Found, Which, find
 from moeprobe.studies.report.reading import Run, in_memory
@@ -42,13 +44,13 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Shown:
 def along_severity(result: "Result", *, title: str, full: bool) -> Shown:
     """Return what is shown of a sweep; everything with ``full``."""
     found = _found(result)
-    kappa = next((item for item in found if item.headline.which[0].endswith("_kappa")), None)
+    kappa = next((item for item in found if registry.find(item.headline.which[0]).kind == "kappa"), None)
     if full or kappa is None:
         return [*_verdict(_run(result), found, set()), *tables.along_severity(result, title=title)]
     result = tables.of_all_experts(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     which = kappa.headline.which
-    named = f"{title}: {full_label(*which)}"
+    named = f"{title}: {registry.find(which[0]).full_label(which[1])}"
     layers = [name for name in dict.fromkeys(result.table["layer"]) if name]
     shown: Shown = [*_verdict(_run(result), found, set())]
     if len(layers) <= _MOST_COLUMNS:
@@ -64,7 +66,10 @@ def along_severity(result: "Result", *, title: str, full: bool) -> Shown:
         )
     output = _moved(result, lambda table: table[table["layer"] == ""])
     if len(output.table):
-        shown += tables.severity_tables(output, output.table, SWEEP_OUTPUT[:2], f"{title}: output")
+        columns = tuple(
+            column for column in output_along_severity() if registry.find(column[0]).direction > 0
+        )
+        shown += tables.severity_tables(output, output.table, columns, f"{title}: output")
         shown += _attributed(output, title)
     return [*shown, _MORE]
 

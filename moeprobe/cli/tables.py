@@ -11,20 +11,12 @@ from moeprobe.cli.fit import fit
 from moeprobe.cli.screen import console
 from moeprobe.inputs.medium import ORDINARY, medium_of
 from moeprobe.inputs.regions import REGIONS
-from moeprobe.metrics.wording import (
-    ATTRIBUTION,
-    SWEEP_OUTPUT,
-    agreement,
-    attribution,
-    floors,
-    full_label,
-    interval,
-    label,
-    number,
-    read_first,
-    sweep_routing,
-)
-from moeprobe.results.tables import FLOORS, by_first_seen
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.reading_order import output_along_severity, routing_along_severity
+from moeprobe.metrics.registry import find
+from moeprobe.results.numbers import interval, number
+from moeprobe.results.phrases import ATTRIBUTION, attribution, floors
+from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -54,10 +46,13 @@ def side_by_side(
             table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
     medium = medium_of(result.table["tokens"])
-    first = first_agreement(result.table)
+    first = agreement_of(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
     wanted = pd.Series(
-        [read_first(*name, first=first) if only is None else name in only for name in named],
+        [
+            find(name).read_first(null, first=first) if only is None else (name, null) in only
+            for name, null in named
+        ],
         index=result.table.index,
     )
     if only is not None:
@@ -77,7 +72,7 @@ def side_by_side(
         if previous is not None and previous != place:
             table.add_section()
         names = place if previous != place else ("", "")
-        table.add_row(*(names if of_layers else ()), label(metric, null, medium), *cells)
+        table.add_row(*(names if of_layers else ()), find(metric).label(null, medium), *cells)
         previous = place
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
@@ -89,11 +84,6 @@ def of_all_experts(result: "Result") -> "Result":
         for table in (result.table, result.comparison)
     ]
     return dataclasses.replace(result, table=tables[0], comparison=tables[1])
-
-
-def first_agreement(table: pd.DataFrame) -> str:
-    """Return the agreement that is read first."""
-    return agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def _cells(rows: pd.DataFrame, checkpoints: list[str], *, signed: bool, stacked: bool) -> list[str]:
@@ -109,7 +99,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
-    columns = sweep_routing(first_agreement(result.table), medium_of(result.table["tokens"]))
+    columns = routing_along_severity(agreement_of(result.table), medium_of(result.table["tokens"]))
     for layer, rows in patches.groupby("layer", sort=False):
         tables += severity_tables(
             result, rows, columns, f"{title}: {layer}, {medium_of(rows['tokens']).tokens}"
@@ -117,8 +107,8 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
     if len(output):
-        tables += severity_tables(result, output, SWEEP_OUTPUT, f"{title}: output")
-    if (output["metric"] == "class_probability_switching").any():
+        tables += severity_tables(result, output, output_along_severity(), f"{title}: output")
+    if output["metric"].isin([name for columns in ATTRIBUTION.values() for name, _, _ in columns]).any():
         gates = result.sidecar["request"]["replayed_gates"]
         for name, columns in ATTRIBUTION.items():
             tables += severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
@@ -127,7 +117,7 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
 
 def _floor_table(result: "Result") -> list[Table]:
     """Return a table of how far the clean images match themselves; none where that was not measured."""
-    first = first_agreement(result.table)
+    first = agreement_of(result.table)
     rows = result.table[(result.table["metric"] == first) & result.table["tokens"].isin(ORDINARY)]
     rows = rows[rows["view"].isin(FLOORS)]
     if rows.empty:
@@ -135,8 +125,8 @@ def _floor_table(result: "Result") -> list[Table]:
     images = int(rows["images"].max())
     stacked = console().width < _PLACE + 4 * _INTERVAL
     medium = medium_of(rows["tokens"])
-    title = f"Noise floor: {full_label(first, '')} of {images} clean {medium.plural} with themselves, {medium.tokens}"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    what = f"{find(first).full_label()} of {images} clean {medium.plural} with themselves, {medium.tokens}"
+    table = Table(title=f"Noise floor: {what}", title_justify="left", title_style="bold")
     for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)
     for (checkpoint, layer), here in rows.groupby(["checkpoint", "layer"], sort=False):
@@ -147,13 +137,13 @@ def _floor_table(result: "Result") -> list[Table]:
 
 def _by_region(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer: kappa by what the patches show; none where that is not known."""
-    first = first_agreement(result.table)
+    first = agreement_of(result.table)
     columns = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
 
     def regional(table: pd.DataFrame) -> pd.DataFrame:
         kept = (
             table["tokens"].isin(REGIONS)
-            & (table["metric"] == f"{first}_kappa")
+            & (table["metric"] == f"{first}{KAPPA}")
             & (table["null"] == "pooled")
         )
         return table[kept].assign(metric=table["tokens"], null="", tokens="region")

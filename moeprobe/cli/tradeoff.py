@@ -146,15 +146,16 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     """Return a line per cell: last MoE layer, patches."""
     from rich.table import Table
 
-    from moeprobe.metrics.wording import full_label, interval
+    from moeprobe.metrics.registry import find
     from moeprobe.results.figures.tradeoff import numbers_of, shared_kappa
+    from moeprobe.results.numbers import interval
 
     numbers = numbers_of(rows)
     accuracy = rows[rows["metric"] == "accuracy"].iloc[0]
     kappa = shared_kappa(rows)
     title = f"{dataset} {accuracy['split']}, {accuracy['images']:,} images"
     if kappa is not None:
-        title += f"; κ: {full_label(kappa, 'pooled')}"
+        title += f"; κ: {find(kappa).full_label('pooled')}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("cell", no_wrap=True)
     scales = {"step_seconds": ("ms per step", 1e3), "flops_per_image": ("MFLOPs", 1e-6)}

@@ -8,4 +8,5 @@ class AttentionContagion(Contagion):
 
     metric = "attention_contagion"
     signature = "attention_contagion_watched"
-    measures = metrics("attention", "pixels of other patches", short="pixels exchanged")
+    exchanged = "pixels of other patches"
+    measures = metrics("attention", exchanged, short="pixels exchanged")

@@ -65,6 +65,11 @@ class Analysis(ABC):
     trial_lists: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[tuple[Metric | MetricFamily, ...]]
 
+    @property
+    def of_agreement(self) -> bool:
+        """Whether it says how much two sides agree."""
+        return any(isinstance(one, Metric) and one.agreement for one in self.measures)
+
     @abstractmethod
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return what the columns of a whole run allow to be said; ``aligned`` as in ``LayerPair``."""

@@ -8,4 +8,5 @@ class BatchContagion(Contagion):
 
     metric = "batch_contagion"
     signature = "batch_contagion_watched"
-    measures = metrics("batch", "batch-mates", short="batch-mates exchanged")
+    exchanged = "batch-mates"
+    measures = metrics("batch", exchanged, short="batch-mates exchanged")

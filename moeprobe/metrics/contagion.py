@@ -54,10 +54,12 @@ class Contagion(LayerAnalysis):
 
     Attributes:
         metric: what the share is called.
+        exchanged: what is exchanged, in the middle of a sentence.
         measures: the share, that of tokens that were dropped on one side alone, and the mean distance of the weights.
     """
 
     metric: ClassVar[str]
+    exchanged: ClassVar[str]
     measures: ClassVar[tuple[Metric, Metric, Metric]]
 
     def applies(self, layer: LayerRouting) -> bool:

@@ -6,7 +6,6 @@ Reading declarations imports the files of the analyses, which do without torch u
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +15,8 @@ from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFam
 from moeprobe.runtime import catalog
 
 Declaration = Metric | MetricFamily
+Kind = Literal["raw", "chance", "kappa"]
+_SUFFIXES: dict[Kind, str] = {"raw": "", "chance": CHANCE, "kappa": KAPPA}
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class Form:
     """
 
     metric: Metric
-    kind: Literal["raw", "chance", "kappa"] = "raw"
+    kind: Kind = "raw"
     declared: bool = True
 
     @property
     def name(self) -> str:
         """What the column says."""
-        return self.metric.name + {"raw": "", "chance": CHANCE, "kappa": KAPPA}[self.kind]
+        return self.metric.name + _SUFFIXES[self.kind]
 
     @property
     def direction(self) -> int:
@@ -104,72 +105,6 @@ def analyses_of(column: str) -> tuple[str, ...]:
     )
 
 
-def headlines() -> tuple[Metric, ...]:
-    """Return what is read first of a comparison, after the agreement."""
-    return _ranked("headline")
-
-
-def agreements() -> tuple[Metric, ...]:
-    """Return what says how much two sides agree: where tokens choose, where anything is chosen, anywhere."""
-    return _ranked("agreement")
-
-
-def agreement(measured: Iterable[tuple[str, str]]) -> str:
-    """Return the agreement that is read first, of (checkpoint, metric): the first one that all checkpoints have.
-
-    Checkpoints whose routers differ in kind are thus compared by one measure. One of which nothing agrees (a single
-    expert) does not silence the others.
-    """
-    known = [metric.name for metric in agreements()]
-    of: dict[str, set[str]] = {}
-    for checkpoint, name in measured:
-        if name in known:
-            of.setdefault(checkpoint, set()).add(name)
-    shared = set.intersection(*of.values()) if of else set()
-    return next((name for name in known if name in shared), known[0])
-
-
-def tokens_choose(first: str) -> bool:
-    """Whether tokens choose in all checkpoints, by the agreement that is read first."""
-    return first == agreements()[0].name
-
-
-def compared_first(first: str) -> dict[tuple[str, str], str]:
-    """Return what is read first of a comparison, (metric, null) -> title, by the agreement that is read first."""
-    agree, beyond = find(first), Form(find(first).metric, "kappa")
-    titles = {
-        (beyond.name, "pooled"): f"{beyond.full_label('pooled')} (pooled)",
-        (first, ""): agree.full_label(),
-    }
-    # Where tokens choose without a limit, none is ever without an expert.
-    left_out = "others" if tokens_choose(first) else ""
-    rest = {(one.name, ""): one.noun for one in headlines() if not left_out or one.along != left_out}
-    return titles | rest
-
-
-def compared_along_severities(first: str) -> tuple[str, ...]:
-    """Return of which metrics each difference along severities is shown: κ, and of what more is better.
-
-    There are many differences along severities: of the others a sentence says what they come to.
-    """
-    return (f"{first}{KAPPA}", *(one.name for one in headlines() if one.better == "more"))
-
-
-def routing_along_severity(first: str, medium: Medium = IMAGE) -> tuple[tuple[str, str, str], ...]:
-    """Return the columns of a table of the routing along a severity, (metric, null, heading)."""
-    skipped = "others" if tokens_choose(first) else "tokens choose"
-    return (
-        (first, "", find(first).metric.short),
-        *((f"{first}{KAPPA}", null, kappa(null, medium)) for null in NULLS),
-        *((one.name, "", one.short) for one in _ranked("along") if one.along != skipped),
-    )
-
-
-def output_along_severity() -> tuple[tuple[str, str, str], ...]:
-    """Return the columns of a table of the output along a severity, (metric, null, heading)."""
-    return tuple((one.name, "", one.label) for one in headlines() if not one.along)
-
-
 def names() -> tuple[str, ...]:
     """Return the names of all metrics, families as they are written."""
     return tuple(one.name for one in declared())
@@ -189,8 +124,8 @@ def _find(analyses: catalog.Catalog, column: str) -> Form:
     metric = _exactly(analyses, column)
     if metric is not None:
         return Form(metric)
-    for suffix, kind in ((CHANCE, "chance"), (KAPPA, "kappa")):
-        if column.endswith(suffix):
+    for kind, suffix in _SUFFIXES.items():
+        if suffix and column.endswith(suffix):
             form = _find(analyses, column.removesuffix(suffix))
             return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
     return Form(Metric(column, about="", unit="other"), declared=False)
@@ -207,17 +142,6 @@ def _exactly(analyses: catalog.Catalog, name: str) -> Metric | None:
 def covers(one: Declaration, name: str) -> bool:
     """Whether a name is that of a metric, or of one of a family."""
     return one.name == name if isinstance(one, Metric) else one.find(name) is not None
-
-
-def _ranked(field: str) -> tuple[Metric, ...]:
-    """Return the metrics of which a field is set, in the order of reading."""
-    return _with(catalog.ANALYSES, field)
-
-
-@functools.lru_cache(maxsize=32)
-def _with(analyses: catalog.Catalog, field: str) -> tuple[Metric, ...]:
-    metrics = [one for _, group in _by_analysis(analyses) for one in group if isinstance(one, Metric)]
-    return tuple(sorted((one for one in metrics if getattr(one, field)), key=lambda one: one.rank))
 
 
 def _example(one: Declaration) -> Metric:

@@ -15,7 +15,8 @@ class TokenContagion(Contagion):
 
     metric = "token_contagion"
     signature = "token_contagion_watched"
-    measures = metrics("token", "other tokens at the router", short="router's tokens exchanged")
+    exchanged = "other tokens at the router"
+    measures = metrics("token", exchanged, short="router's tokens exchanged")
 
     def applies(self, layer: LayerRouting) -> bool:
         """Not where slots hold mixtures of tokens: there a token's weights are its own, and its slots depend on all."""

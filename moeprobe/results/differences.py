@@ -17,6 +17,8 @@ import pyarrow as pa
 from moeprobe.errors import UserError
 from moeprobe.inputs.medium import medium_of
 from moeprobe.metrics.base import Columns
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.bootstrap import Array, Bootstrap, Replicates
 from moeprobe.metrics.stats.families import Difference, Judged, difference, judge
 from moeprobe.results import verdicts
@@ -45,10 +47,10 @@ class _Measured:
 
     def collapsed(self, name: Name) -> bool:
         """Whether what the metric is about has collapsed: everything goes to one choice."""
-        metric, here = name[0], self.replicates[name]
+        here = self.replicates[name]
         if self.not_finite:
             return False
-        if metric == "load_entropy":
+        if find(name[0]).metric.collapsed_at_zero:
             return here.point < _EVEN
         kappa = self._kappa(name) or here
         return any(np.isnan(found.point) and found.trials > 0 for found in (here, kappa))
@@ -60,11 +62,12 @@ class _Measured:
 
     def comparable(self, other: "_Measured", name: Name) -> bool:
         """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
-        raw = self._kappa(name) is not None and not name[0].endswith("_kappa")
+        raw = self._kappa(name) is not None and find(name[0]).kind != "kappa"
         return self.num_experts == other.num_experts or not raw
 
     def _kappa(self, name: Name) -> Replicates | None:
-        return self.replicates.get((f"{_base(name[0])}_kappa", "pooled", None, None))
+        metric = find(name[0]).metric
+        return self.replicates.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def compare(
         analyses: what the sums are of.
         about: what all rows share.
         wanted: (checkpoint, reference).
-        margin: differences inside ± margin count as none, of shares (``verdicts.has_margin``).
+        margin: differences inside ± margin count as none, of shares (``registry.Form``).
         together: a metric whose cells are one family, whatever their pair, tokens and null.
         progress: called with the number of rows of sums done since the last call.
 
@@ -219,7 +222,7 @@ def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
 
 def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
-    margin = margin if verdicts.has_margin(item.name[0]) else np.nan
+    margin = margin if find(item.name[0]).has_margin else np.nan
     word = (
         verdicts.NOT_FINITE if item.not_finite else verdicts.verdict(item.difference, judged, margin=margin)
     )
@@ -274,9 +277,3 @@ def _line(line: pd.Series) -> verdicts.Line:
         images=line["images"],
         collapsed=who.get(line["collapsed"], ""),
     )
-
-
-def _base(metric: str) -> str:
-    base = metric.removesuffix("_kappa").removesuffix("_chance")
-    # The distance has no pooled kappa of its own.
-    return "weight_cosine" if base == "weight_distance" else base

@@ -7,7 +7,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moeprobe.metrics.wording import interval
+from moeprobe.metrics.output import ACCURACY
+from moeprobe.results.numbers import interval
 
 # Fewer images tell a weak model from chance badly, and the commonest class from the others.
 ENOUGH_IMAGES = 50
@@ -32,7 +33,7 @@ def warnings(
         clean: the severity that changes nothing; None where only clean images were run.
     """
     unperturbed = table["view"] == "clean" if clean is None else table["severity"] == clean
-    measured = table[(table["metric"] == "accuracy") & unperturbed]
+    measured = table[(table["metric"] == ACCURACY.name) & unperturbed]
     found = {}
     for row in measured.to_dict("records"):
         if row["images"] < ENOUGH_IMAGES or pd.isna(row["ci_low"]):

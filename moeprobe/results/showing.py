@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from moeprobe.inputs.medium import ORDINARY, medium_of, sources
-from moeprobe.metrics.wording import agreement, compared_first, interval
-from moeprobe.results.tables import FLOORS
+from moeprobe.metrics.reading_order import compared_first
+from moeprobe.results.numbers import interval
+from moeprobe.results.tables import FLOORS, agreement_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +49,7 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> pd.D
         table: of a run, with the columns of ``tables.COLUMNS``.
         comparison: its paired differences.
     """
-    first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
+    first = agreement_of(table)
     shown = _whole(table)
     titles = compared_first(first)
     named = pd.Series(list(zip(shown["metric"], shown["null"], strict=True)), index=shown.index, dtype=object)

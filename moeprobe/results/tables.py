@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from moeprobe.metrics.reading_order import agreement
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.files import atomic_file
 
@@ -269,6 +270,11 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
         names += [name for name in COMPARISON_COLUMNS if name not in names]
     # Numbers of draws and experts stay whole where most lines are about none.
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
+
+
+def agreement_of(table: pd.DataFrame) -> str:
+    """Return the agreement that is read first of a table: the first one that all its checkpoints have."""
+    return agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Difference, Judged
 
 MARGIN = 0.02
@@ -17,34 +18,6 @@ _FLAGS = {
     "few_images": "few images",
     "unstable": "unstable",
 }
-# What is about labels, and so not known in advance of an input that is not perturbed.
-OF_LABELS = ("accuracy", "top5_accuracy", "fewshot_accuracy", "loss")
-
-
-def direction(metric: str) -> int:
-    """Return 1 where more is better, −1 where less is, 0 where neither (how sure a router is, how even its load).
-
-    Less is better of a loss, of a distance of weights, of churn, and of switches and jumps of the output.
-    """
-    if metric in ("loss", "weight_distance", "churn") or metric.startswith(
-        ("switche", "jump_", "total_variation")
-    ):
-        return -1
-    more = metric.endswith(("_match", "_kappa")) or metric in (
-        "set_jaccard",
-        "weight_cosine",
-        "accuracy",
-        "top5_accuracy",
-        "fewshot_accuracy",
-        "prediction_agreement",
-    )
-    return int(more)
-
-
-def has_margin(metric: str) -> bool:
-    """Whether a margin in shares means anything for the metric: it is one, or a gate, or follows from such."""
-    share = metric.startswith(("gate_", "load_entropy", "weight_", "churn", "unserved", "unweighted"))
-    return direction(metric) > 0 or share or metric.endswith("_chance") or "_contagion" in metric
 
 
 def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> str:
@@ -71,7 +44,7 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
 
 def judgement(metric: str, word: str) -> str:
     """Return better, worse, or nothing where the verdict or the metric has no such side."""
-    sign = direction(metric) * {"higher": 1, "lower": -1}.get(word, 0)
+    sign = find(metric).direction * {"higher": 1, "lower": -1}.get(word, 0)
     return {1: "better", -1: "worse"}.get(sign, "")
 
 

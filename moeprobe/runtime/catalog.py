@@ -125,10 +125,10 @@ ANALYSES = Catalog(
         "costs",
         "declaration",
         "nulls",
+        "reading_order",
         "registry",
         "stats",
         "token_kinds",
-        "wording",
     ),
 )
 ADAPTERS = Catalog("moeprobe.adapters", "adapter", beside=("inspection", "open"))

@@ -245,7 +245,7 @@ def _check_metric(metric: str, measured: Measured) -> None:
         for one in estimators(columns, analyses_of(measured), aligned=is_aligned(measured))
     }
     names = {name for name, _, _ in found}
-    known = sorted(name for name in names if verdicts.direction(name))
+    known = sorted(name for name in names if registry.find(name).direction)
     if metric in names and metric not in known:
         raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
@@ -260,7 +260,7 @@ def _check_metric(metric: str, measured: Measured) -> None:
 
 
 def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
-    names = ", ".join(sorted({name for name in shared if verdicts.direction(name)}))
+    names = ", ".join(sorted({name for name in shared if registry.find(name).direction}))
     return UserError(
         f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
         f"{names or 'nothing that could be'}."
@@ -285,9 +285,9 @@ def _failures(table: pd.DataFrame, metric: str | None, allowed: float | None) ->
     unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
     failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
     if metric is not None and allowed is not None:
-        lowest = rows["sim_low"] if verdicts.direction(metric) > 0 else -rows["sim_high"]
+        lowest = rows["sim_low"] if registry.find(metric).direction > 0 else -rows["sim_high"]
         # What is the same by construction: how far the clean input agrees with itself.
-        itself = rows["severity"].eq(0) & ~rows["metric"].isin(verdicts.OF_LABELS)
+        itself = rows["severity"].eq(0) & (not registry.find(metric).metric.of_labels)
         shown = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
         # Where nothing can be judged, prefix tokens are judged as without.
         without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))

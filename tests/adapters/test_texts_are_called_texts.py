@@ -10,7 +10,8 @@ import pytest
 from moeprobe import api
 from moeprobe.cli import comparison
 from moeprobe.inputs.medium import IMAGE, TEXT, sources
-from moeprobe.metrics.wording import full_label, sweep_routing
+from moeprobe.metrics.reading_order import routing_along_severity
+from moeprobe.metrics.registry import find
 from moeprobe.probes.s_matrix import figure as s_matrix
 from moeprobe.results import differences
 from moeprobe.results.tables import frame
@@ -45,9 +46,9 @@ def test_a_report_of_texts(kind: str, tmp_path: Path) -> None:
 
 
 def test_names_of_chance_levels() -> None:
-    assert full_label("top1_match_kappa", "image", TEXT) == "κ of top-1 match, within text"
-    assert full_label("top1_match_chance", "image", IMAGE) == "chance of top-1 match, image"
-    assert ("top1_match_kappa", "image", "κ, within text") in sweep_routing("top1_match", TEXT)
+    assert find("top1_match_kappa").full_label("image", TEXT) == "κ of top-1 match, within text"
+    assert find("top1_match_chance").full_label("image", IMAGE) == "chance of top-1 match, image"
+    assert ("top1_match_kappa", "image", "κ, within text") in routing_along_severity("top1_match", TEXT)
 
 
 def test_what_a_comparison_says_of_texts() -> None:

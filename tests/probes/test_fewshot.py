@@ -13,10 +13,10 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.metrics.wording import interval
 from moeprobe.probes.engine import loop
 from moeprobe.probes.fewshot import figure, shots
 from moeprobe.results import palette
+from moeprobe.results.numbers import interval
 from moeprobe.results.tables import COLUMNS
 from moeprobe.studies.report.reading import read_runs
 from moeprobe.studies.report.summary import findings, headline_table

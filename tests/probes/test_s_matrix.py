@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from moeprobe import api
-from moeprobe.metrics.wording import interval
 from moeprobe.probes.s_matrix import figure as s_matrix
+from moeprobe.results.numbers import interval
 from moeprobe.results.tables import frame
 from tests.commands import Trained, refused, run
 

@@ -12,8 +12,8 @@ import torch
 from matplotlib.figure import Figure
 
 from moeprobe import api
-from moeprobe.metrics.wording import interval
 from moeprobe.results.folder import Result
+from moeprobe.results.numbers import interval
 from moeprobe.results.showing import Figures, table_html
 from moeprobe.runtime.progress import NotebookBar, Watcher, watching
 

@@ -7,10 +7,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
+from moeprobe.metrics.confidence import Confidence
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
-_LABELS = {"gate_highest": "highest", "gate_second": "second", "gate_rest": "rest", "gate_margin": "margin"}
+_LABELS = {metric.name: metric.name.removeprefix("gate_") for metric in Confidence.measures}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:

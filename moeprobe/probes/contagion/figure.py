@@ -6,19 +6,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.attention_contagion import AttentionContagion
+from moeprobe.metrics.batch_contagion import BatchContagion
+from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import label_axis, shifts
 
-_NUMBERS = {
-    "batch_contagion": "batch-mates exchanged",
-    "token_contagion": "router's tokens exchanged",
-    "attention_contagion": "pixels exchanged",
-}
-_EXCHANGED = {
-    "batch_contagion": "batch-mates are exchanged",
-    "token_contagion": "other tokens at the router are exchanged",
-    "attention_contagion": "pixels of other patches are exchanged",
-}
+_EXCHANGES = {kind.metric: kind for kind in (BatchContagion, TokenContagion, AttentionContagion)}
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
@@ -30,7 +24,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     patches = table[table["tokens"] == "patch"]
     measured = set(patches["metric"])
     still = unchanged(table)
-    numbers = [name for name in _NUMBERS if f"{name}_distance" in measured and name not in still]
+    numbers = [name for name in _EXCHANGES if f"{name}_distance" in measured and name not in still]
     if not numbers:
         return {}
     # Where every expert has a share of every token there is no choice to change.
@@ -48,7 +42,10 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
                 x = np.arange(len(layers)) + shift
                 panels.points(panel, x, here, colour=colours[checkpoint], label=checkpoint)
             label_axis(panel, layers, named=row == len(kinds) - 1)
-            panel.set(title=_NUMBERS[name] if row == 0 else "", ylabel=_ROWS[kind] if column == 0 else "")
+            panel.set(
+                title=_EXCHANGES[name].measures[0].short if row == 0 else "",
+                ylabel=_ROWS[kind] if column == 0 else "",
+            )
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)
     drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
@@ -61,7 +58,7 @@ def unchanged(table: pd.DataFrame) -> list[str]:
     """Return the numbers of patches that are 0 in every image: nothing changes by exchanging this."""
     patches = table[table["tokens"] == "patch"]
     found = []
-    for name in _NUMBERS:
+    for name in _EXCHANGES:
         rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
         if len(rows) and bool((rows["value"].fillna(0) == 0).all()):
             found.append(name)
@@ -70,6 +67,6 @@ def unchanged(table: pd.DataFrame) -> list[str]:
 
 def zeros(names: Sequence[str]) -> str:
     """Return a sentence about exchanges that change nothing at all."""
-    said = f"0 exactly when {' or '.join(_EXCHANGED[name] for name in names)}"
+    said = f"0 exactly when {' or '.join(f'{_EXCHANGES[name].exchanged} are exchanged' for name in names)}"
     # The pixels of others reach a router through attention alone.
-    return said if "attention_contagion" in names else f"{said}: each token is routed by itself"
+    return said if AttentionContagion.metric in names else f"{said}: each token is routed by itself"

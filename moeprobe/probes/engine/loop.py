@@ -31,10 +31,6 @@ from moeprobe.metrics.base import (
     OutputPair,
     Subject,
 )
-from moeprobe.metrics.match import Match
-from moeprobe.metrics.set_match import SetMatch
-from moeprobe.metrics.slot_match import SlotMatch
-from moeprobe.metrics.weights import Weights
 from moeprobe.probes.engine.noise_floor import repeats
 from moeprobe.probes.engine.question import Probe, recipe
 from moeprobe.probes.engine.replay import exchange
@@ -48,8 +44,6 @@ from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.progress import Progress
 
 _BLOCK = 1024
-# What the noise floor is told by (see ``wording.AGREEMENTS``).
-_AGREEMENTS = (Match, SetMatch, SlotMatch, Weights)
 
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
@@ -194,7 +188,7 @@ def _run_floors(
         return
     matching = dataclasses.replace(
         probe,
-        analyses=tuple(analysis for analysis in probe.analyses if isinstance(analysis, _AGREEMENTS)),
+        analyses=tuple(analysis for analysis in probe.analyses if analysis.of_agreement),
         # Another dtype may overflow where the model's own does not.
         allow_not_finite=True,
     )

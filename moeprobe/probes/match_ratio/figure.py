@@ -1,6 +1,5 @@
 """Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -8,12 +7,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
-from moeprobe.metrics.wording import AGREEMENTS
+from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.metrics.match import Match
+from moeprobe.metrics.registry import covers, find
+from moeprobe.metrics.set_match import SET_JACCARD
+from moeprobe.metrics.slot_match import SLOT_MATCH
+from moeprobe.metrics.weights import WEIGHT_COSINE
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
+from moeprobe.results.tables import agreement_of
 
 # What the raw values are where they are not shares of patches alone.
-_RAW = {"set_jaccard": "share of {tokens}, of experts", "weight_cosine": "match, cosine"}
+_RAW = {SET_JACCARD.name: "share of {tokens}, of experts", WEIGHT_COSINE.name: "match, cosine"}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
@@ -23,13 +28,13 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are of checkpoints.
     """
     patches = panels.ordinary(table)
-    first = panels.agreement(patches)
+    first = agreement_of(patches)
     names = [
         name
         for name in dict.fromkeys(patches["metric"])
-        if name == first or re.fullmatch(r"top.*_match", name)
+        if name == first or any(covers(match, name) for match in Match.measures)
     ]
-    patches = patches[patches["metric"].str.removesuffix("_chance").str.removesuffix("_kappa").isin(names)]
+    patches = patches[patches["metric"].map(lambda name: find(name).metric.name).isin(names)]
     if patches.empty:
         return {}
     layers = panels.layers(patches)
@@ -47,7 +52,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     axes[0, 0].plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
     axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {medium.name}")
     view = patches["view"].iloc[0]
-    what = "Same routing of" if first in ("slot_match", "weight_cosine") else "Same experts for"
+    what = "Same routing of" if first in (SLOT_MATCH.name, WEIGHT_COSINE.name) else "Same experts for"
     title = f"{what} corresponding {medium.tokens}: {view}"
     drawn = patches[patches["null"].isin(["", "pooled", "image"])]
     return {"match-ratio": panels.finish(figure, drawn, title=title, notes=panels.undrawn(table))}
@@ -72,10 +77,10 @@ def _by_layer(
                 raw, x, panels.by_metric(here[here["null"] == ""], names), colour=colour, label=checkpoint
             )
             pooled = here[here["null"] == "pooled"]
-            chance = panels.by_metric(pooled, [f"{name}_chance" for name in names])["value"].to_numpy(float)
+            chance = panels.by_metric(pooled, [f"{name}{CHANCE}" for name in names])["value"].to_numpy(float)
             raw.plot(x, chance, "_", color=colour, markersize=14)
             for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
-                beyond = panels.by_metric(here[here["null"] == null], [f"{name}_kappa" for name in names])
+                beyond = panels.by_metric(here[here["null"] == null], [f"{name}{KAPPA}" for name in names])
                 panels.points(kappa, x + shift, beyond, fmt=mark, colour=colour, label=checkpoint)
                 if null == "pooled":
                     panels.name_collapsed(kappa, x, beyond, colour=colour)
@@ -98,14 +103,14 @@ def _over_layers(
         for checkpoint in checkpoints:
             here = panels.select(patches, checkpoint=checkpoint)
             colour, shift = colours[checkpoint], shift_of[checkpoint]
-            chance = panels.select(here, metric=f"{name}_chance", null="pooled").set_index("layer")["value"]
+            chance = panels.select(here, metric=f"{name}{CHANCE}", null="pooled").set_index("layer")["value"]
             raw.plot(
                 np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=colour, markersize=6
             )
             for panel, metric, null, style in (
                 (raw, name, "", "o-"),
-                (kappa, f"{name}_kappa", "pooled", "o-"),
-                (kappa, f"{name}_kappa", "image", "D:"),
+                (kappa, f"{name}{KAPPA}", "pooled", "o-"),
+                (kappa, f"{name}{KAPPA}", "image", "D:"),
             ):
                 rows = panels.select(here, metric=metric, null=null)
                 draw_line(panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style)
@@ -115,7 +120,4 @@ def _over_layers(
 
 
 def _label(metric: str) -> str:
-    if metric in AGREEMENTS:
-        return AGREEMENTS[metric].replace(" ", "\n")
-    base = metric.removesuffix("_match")
-    return base.replace("_set", "\nany order").replace("top", "top-")
+    return find(metric).metric.short.replace(" ", "\n", 1)

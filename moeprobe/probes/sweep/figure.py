@@ -1,5 +1,6 @@
 """Curves along a severity: match with the clean image, confidence, and the model's output."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
@@ -10,18 +11,26 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.medium import medium_of
-from moeprobe.metrics.wording import full_label
+from moeprobe.metrics.attribution import ACCURACY as ACCURACY_PARTS
+from moeprobe.metrics.attribution import CLASS_PROBABILITY, LOGIT_DISTANCE
+from moeprobe.metrics.confidence import GATE_HIGHEST
+from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, MetricFamily
+from moeprobe.metrics.output import ACCURACY, PREDICTION_AGREEMENT
+from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.metrics.registry import find
+from moeprobe.metrics.unserved import UNSERVED
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis
-from moeprobe.results.tables import FLOORS
+from moeprobe.results.tables import FLOORS, agreement_of
 
-_BESIDE = (("gate_highest", "highest gate"), ("unserved", "tokens without\nan expert"))
-_OUTPUT = (("accuracy", "accuracy"), ("prediction_agreement", "same prediction\nas clean"))
+_BESIDE, _OUTPUT = (GATE_HIGHEST, UNSERVED), (ACCURACY, PREDICTION_AGREEMENT)
 _CHANGES = (
-    ("class_probability", "change in probability\nof the clean prediction"),
-    ("logit_distance", "distance of the scores\nfrom the clean ones"),
-    ("accuracy", "change in accuracy"),
+    (CLASS_PROBABILITY, "change in probability\nof the clean prediction"),
+    (LOGIT_DISTANCE, "distance of the scores\nfrom the clean ones"),
+    (ACCURACY_PARTS, "change in accuracy"),
 )
+# Characters of a label beside a panel.
+_LABEL = 15
 _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
@@ -38,7 +47,7 @@ def draw(
     view = table["view"].iloc[0]
     figures = {}
     routing = panels.ordinary(table)
-    rows = _rows_of_panels(routing, panels.agreement(routing))
+    rows = _rows_of_panels(routing, agreement_of(routing))
     if rows:
         drawn = routing[
             routing["metric"].isin([metric for metric, _ in rows])
@@ -50,11 +59,11 @@ def draw(
             notes = ["In the table only: the noise floor"] if len(floors) else []
         else:
             figure, mark = _by_layer(routing, floors, rows, colours, unit), "bands"
-            least = panels.ordinary(panels.select(floors, metric=panels.agreement(routing)))["value"].min()
+            least = panels.ordinary(panels.select(floors, metric=agreement_of(routing)))["value"].min()
             notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
         notes += panels.undrawn(table)
         figures["routing"] = panels.finish(figure, drawn, title=title, notes=notes, mark=mark)
-    output = [(metric, label) for metric, label in _OUTPUT if (table["metric"] == metric).any()]
+    output = [_panel(metric) for metric in _OUTPUT if (table["metric"] == metric.name).any()]
     if output:
         figure, axes = panels.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
@@ -65,15 +74,15 @@ def draw(
         drawn = table[table["metric"].isin([metric for metric, _ in output])]
         figures["output"] = panels.finish(figure, drawn, title=f"Output: {view}", mark="bands")
     changes = [
-        (metric, label) for metric, label in _CHANGES if (table["metric"] == f"{metric}_switching").any()
+        (parts, label) for parts, label in _CHANGES if (table["metric"] == parts.make("switching").name).any()
     ]
     if changes:
         figure, axes = panels.panels(1, len(changes), sharey=False)
-        for column, (metric, label) in enumerate(changes):
-            _shares(axes[0, column], table, metric, colours)
+        for column, (changed, label) in enumerate(changes):
+            _shares(axes[0, column], table, changed, colours)
             axes[0, column].set(ylabel=label, xlabel=unit)
         _severity_ticks(axes, table)
-        parts = [f"{metric}_{share}" for metric, _ in changes for share, _, _ in _SHARES]
+        parts = [changed.make(share).name for changed, _ in changes for share, _, _ in _SHARES]
         figures["attribution"] = panels.finish(
             figure,
             table[table["metric"].isin(parts)],
@@ -92,7 +101,7 @@ def _by_layer(
     unit: str,
 ) -> Figure:
     """Draw a column per layer, with the severity along the x axis."""
-    layers, first = panels.layers(routing), panels.agreement(routing)
+    layers, first = panels.layers(routing), agreement_of(routing)
     figure, axes = panels.panels(len(rows), len(layers))
     for column, layer in enumerate(layers):
         here = panels.select(routing, layer=layer)
@@ -100,18 +109,18 @@ def _by_layer(
             panel = axes[row, column]
             _curves(panel, here, metric, colours)
             if metric == first:
-                _chance(panel, here, f"{metric}_chance", "pooled", ":", "chance (pooled)", colours)
+                _chance(panel, here, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colours)
                 floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
                 _floor(panel, floor)
-            if metric.endswith("_kappa"):
+            if find(metric).kind == "kappa":
                 within = f"κ within the {medium_of(routing['tokens']).name}"
                 _chance(panel, here, metric, "image", "--", within, colours)
             panel.set_ylabel(label if column == 0 else "")
         axes[0, column].set_title(layer)
         axes[-1, column].set_xlabel(unit)
     _severity_ticks(axes, routing)
-    _shares_axis(axes[[metric != "unserved" for metric, _ in rows]])
-    for panel in axes[[metric == "unserved" for metric, _ in rows]].flat:
+    _shares_axis(axes[[metric != UNSERVED.name for metric, _ in rows]])
+    for panel in axes[[metric == UNSERVED.name for metric, _ in rows]].flat:
         panel.set_ylim(bottom=0)
     return figure
 
@@ -139,7 +148,7 @@ def _over_layers(
             panel.set_ylabel(label if column == 0 else "")
             label_axis(panel, layers, named=row == len(rows) - 1)
         axes[0, column].set_title(checkpoint, color=colours[checkpoint])
-    _shares_axis(axes[[metric != "unserved" for metric, _ in rows]])
+    _shares_axis(axes[[metric != UNSERVED.name for metric, _ in rows]])
     return figure
 
 
@@ -158,11 +167,20 @@ def _severity_ticks(axes: np.ndarray, table: pd.DataFrame) -> None:
 
 def _rows_of_panels(routing: pd.DataFrame, first: str) -> list[tuple[str, str]]:
     """Return (metric, label) of each row: the agreement that all share, its kappa, and what stands beside it."""
-    kappa = full_label(f"{first}_kappa", "pooled")
+    kappa = find(f"{first}{KAPPA}")
     # Where all tokens choose, none is without an expert.
-    beside = [line for line in _BESIDE if line[0] != "unserved" or first != "top1_match"]
-    rows = [(first, full_label(first, "")), (f"{first}_kappa", f"{kappa}\n(pooled)"), *beside]
+    beside = [_panel(metric) for metric in _BESIDE if metric is not UNSERVED or not tokens_choose(first)]
+    rows = [
+        (first, find(first).full_label()),
+        (kappa.name, f"{kappa.full_label('pooled')}\n(pooled)"),
+        *beside,
+    ]
     return [line for line in rows if (routing["metric"] == line[0]).any()]
+
+
+def _panel(metric: Metric) -> tuple[str, str]:
+    """Return the metric of a panel and its label."""
+    return metric.name, textwrap.fill(metric.label, _LABEL)
 
 
 def _shares_axis(axes: np.ndarray) -> None:
@@ -186,12 +204,12 @@ def _curve(axes: Axes, rows: pd.DataFrame, colour: str, style: str, *, label: st
     panels.name_collapsed(axes, x, rows, colour=colour)
 
 
-def _shares(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+def _shares(axes: Axes, table: pd.DataFrame, changed: MetricFamily, colours: Mapping[str, str]) -> None:
     """Draw what features and switching have in the change of the output."""
     axes.axhline(0, color="#808080", linewidth=0.8)
     for checkpoint in panels.checkpoints(table):
         for share, line, mark in _SHARES:
-            rows = _rows(table, checkpoint, f"{metric}_{share}", nulls=("",))
+            rows = _rows(table, checkpoint, changed.make(share).name, nulls=("",))
             _curve(axes, rows, colours[checkpoint], line + mark, label=f"{checkpoint}: {share}")
 
 

@@ -14,9 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from moeprobe.inputs.medium import ORDINARY
-from moeprobe.metrics.wording import compared_first
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.reading_order import compared_first
+from moeprobe.metrics.registry import find
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.verdicts import direction
+from moeprobe.results.tables import agreement_of
 
 _GREY = "#606060"
 # More rows than this in a panel, and only one metric of the routing is drawn.
@@ -28,7 +30,7 @@ _WORD = 0.23
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
     shown = table[table["tokens"].isin([*ORDINARY, ""])]
-    lines = compared_first(panels.agreement(table))
+    lines = compared_first(agreement_of(table))
     if not shown["metric"].isin([metric for metric, _ in lines]).any():
         # A run of other things, jumps say.
         lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(shown["metric"])}
@@ -37,7 +39,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
         for (metric, null), title in lines.items()
         if len(rows := panels.select(shown, metric=metric, null=null))
     ]
-    there, left_out = _readable(there, panels.agreement(table))
+    there, left_out = _readable(there, agreement_of(table))
     drawn = pd.concat([rows for _, rows in there])
     pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
     columns = min(2 if len(there) <= 4 else 3, len(there))
@@ -73,7 +75,7 @@ def _readable(
     kept = [
         (title, rows)
         for title, rows in there
-        if rows["metric"].iloc[0] == f"{first}_kappa" or (rows["layer"] == "").all()
+        if rows["metric"].iloc[0] == f"{first}{KAPPA}" or (rows["layer"] == "").all()
     ]
     left_out = [title for title, _ in there if title not in [name for name, _ in kept]]
     return (kept, left_out) if kept else (there, [])
@@ -111,7 +113,7 @@ def _panel(
     axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.margins(x=0.08)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    sign = direction(rows["metric"].iloc[0])
+    sign = find(rows["metric"].iloc[0]).direction
     if sign:
         axes.set_xlabel("better →" if sign > 0 else "← better", fontsize=9)
     ends = [row["sim_high"] for _, row, _ in words if not math.isnan(row["sim_high"])]

@@ -15,7 +15,6 @@ from matplotlib.legend import Legend
 
 from moeprobe.inputs.medium import ORDINARY, medium_of
 from moeprobe.inputs.regions import REGIONS
-from moeprobe.metrics import wording
 from moeprobe.results.figures import STYLE
 
 _CAPTION = "#505050"
@@ -167,11 +166,6 @@ def ordinary(table: pd.DataFrame) -> pd.DataFrame:
 def by_metric(rows: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """Return a row per metric, in the order asked for; empty where there is none."""
     return rows.set_index("metric").reindex(list(metrics))
-
-
-def agreement(table: pd.DataFrame) -> str:
-    """Return the agreement that all checkpoints of a table have."""
-    return wording.agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def layers(table: pd.DataFrame) -> list[str]:

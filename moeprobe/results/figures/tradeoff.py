@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.wording import label
+from moeprobe.metrics.registry import find
 from moeprobe.results.figures import panels
 from moeprobe.results.palette import COLOURS
 
@@ -70,7 +70,7 @@ def _figure(table: pd.DataFrame) -> Figure:
     notes = ["Large: mean over training seeds. Pale: each seed, with its interval over images"]
     if kappa is not None:
         notes.append(
-            f"κ is that of {label(kappa.removesuffix('_kappa'), '')}, in the last MoE layer; load entropy: 1 = even"
+            f"κ is that of {find(kappa).metric.label}, in the last MoE layer; load entropy: 1 = even"
         )
     title = "Accuracy, robustness and cost of trainings"
     return panels.finish(

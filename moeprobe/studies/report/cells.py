@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.metrics.wording import between, decimals_of, number
+from moeprobe.results.numbers import between, decimals_of, number
 
 # A browser can show more, a reader cannot; the file that is embedded beside holds all.
 MAX_ROWS = 2000

@@ -7,7 +7,10 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.medium import ORDINARY
-from moeprobe.metrics.wording import agreement, full_label
+from moeprobe.metrics import registry
+from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.results.tables import agreement_of
 from moeprobe.studies.report.reading import Run
 
 Row = dict[str, Any]
@@ -107,10 +110,10 @@ def _headlines(run: Run, table: pd.DataFrame) -> list[Headline]:
     """Return what is read first of a run of this kind."""
     found = list(_OF_KIND.get(run.kind, ()))
     if run.kind in _AGREEMENT_AT:
-        first = agreement(zip(table["checkpoint"], table["metric"], strict=True))
-        kappa = (f"{first}_kappa", "pooled")
-        noun = "κ" if first == "top1_match" else full_label(*kappa)
-        beside = (("raw", (first, "")), ("by chance", (f"{first}_chance", "pooled")))
+        first = agreement_of(table)
+        kappa = (f"{first}{KAPPA}", "pooled")
+        noun = "κ" if tokens_choose(first) else registry.find(kappa[0]).full_label("pooled")
+        beside = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
         found.insert(0, Headline(noun, kappa, at=_AGREEMENT_AT[run.kind], beside=beside))
     return found
 

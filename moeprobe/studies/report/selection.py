@@ -7,22 +7,16 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.medium import ORDINARY, Medium
-from moeprobe.metrics.wording import (
-    ATTRIBUTION,
-    COMPARED_ALONG_SEVERITIES,
-    SWEEP_OUTPUT,
-    agreement,
-    attribution,
+from moeprobe.metrics.reading_order import (
+    compared_along_severities,
     compared_first,
-    floors,
-    full_label,
-    number,
-    random_router,
-    read_first,
-    sentence_case,
-    sweep_routing,
+    output_along_severity,
+    routing_along_severity,
 )
-from moeprobe.results.tables import FLOORS, by_first_seen
+from moeprobe.metrics.registry import find
+from moeprobe.results.numbers import number
+from moeprobe.results.phrases import ATTRIBUTION, attribution, floors, random_router, sentence_case
+from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen
 from moeprobe.studies.report.cells import Cell, Table, counts, severity, value
 from moeprobe.studies.report.reading import Run
 
@@ -49,20 +43,17 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
     """Return what is read first, about no single expert, class or draw, without the noise floor; None for no rows."""
     if table is None:
         return None
-    first = _agreement(table)
+    first = agreement_of(table)
     named = zip(table["metric"], table["null"], strict=True)
-    keep = pd.Series([read_first(*name, first=first) for name in named], index=table.index, dtype=bool)
+    keep = pd.Series(
+        [find(name).read_first(null, first=first) for name, null in named], index=table.index, dtype=bool
+    )
     if "view" in table:
         keep &= ~table["view"].isin(FLOORS)
     for column in _DETAILS:
         if column in table:
             keep &= table[column] == ""
     return table[keep] if keep.any() else None
-
-
-def _agreement(table: pd.DataFrame) -> str:
-    """Return the agreement that is read first."""
-    return agreement(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
@@ -107,7 +98,7 @@ def _lines(
         cells = [Cell(layer), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
-        cells += [Cell(full_label(metric, null, medium))]
+        cells += [Cell(find(metric).full_label(null, medium))]
         cells += [value(found.get(name)) for name in checkpoints]
         cells += [value(found.get(pair), signed=True) for pair in pairs]
         there = [found[name] for name in checkpoints if name in found]
@@ -138,13 +129,15 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
                 comparison,
                 f"{layer}, {medium.tokens}",
                 (layer, medium.token),
-                sweep_routing(_agreement(table), medium),
+                routing_along_severity(agreement_of(table), medium),
                 medium=medium,
             )
             for layer in dict.fromkeys(table["layer"])
             if layer
         ),
-        _severity_table(table, comparison, "Output of the model", output, SWEEP_OUTPUT, medium=medium),
+        _severity_table(
+            table, comparison, "Output of the model", output, output_along_severity(), medium=medium
+        ),
         *(
             _severity_table(
                 table, comparison, sentence_case(attribution(name, gates)), output, columns, medium=medium
@@ -161,7 +154,7 @@ def _noise_floor(run: Run) -> Table | None:
     assert run.table is not None
     if "view" not in run.table:
         return None
-    first = _agreement(run.table)
+    first = agreement_of(run.table)
     floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == first)]
     floor = floor[floor["tokens"].isin(ORDINARY)]
     if floor.empty:
@@ -175,7 +168,7 @@ def _noise_floor(run: Run) -> Table | None:
         )
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
-    what = sentence_case(full_label(first, ""))
+    what = sentence_case(find(first).full_label())
     note = f"{what} of clean {run.medium.plural} with themselves: what is missing from 1 is arithmetic."
     for name, lines in again.groupby("checkpoint", sort=False):
         note += f" {random_router(name, lines['value'].min(), first=first)}."
@@ -232,8 +225,8 @@ def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Tab
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
     rows = [row for row in comparison.to_dict("records") if row["tokens"] in (*ORDINARY, "")]
     few = not comparison["severity"].notna().any()
-    agree = _agreement(comparison)
-    along = (f"{agree}_kappa", *COMPARED_ALONG_SEVERITIES)
+    agree = agreement_of(comparison)
+    along = compared_along_severities(agree)
     first = [which for which in compared_first(agree) if few or which[0] in along]
     chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows
     columns = ["metric", "compared", "layer", "severity", "difference"]
@@ -241,7 +234,7 @@ def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Tab
     lines = []
     for row in chosen:
         cells = [
-            Cell(full_label(row["metric"], row["null"], medium)),
+            Cell(find(row["metric"]).full_label(row["null"], medium)),
             Cell(f"{row['checkpoint']} − {row['reference']}"),
             Cell(row["layer"] or "output"),
             severity(row["severity"]),

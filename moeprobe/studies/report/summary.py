@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from moeprobe.inputs.medium import IMAGE, ORDINARY
-from moeprobe.metrics.wording import agreement, full_label, interval, number, sentence_case
+from moeprobe.metrics import registry
+from moeprobe.metrics.reading_order import agreement, compared_first
+from moeprobe.results.numbers import interval, number
+from moeprobe.results.phrases import sentence_case
 from moeprobe.studies.report.cells import Cell, Table, counts, severity, value
 from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
@@ -36,8 +39,6 @@ _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
     "ci_low", "ci_high", "images", "trials", "flag",
 ]  # fmt: skip
-# The families of a comparison that are put into words, beside κ; all of them stand in its table.json.
-_JUDGED = (("unserved", ""), ("gate_highest", ""), ("accuracy", ""), ("fewshot_accuracy", ""))
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         rows.append(
             [
                 Cell(run.label),
-                Cell(full_label(*which, run.medium)),
+                Cell(registry.find(which[0]).full_label(which[1], run.medium)),
                 *(value(by_name.get(name)) for name in checkpoints),
                 *(value(by_pair.get(pair), signed=True) for pair in pairs),
                 Cell(found.layer or "output"),
@@ -261,8 +262,8 @@ def _verdicts(run: Run) -> list[str]:
     )
     first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
     return [
-        f"{sentence_case(full_label(*which, run.medium))}, {by}: {family['sentence']}"
-        for which in ((f"{first}_kappa", "pooled"), *_JUDGED)
+        f"{sentence_case(registry.find(which[0]).full_label(which[1], run.medium))}, {by}: {family['sentence']}"
+        for which in compared_first(first)
         for family in families
         if (family.get("metric"), family.get("null")) == which and family.get("tokens") in (*ORDINARY, "")
         if "sentence" in family

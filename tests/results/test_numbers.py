@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from moeprobe.metrics.wording import interval, number
+from moeprobe.results.numbers import interval, number
 
 
 @pytest.mark.parametrize(
