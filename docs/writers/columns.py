@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
-from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS
+from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, TRADEOFF_COLUMNS
 from writers.markdown import code, page, table
 
 
@@ -11,7 +10,7 @@ def pages() -> dict[str, str]:
     """Return the page of all columns."""
     text = page(
         "Columns",
-        "results/tables.py and studies/tradeoff/table.py",
+        "results/columns.py",
         "Every `table.csv` and `comparison.csv` has one value per line, in these columns. `comparison.csv` holds the "
         "paired differences from the first checkpoint, with the same columns and `reference`. The metrics are on "
         "[a page of their own](metrics.md).",

@@ -121,7 +121,7 @@ def compare(
     together: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> pd.DataFrame:
-    """Return the differences of the ``wanted`` pairs, a row each, with ``tables.COMPARISON_COLUMNS``.
+    """Return the differences of the ``wanted`` pairs, a row each, with ``columns.COMPARISON_COLUMNS``.
 
     One place (layer, view, severity, tokens) is held at a time; what stays is a value per resample.
 

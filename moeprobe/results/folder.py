@@ -52,7 +52,7 @@ class Result:
     """What an aggregate run found.
 
     Attributes:
-        table: one value per row; the columns are described in ``tables.COLUMNS``.
+        table: one value per row; the columns are described in ``columns.COLUMNS``.
         comparison: paired differences from the first checkpoint; None with a single one.
         images: the sums per image.
         sidecar: configuration and provenance.

@@ -27,7 +27,7 @@ def warnings(
     more; at chance is an accuracy whose 95 % interval holds it, or lies below.
 
     Args:
-        table: values of a run, see ``tables.COLUMNS``.
+        table: values of a run, see ``columns.COLUMNS``.
         images: its sums per image.
         num_classes: of the data, which are the model's own.
         clean: the severity that changes nothing; None where only clean images were run.

@@ -46,7 +46,7 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> pd.D
     """Return what is read first: a line per layer, severity and metric, a column per checkpoint and difference.
 
     Args:
-        table: of a run, with the columns of ``tables.COLUMNS``.
+        table: of a run, with the columns of ``columns.COLUMNS``.
         comparison: its paired differences.
     """
     first = agreement_of(table)

@@ -133,7 +133,7 @@ def row(
     *,
     not_finite: bool = False,
 ) -> dict[str, Any]:
-    """Return the line of one value (or difference), by the names of ``tables.COLUMNS``."""
+    """Return the line of one value (or difference), by the names of ``columns.COLUMNS``."""
     found = replicates.interval()
     return {
         "run": about.run,

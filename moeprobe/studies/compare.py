@@ -38,7 +38,7 @@ class Comparison:
     """Paired differences with their verdicts.
 
     Attributes:
-        table: one difference per row; the columns are those of ``tables.COLUMNS`` and ``COMPARISON_COLUMNS``.
+        table: one difference per row; the columns are those of ``columns.COLUMNS`` and ``COMPARISON_COLUMNS``.
         verdicts: one row per family (pair, tokens, metric, null) with its ``sentence``.
         failures: the rows of ``table`` that ``fail_if_worse`` is about and that fail; empty if nothing was asked.
         sidecar: what was asked, and provenance.

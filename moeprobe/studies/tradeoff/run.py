@@ -46,7 +46,7 @@ class TradeoffResult:
     """What was found.
 
     Attributes:
-        table: one number per row; the columns are those of ``tables.COLUMNS`` and ``table.TRADEOFF_COLUMNS``.
+        table: one number per row; the columns are those of ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
         states: cell -> trained, measured or kept, by this call.
         sidecar: what was asked, and provenance.
         out: where it lies.

@@ -12,19 +12,13 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.results import finished, summaries
-from moeprobe.results.tables import COLUMNS
+from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import Cell
 
-# What the table adds to ``tables.COLUMNS``.
-TRADEOFF_COLUMNS: dict[str, str] = {
-    "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
-    "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
-    "`model` if counted",
-}
 PAPER = Path(__file__).with_name("published.csv")
 
 

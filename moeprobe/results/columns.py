@@ -1,0 +1,64 @@
+"""The columns of tables, and the words of the column `flag`: what each says."""
+
+# Each word of the column `flag`, with what it says of its value.
+FLAGS = {
+    "collapsed": "chance is 1, so kappa does not exist",
+    "no_trials": "there was nothing to count",
+    "few_images": "under 20, no interval",
+    "unstable": "undefined in more than 1 % of the resamples, no interval",
+    "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
+}
+# Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
+COLUMNS: dict[str, str] = {
+    "run": "name of the output folder",
+    "checkpoint": "name of the checkpoint's folder",
+    "group": "name shared by checkpoints that differ in their training seed alone; empty if none",
+    "train_seed": "seed the checkpoint was trained with",
+    "dataset": "data set probed",
+    "split": "its split",
+    "layer": "MoE layer, e.g. blocks.3; empty for the model's output",
+    "router": "the layer's router",
+    "top_k": "experts chosen per token; empty where tokens do not choose",
+    "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
+    "floor",
+    "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",
+    "draw": "number of the random draw; empty when pooled",
+    "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
+    "background; empty for the model's output",
+    "metric": "what is measured",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image or class",
+    "expert": "expert the value is about; empty if about none",
+    "expert_b": "second expert, for values about two",
+    "class": "class the value is about; empty when pooled",
+    "value": "the value; empty where it does not exist (see flag)",
+    "ci_low": "lower end of the 95 % interval over images",
+    "ci_high": "upper end",
+    "images": "images it rests on: those with at least one trial",
+    "trials": "denominator: corresponding patches, tokens or images",
+    "seed": "seed of the probing (views and bootstrap)",
+    "flag": "; ".join(f"{word}: {meaning}" for word, meaning in FLAGS.items()),
+}
+# What the comparison.csv of ``moeprobe compare`` adds to them (and to `reference`).
+COMPARISON_COLUMNS: dict[str, str] = {
+    "reference": "checkpoint that the difference is from",
+    "checkpoint_value": "value of the checkpoint",
+    "reference_value": "value of the reference",
+    "se": "standard error of the difference over images (delta method)",
+    "sim_low": "lower end of the simultaneous 95 % interval, which holds for the whole family at once",
+    "sim_high": "upper end",
+    "family_cells": "layers × severities that the simultaneous interval and p_holm are about",
+    "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
+    "p_holm": "the same after Holm's correction for the family",
+    "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
+    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials, unstable or "
+    "not finite",
+    "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
+    "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
+    "margin": "differences inside ± margin count as none; empty where the metric has no margin",
+}
+# What the table adds to them, in ``moeprobe tradeoff``.
+TRADEOFF_COLUMNS: dict[str, str] = {
+    "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
+    "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
+    "`model` if counted",
+}
