@@ -15,9 +15,9 @@ class _BeforeTorchvision:
     def find_spec(self, name: str, *_: Any) -> None:
         if name == "torchvision":
             sys.meta_path.remove(self)
-            from moeprobe.runtime.torchvision_compat import mend
+            from moeprobe.runtime.torchvision_compat import declare_operators
 
-            mend()
+            declare_operators()
 
 
 if "torchvision" not in sys.modules:

@@ -40,7 +40,7 @@ def load_model(
         group_images: images that compete for that capacity.
 
     Raises:
-        UserError: it is missing, truncated or foreign, or does not fit what is told of it.
+        UserError: it is missing, truncated or foreign, or does not fit its settings.
     """
     if is_foreign(source):
         return _open(

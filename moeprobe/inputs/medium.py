@@ -1,7 +1,7 @@
 """What a model reads: images or texts. Data, views, framings and models name theirs, and must agree.
 
-A text has the seat of an image everywhere: it is the sampling unit, and stands in the columns ``images`` and
-``image_id``.
+Wherever the docs say *image*, a text model has a *text*: it is the sampling unit, and stands in the columns ``images``
+and ``image_id``.
 """
 
 from collections.abc import Iterable

@@ -92,7 +92,7 @@ def _read_images(path: Path, kind: str) -> tuple[pa.Table, str]:
 def together(paths: Sequence[Path]) -> Measured:
     """Read finished runs that asked the same of different checkpoints.
 
-    Checkpoints of one name in several runs are told apart by the names of the runs' folders.
+    Checkpoints of one name in several runs are distinguished by the names of the runs' folders.
 
     Raises:
         UserError: a run cannot be read or is named twice, or two differ in more than their checkpoints.

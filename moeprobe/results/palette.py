@@ -1,4 +1,4 @@
-"""Colours of checkpoints and experts: told apart with any colour vision, the same throughout a run and a report."""
+"""Colours of checkpoints and experts: distinct for any color vision, the same throughout a run and a report."""
 
 import colorsys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _GOLDEN = 0.618033988749895
 
 
 def expert_colour(expert: int) -> str:
-    """Return the colour of an expert; the first eight are told apart with most colour visions, others by hue alone."""
+    """Return the colour of an expert; the first eight are distinct for most color visions, others by hue alone."""
     if expert < len(_EXPERTS):
         return _EXPERTS[expert]
     hue = (expert * _GOLDEN) % 1.0

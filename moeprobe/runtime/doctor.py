@@ -59,9 +59,9 @@ def _optional(name: str, extra: str) -> Finding:
 
 
 def _torchvision() -> Finding:
-    from moeprobe.runtime.torchvision_compat import mend
+    from moeprobe.runtime.torchvision_compat import declare_operators
 
-    if not mend():
+    if not declare_operators():
         return Finding("ok", "torch and torchvision", "fit together")
     return Finding(
         "note",

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Watcher:
-    """Told how a run advances; the command line draws a progress bar with it. This one ignores it."""
+    """Progress callback; the command line draws a bar with it. This base class ignores every event."""
 
     def start(self, description: str, total: int) -> None:
         """Begin a piece of work of ``total`` images (or arrays of a checkpoint)."""

@@ -4,7 +4,8 @@ timm imports torchvision, whose only wheels are built against CUDA. Beside a CPU
 load, and ``import torchvision`` stops at operators that the library would have declared. Declaring the two that
 are looked up at import time is enough for the transforms and for timm, which are all that moeprobe uses.
 
-``mend()`` must run before timm or torchvision is imported; ``moeprobe doctor`` reports whether it was needed.
+``declare_operators()`` must run before timm or torchvision is imported; ``moeprobe doctor`` reports whether it was
+needed.
 """
 
 from importlib.machinery import PathFinder
@@ -20,11 +21,11 @@ _SCHEMAS = (
 _declared: list[torch.library.Library] = []
 
 
-def mend() -> bool:
+def declare_operators() -> bool:
     """Declare the missing operators if torchvision's C++ library cannot be loaded.
 
     Returns:
-        Whether the mend was needed (now or by an earlier call).
+        Whether that was needed (now or by an earlier call).
     """
     if _declared:
         return True

@@ -34,7 +34,7 @@ class Hooks:
     """Any torch module whose routers are submodules, read by forward hooks; nothing is left on it.
 
     On making it a few images are run, together and one by one: to find the routers' order and shapes, and whether an
-    image's routing depends on its batch-mates. Where it does, or cannot be told, ``group_images`` images are run at a
+    image's routing depends on its batch-mates. Where it does, or nobody can know, ``group_images`` images are run at a
     time. What the model itself drops for lack of room is not seen: every choice counts as served.
 
     Args:
@@ -64,10 +64,10 @@ class Hooks:
         before: the earlier name of ``activation``, still accepted.
 
     Raises:
-        UserError: there are no such routers, they do not run exactly once, or their outputs do not fit what is told.
+        UserError: there are no such routers, they do not run exactly once, or their outputs do not fit the settings.
     """
 
-    # There where ``head`` is told (``routing.Featured``).
+    # There where ``head`` is set (``routing.Featured``).
     features: Callable[[Tensor], Tensor]
 
     def __init__(
@@ -170,8 +170,8 @@ class Hooks:
     @property
     def provenance(self) -> dict[str, Any]:
         """What a sidecar says of the model."""
-        net, told = self._module.net, self.settings.plain()
-        found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as told"
+        net, settings = self._module.net, self.settings.plain()
+        found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as set"
         return {
             "sha256": self._module.hash(self._layers),
             "capacity": "its own",
@@ -182,8 +182,8 @@ class Hooks:
             "routers": {name: layer.described() for name, layer in self._layers.items()},
             "routers_found": found,
             "batches": self._batch_dependence or "images do not depend on their batch-mates",
-            "normalisation": {"mean": told["mean"], "std": told["std"]},
-            "settings": told,
+            "normalisation": {"mean": settings["mean"], "std": settings["std"]},
+            "settings": settings,
         }
 
     @classmethod
@@ -196,7 +196,7 @@ class Hooks:
         of a foreign model's experts are its own, so ``trained_capacity`` changes nothing.
 
         Raises:
-            UserError: it is not there, raises, returns something else, or what is told does not fit.
+            UserError: it is not there, raises, returns something else, or the settings do not fit.
         """
         made = factory.make(reference)
         model, settings = made.value, made.settings
@@ -206,8 +206,8 @@ class Hooks:
                     f"{made.factory} gives a {type(model).__name__}, of which nothing is known; say how it is probed "
                     f"in a YAML file, py:{made.factory}@settings.yaml, or let it return a moeprobe Hooks."
                 )
-            told = settings.model_dump(exclude={"name", "weights"})
-            model = cls(model.to(device), **told, group_images=group_images)
+            given = settings.model_dump(exclude={"name", "weights"})
+            model = cls(model.to(device), **given, group_images=group_images)
         elif settings is not None:
             raise UserError(f"{made.factory} gives a {type(model).__name__}, which takes no settings file.")
         name = made.factory.rpartition(":")[2] if settings is None else settings.name

@@ -214,7 +214,7 @@ def _sum_to_one(gates: Tensor) -> bool:
 def _grid(
     module: str, *, tokens: int, prefix: int, image_size: int, patch_size: int | Mapping[str, int] | None
 ) -> PatchGrid:
-    """Return the grid of a router's tokens: told, or the square that they form."""
+    """Return the grid of a router's tokens: as set, or the square that they form."""
     if isinstance(patch_size, Mapping):
         of = [size for pattern, size in patch_size.items() if fnmatch.fnmatchcase(module, pattern)]
         if not of:

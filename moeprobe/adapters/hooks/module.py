@@ -88,12 +88,12 @@ class HookedModule:
         check_fired([name for name, _ in fired], modules)
         values, routings = dict(fired), {}
         for name, layer in layers.items():
-            told = self.settings.token_local
+            token_local = self.settings.token_local
             with naming(layer.module):
                 routings[name] = layer.routing(
                     values[layer.module],
                     num_images=len(images),
-                    token_local=layer.top_k is not None if told is None else told,
+                    token_local=layer.top_k is not None if token_local is None else token_local,
                 )
         return Pass(self.scores(output, len(images)) if logits else None, routings)
 
@@ -131,7 +131,7 @@ class HookedModule:
         return features.float()
 
     def hash(self, layers: Mapping[str, Layer]) -> str:
-        """Return a hash of the parameters, of what was told and of what was learnt."""
+        """Return a hash of the parameters, of the settings and of what was detected."""
         learnt = {name: layer.identity for name, layer in layers.items()}
         digest = hashlib.sha256(json.dumps([self.settings.plain(), learnt], sort_keys=True).encode())
         for name, value in self.net.state_dict().items():
@@ -176,5 +176,5 @@ def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:
         if fired.count(name) > 1:
             raise UserError(
                 f"The router {name} ran {fired.count(name)} times in one forward pass; a module that several layers "
-                "share cannot be told apart, so give each layer its own, or name the modules around it."
+                "share cannot be distinguished, so give each layer its own, or name the modules around it."
             )

@@ -15,7 +15,7 @@ from moeprobe.errors import UserError
 def read(
     module: nn.Module, arguments: tuple[Any, ...], output: Any, *, how: Read | None
 ) -> dict[str, Tensor]:
-    """Return the tensors ``logits`` and, where they are told, ``indices`` of one call of a router.
+    """Return the tensors ``logits`` and, where they are given, ``indices`` of one call of a router.
 
     Args:
         module: the router.

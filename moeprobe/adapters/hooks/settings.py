@@ -1,4 +1,4 @@
-"""What must be told of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file."""
+"""What must be known of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,7 +68,7 @@ class Settings(Section):
         return patch_size
 
     def plain(self) -> dict[str, Any]:
-        """Return what was told as JSON can hold it; classes and functions by their names."""
+        """Return the settings as JSON can hold them; classes and functions by their names."""
         content = self.model_dump(exclude_none=True)
         if "activation" in content:
             content[EARLIER] = content.pop("activation")

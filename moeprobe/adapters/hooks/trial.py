@@ -81,20 +81,20 @@ def batch_dependence(hooked: HookedModule, layers: Mapping[str, Layer], images: 
     """Return why images cannot be run in any batch; nothing if they can.
 
     Raises:
-        UserError: an image's tokens are found among those of another: their order is not what was told.
+        UserError: an image's tokens are found among those of another: their order is not as set.
     """
     whole, again = (hooked.run(images, layers, logits=False) for _ in range(2))
     singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]
-    told = hooked.settings.token_local
+    token_local = hooked.settings.token_local
     reason = ""
     if not _alike(whole, [again]):
         reason = "random at evaluation, so whether images depend on their batch-mates cannot be tried"
     elif not _alike(whole, singly):
         _check_order(hooked, layers, images, singly)
         reason = "images depend on their batch-mates, as tried"
-    if told is None:
+    if token_local is None:
         return reason
-    return "" if told else "images depend on their batch-mates, as told"
+    return "" if token_local else "images depend on their batch-mates, as set"
 
 
 def _check_order(

@@ -4,7 +4,7 @@
 tokenizer) or a name on the hub. Code that a model brings along is never run.
 
 Routers are found by class: the library's models say of which class their ``router_logits`` are recorded. What their
-outputs mean is told in ``outputs``. Of a model with encoder and decoder the encoder is probed.
+outputs mean is described in ``outputs``. Of a model with encoder and decoder the encoder is probed.
 
 Axes: B texts, T tokens, E experts, K choices, D width.
 """

@@ -1,13 +1,13 @@
 """What the outputs of a foreign router say: its logits, its own choice, and its weights.
 
 Nothing here knows a family of models by name. The library says which of a router's outputs are its logits; the rest is
-told by form, once, from a pass over a fixed sequence of tokens:
+read by its form, once, from a pass over a fixed sequence of tokens:
 
 * *indices*: whole numbers ``(N, K)`` beside weights of the same shape, of the router itself or handed to the experts;
 * *dense*: a weight or a mark ``(N, E)`` for each expert, 0 where it did not get the token;
 * *sorted*: the choices sorted by expert: a permutation of N·K places, and how many each expert got.
 
-The choice is never computed anew where the router says it: biases and groups would be missed.
+The choice is never recomputed where the router says it: biases and groups would be missed.
 
 Axes: N tokens of a batch (texts one after the other), E experts, K choices.
 """
@@ -206,7 +206,7 @@ def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> 
 
 def _of_indices(found: tuple[Tensor, Tensor]) -> Choice:
     index, weights = found
-    # What weighs exactly nothing is no choice: "no expert" is told so.
+    # What weighs exactly nothing is no choice: "no expert" is encoded so.
     chosen = weights != 0
     return Choice(index.where(chosen, -1), chosen, weights)
 

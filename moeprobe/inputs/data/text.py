@@ -67,7 +67,7 @@ class Text(TextDataset):
         return TextExample(self._texts[index], self.image_ids[index], self._labels[index])
 
     def content_hash(self) -> str:
-        """Return a hash of the names and the texts: lines of a file are counted, and may be written anew."""
+        """Return a hash of the names and the texts: lines of a file are counted, and may be rewritten."""
         named = json.dumps(list(zip(self.image_ids, self._texts, strict=True)))
         return hashlib.sha256(named.encode()).hexdigest()
 

@@ -29,8 +29,8 @@ class Webdataset(ImageDataset):
     """Tar shards (WebDataset): a folder, a glob pattern or a brace pattern.
 
     Every shard is read through once, for its headers and labels; after that an image costs one seek. A shard is opened
-    anew for each image, which is nothing beside decoding it: no file position is shared between workers, and a thousand
-    shards need no thousand open files. Image ids are ``shard/key``, or ``split/shard/key`` where a folder names the
+    again for each image, which costs little next to decoding: workers share no file position, and thousands of shards
+    need no thousands of open files. Image ids are ``shard/key``, or ``split/shard/key`` where a folder names the
     split; class names are the numbers from 0 to the highest label of the split.
     """
 

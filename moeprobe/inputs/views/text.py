@@ -39,20 +39,20 @@ class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFra
 
 
 class WordView(TextView, ABC):
-    """A view that writes some words of a text anew."""
+    """A view that rewrites some words of a text."""
 
     @abstractmethod
     def words(self, text: str) -> list[tuple[int, int]]:
-        """Return where the words stand that could be written anew, ``(start, end)`` in their order."""
+        """Return where the words stand that could be rewritten, ``(start, end)`` in their order."""
 
     @abstractmethod
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
-        """Return the pieces of a word written anew, their places counted from its start."""
+        """Return the pieces of a rewritten word, their places counted from its start."""
 
     def perturb(
         self, source: str, *, framing: TextFraming, severities: Sequence[float], rng: np.random.Generator
     ) -> list[TextSample]:
-        """Return ``source`` with each word written anew with the probability of each severity.
+        """Return ``source`` with each word rewritten with the probability of each severity.
 
         A word is changed once its own random number is below the severity, and then always in the same way: the
         changes of a weak severity are among those of a stronger one.
@@ -60,12 +60,12 @@ class WordView(TextView, ABC):
         check_severities(severities, low=0, high=1, what="A share of words")
         words = self.words(source)
         threshold = rng.random(len(words))
-        anew = [self.rewrite(source[start:end], rng) for start, end in words]
+        rewritten = [self.rewrite(source[start:end], rng) for start, end in words]
         made = []
         for severity in severities:
             pieces: list[Piece] = []
             done = 0
-            for (start, end), below, written in zip(words, threshold < severity, anew, strict=True):
+            for (start, end), below, written in zip(words, threshold < severity, rewritten, strict=True):
                 if below:
                     pieces.append((source[done:start], done, start))
                     pieces += [(string, start + first, start + last) for string, first, last in written]

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-import moeprobe.models.nn  # noqa: F401  (mends torchvision)
+import moeprobe.models.nn  # noqa: F401  (repairs torchvision)
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
 from moeprobe.models.checkpoints.swin_moe_files import Ranks, find_files, read_ranks
@@ -71,7 +71,7 @@ def import_swin_moe(
         classes: data set, ``name`` or ``name:location``, whose classes the scores are about; None = unknown, and
             then nothing is said of accuracy.
         overwrite: replace a checkpoint that is there.
-        watcher: told how many of the files are read.
+        watcher: shows the files read.
         settings: keys of ``ModelConfig`` that leave no trace in the parameters: ``top_k``, ``capacity_factor``,
             ``eval_capacity_factor``, ``group_images``, ``batch_priority``, ``mean``, ``std``, ``crop_fraction``.
 

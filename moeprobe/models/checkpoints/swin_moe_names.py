@@ -260,17 +260,21 @@ def _hidden_width(ranks: Ranks, block: str, num_experts: int, source: str) -> in
 
 def _image_size(found: dict[str, Tensor], patch_size: int, given: int | None, source: str) -> int:
     """Return the resolution: shifted windows have a mask each, and as many windows as fill the image."""
-    told = set()
+    sizes_seen = set()
     for name, mask in found.items():
         match = _BLOCK.match(name)
         if match and name.endswith(".attn_mask") and mask.ndim == 3:
-            told.add(math.isqrt(len(mask)) * math.isqrt(mask.shape[1]) * patch_size * 2 ** int(match[1]))
-    if len(told) > 1:
+            sizes_seen.add(
+                math.isqrt(len(mask)) * math.isqrt(mask.shape[1]) * patch_size * 2 ** int(match[1])
+            )
+    if len(sizes_seen) > 1:
         raise UserError(
-            f"{source} has attention masks of several resolutions: {', '.join(map(str, sorted(told)))}."
+            f"{source} has attention masks of several resolutions: {', '.join(map(str, sorted(sizes_seen)))}."
         )
-    if not told and given is None:
+    if not sizes_seen and given is None:
         raise UserError(f"{source} does not say what resolution it is for; give --image-size.")
-    if told and given is not None and {given} != told:
-        raise UserError(f"{source} is for images of {told.pop()} pixels, and --image-size says {given}.")
-    return told.pop() if given is None else given
+    if sizes_seen and given is not None and {given} != sizes_seen:
+        raise UserError(
+            f"{source} is for images of {sizes_seen.pop()} pixels, and --image-size says {given}."
+        )
+    return sizes_seen.pop() if given is None else given

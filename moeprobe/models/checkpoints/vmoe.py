@@ -106,7 +106,7 @@ def import_vmoe(
         classes: data set, ``name`` or ``name:location``, whose classes the scores are about; None = unknown, and
             then nothing is said of accuracy.
         overwrite: replace a checkpoint that is there.
-        watcher: told how many of the arrays are read.
+        watcher: shows the arrays read.
         settings: keys of ``ModelConfig`` that leave no trace in the parameters: ``top_k``, ``capacity_factor``,
             ``eval_capacity_factor``, ``group_images``, ``batch_priority``, ``bfloat16_dispatch``, ``mean``, ``std``,
             ``crop_fraction``. Without them the model is as V-MoE's are trained, and evaluates without a limit.

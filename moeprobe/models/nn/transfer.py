@@ -1,4 +1,4 @@
-"""Parameters of one vision transformer put into another: by name, position embeddings resampled, nothing unsaid."""
+"""Copy parameters between vision transformers by name; resample positions; every mismatch is an error."""
 
 from collections.abc import Mapping
 
@@ -43,10 +43,10 @@ def transfer(
     for name, tensor in taken.items():
         if name not in wanted or wanted[name].shape != tensor.shape:
             shape = tuple(wanted[name].shape) if name in wanted else "no such parameter"
-            mend = f"; set model.router.slots={tensor.shape[-1]}" if name.endswith(".router.phi") else ""
+            hint = f"; set model.router.slots={tensor.shape[-1]}" if name.endswith(".router.phi") else ""
             raise UserError(
                 f"{source} does not fit the configured model: {name} is {tuple(tensor.shape)} there, "
-                f"{shape} here{mend}."
+                f"{shape} here{hint}."
             )
     missing = [name for name in wanted if name not in taken and not name.startswith(fresh)]
     if missing:

@@ -100,7 +100,7 @@ def _entry(variant: dict[str, Any], kwargs: dict[str, Any]) -> VisionTransformer
     return _vmoe(**{**variant, **kwargs})
 
 
-# timm's argument -> the configuration's key, for what a model without a size of its own must be told.
+# timm's argument -> the configuration's key, for what a model without a size of its own must be given.
 _SIZES = {
     "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth",
     "num_heads": "num_heads", "mlp_ratio": "hidden_width",

@@ -73,8 +73,7 @@ class Trainer:
         self.class_names = checks.check_data(config, train_data, val_data)
         self.config = config
         self.model_config = config.model.model_copy(update={"num_classes": len(self.class_names)})
-        self.folder = absolute(folder)
-        self.device = device
+        self.folder, self.device = absolute(folder), device
         self.train_data, self.val_data, self.view = train_data, val_data, view
         self.objective = checks.make_objective(config)
         self.steps_per_epoch = len(train_data) // config.batch_size
@@ -86,8 +85,9 @@ class Trainer:
         self.model, self.upcycled = start_model(config, self.model_config, self.class_names)
         self.model.to(device).train()
         self.normalise = Normalise(self.model_config).to(device)
-        self.grid = PatchGrid(*self.model.patch_embed.grid_size, self.model.patch_embed.patch_size[0])
-        self.framing = Framing(self.model.patch_embed.img_size[0], self.model_config.crop_fraction)
+        embedding = self.model.patch_embed
+        self.grid = PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0])
+        self.framing = Framing(embedding.img_size[0], self.model_config.crop_fraction)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.schedule = make_schedule(self.optimizer, config.schedule, total_steps=self.total_steps)
         self.step = 0

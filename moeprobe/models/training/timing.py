@@ -60,7 +60,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Time of the run so far, all told: steps, data, evaluations, files."""
+        """Time of the run so far, everything included: steps, data, evaluations, files."""
         return self._before + time.perf_counter() - self._started
 
     def state(self) -> dict[str, Any]:

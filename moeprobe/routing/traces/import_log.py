@@ -48,7 +48,7 @@ def import_trace(
         name: of the model in tables; None = that of the trace.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
-        watcher: told how many bytes are read.
+        watcher: shows the bytes read.
 
     Raises:
         UserError: a line is no routing of a layer, or the files cannot be read or written.

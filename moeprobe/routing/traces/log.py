@@ -23,7 +23,7 @@ class Log:
     Args:
         path: the file.
         num_experts: E of every layer where a line does not say; None = each line must.
-        progress: told how many bytes were read since the last time.
+        progress: called with the bytes read since the last call.
 
     Attributes:
         requests: for each the number of its layers that were read.

@@ -16,7 +16,7 @@
 * ``router``, optional: its name; default "recorded".
 * ``token_local``, optional: whether a token's choice depends on that token alone; default false.
 
-Experts that choose their tokens, and weights without choices, cannot be told in it.
+Experts that choose their tokens, and weights without choices, cannot be recorded in it.
 
 Axes: T tokens, K choices, E experts.
 """

@@ -84,7 +84,7 @@ class _Reader(pickle.Unpickler):
     def _refuse(self, what: str) -> NoReturn:
         raise UserError(
             f"{str(self._path)!r} asks for {what}, which none of CIFAR's files needs: nothing of it was run; "
-            "fetch the file anew."
+            "download the file again."
         )
 
 

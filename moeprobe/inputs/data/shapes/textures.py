@@ -19,7 +19,7 @@ _CANDIDATES = 32
 
 
 def draw_palette(random: np.random.Generator) -> tuple[Colours, Colours]:
-    """Return the colours of the ground and of the object: any two, as long as they can be told apart."""
+    """Return the colours of the ground and of the object: any two, as long as they can be distinguished."""
     ground = _draw_colour(random)
     candidates = np.stack([_draw_colour(random) for _ in range(_CANDIDATES)])
     distance = np.linalg.norm(candidates - ground, axis=1)
