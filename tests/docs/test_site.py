@@ -1,6 +1,10 @@
 """The site: every page is in its menu, links out of docs are names of files, flowcharts are drawn without a network."""
 
 import importlib
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -76,3 +80,38 @@ def test_flowcharts_are_drawn(hooks: ModuleType, page: Path) -> None:
         assert len(arrows) == chart.count("-->")
         assert all(label in chart for label in labels if label)
     assert "```mermaid" not in on_site(hooks, TEXT[page], str(page.relative_to(DOCS)))
+
+
+def test_the_site_builds_and_its_pages_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="needs moeprobe[docs]")
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert {page.stem for page in PAGES if DOCS in page.parents} <= {page.stem for page in pages}
+    loaded = (
+        r'<(?:script|img|iframe|source)[^>]* src="?https?:|<link[^>]* rel="?stylesheet"?[^>]* href="?https?:'
+    )
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(loaded, text), page
+        assert 'class="mermaid"' not in text, page  # Material would load Mermaid for it
+    assert '<svg class="flow"' in (tmp_path / "site/contributing/architecture.html").read_text(
+        encoding="utf-8"
+    )
