@@ -21,7 +21,7 @@ from moeprobe.metrics.nulls import with_others
 from moeprobe.metrics.stats.bootstrap import Array, Share, Statistic
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import of_tokens, others, patches
+from moeprobe.metrics.token_kinds import others, patches, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +60,7 @@ class Churn(LayerAnalysis):
 
         paired = patches(pair)
         reference, view = (
-            of_tokens(layer.processed_mask, token) & paired.present[..., None]
+            take_tokens(layer.processed_mask, token) & paired.present[..., None]
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
         kept_by_others = had_by_others = torch.zeros_like(paired.present[:, 0], dtype=torch.int64)

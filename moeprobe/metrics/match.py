@@ -24,7 +24,7 @@ from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
-from moeprobe.metrics.token_kinds import Paired, by_tokens, numbers, of_tokens
+from moeprobe.metrics.token_kinds import Paired, by_token_kind, numbers, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class Match(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return matches and trials per image, for patches (also by what they show, if known) and prefix tokens."""
-        return {tokens: _count(pair, paired) for tokens, paired in by_tokens(pair).items()}
+        return {tokens: _count(pair, paired) for tokens, paired in by_token_kind(pair).items()}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return match, chance and kappa for each kind of match."""
@@ -141,8 +141,8 @@ def encode(selected: NDArray[np.generic], *, depth: int, ordered: bool) -> NDArr
 
 
 def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
-    reference = of_tokens(pair.reference.selected, paired.reference)
-    view = of_tokens(pair.view.selected, paired.view)
+    reference = take_tokens(pair.reference.selected, paired.reference)
+    view = take_tokens(pair.view.selected, paired.view)
     trial = paired.present & (reference[..., 0] >= 0) & (view[..., 0] >= 0)
     reference, view = (side.masked_fill(~trial[..., None], -1) for side in (reference, view))
     columns = {"trials": trial.sum(1)}

@@ -26,7 +26,7 @@ from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import strata, tokens_of, used
 from moeprobe.metrics.stats.bootstrap import Share
 from moeprobe.metrics.stats.set_chance import SetChance, jaccard_of_pairs, set_chance_within_image
-from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
+from moeprobe.metrics.token_kinds import by_token_kind, numbers, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,11 +78,11 @@ class SetMatch(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the pairs of tokens per image and their sets, for patches (also by region) and prefix tokens."""
         found = {}
-        for tokens, paired in by_tokens(pair).items():
+        for tokens, paired in by_token_kind(pair).items():
             columns = {"set_pairs": paired.present.sum(1)} | numbers(pair, paired)
             sides = {
-                "reference": of_tokens(pair.reference.selected_mask, paired.reference),
-                "view": of_tokens(pair.view.selected_mask, paired.view),
+                "reference": take_tokens(pair.reference.selected_mask, paired.reference),
+                "view": take_tokens(pair.view.selected_mask, paired.view),
             }
             if pair.view.experts_choose:
                 neither = ~sides["reference"].any(-1) & ~sides["view"].any(-1)

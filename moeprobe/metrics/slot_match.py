@@ -17,7 +17,7 @@ from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import same_code, strata, tokens_of
 from moeprobe.metrics.stats.bootstrap import Share
-from moeprobe.metrics.token_kinds import by_tokens, numbers, of_tokens
+from moeprobe.metrics.token_kinds import by_token_kind, numbers, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,9 +58,9 @@ class SlotMatch(LayerAnalysis):
         assert pair.reference.slot is not None
         assert pair.view.slot is not None
         found = {}
-        for tokens, paired in by_tokens(pair).items():
+        for tokens, paired in by_token_kind(pair).items():
             reference, view = (
-                of_tokens(slot, token).to(torch.int32).masked_fill(~paired.present, -1)
+                take_tokens(slot, token).to(torch.int32).masked_fill(~paired.present, -1)
                 for slot, token in ((pair.reference.slot, paired.reference), (pair.view.slot, paired.view))
             )
             found[tokens] = {

@@ -37,7 +37,7 @@ def patches(pair: LayerPair) -> Paired:
     return _without_padding(pair, reference, view, present)
 
 
-def by_tokens(pair: LayerPair) -> dict[str, Paired]:
+def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     """Return the pairs of each kind of tokens: patches (or tokens), those of each region if known, prefix tokens."""
     import torch
 
@@ -58,7 +58,7 @@ def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: 
     return Paired(reference, view, present & valid)
 
 
-def of_tokens(values: Tensor, token: Tensor) -> Tensor:
+def take_tokens(values: Tensor, token: Tensor) -> Tensor:
     """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
     import torch
 

@@ -29,7 +29,7 @@ from moeprobe.metrics.stats.bootstrap import Array, Share
 from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import Paired, by_tokens, double, of_tokens, others
+from moeprobe.metrics.token_kinds import Paired, by_token_kind, double, others, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +89,7 @@ class Weights(LayerAnalysis):
         """Return summed distances, cosines and unit vectors per image, for patches and prefix tokens."""
         return {
             tokens: _sums(pair, paired)
-            for tokens, paired in by_tokens(pair).items()
+            for tokens, paired in by_token_kind(pair).items()
             if tokens in (*ORDINARY, "prefix")
         }
 
@@ -149,7 +149,7 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     import torch
 
     sides = [
-        of_tokens(layer.weights, token)
+        take_tokens(layer.weights, token)
         for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
     ]
     weighted = [(side > 0).any(-1) for side in sides]
