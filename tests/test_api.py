@@ -138,13 +138,14 @@ def test_the_demo_probes_what_it_trains_on(
 
     def recorder(name: str) -> Any:
         def call(*given: Any, **named: Any) -> str:
-            seen[given[0] if name == "probe" else name] = named.get("data")
+            seen[given[0].name if name == "run" else name] = named.get("data")
             return name
 
         return call
 
-    probes = ("match-ratio", "confidence", "sweep", "overlay", "eval")
-    for name in ("probe", "overlay", "train", "load_model", "write_report"):
+    probes = ("match-ratio", "confidence", "noise-sweep", "overlay", "eval")
+    monkeypatch.setattr(demo.engine, "run", recorder("run"))
+    for name in ("train", "load_model", "write_report"):
         monkeypatch.setattr(demo, name, recorder(name))
     announced: list[tuple[str, str]] = []
     monkeypatch.chdir(project)

@@ -32,12 +32,6 @@ PARAMETERS = 8
 WIDE = {
     "inputs.batches.batches",
     "probes.correspond.measure.correspond",
-    "probes.discontinuity.measure.discontinuity",
-    "probes.engine.run.measure",
-    "probes.engine.run.probe",
-    "probes.overlay.measure._ask",
-    "probes.overlay.measure.overlay",
-    "probes.overlay.measure.plan_overlay",
     "studies.compare.compare",
 }
 # Files that are longer and do not say why. Entries go as they fall.

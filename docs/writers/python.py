@@ -24,7 +24,7 @@ TITLES = {
     "arguments": "Python: classes that functions take",
     "results": "Python: classes that functions return",
 }
-_SOURCE = "moeprobe/api.py"
+_SOURCE = "moeprobe/api"
 
 
 def pages() -> dict[str, str]:

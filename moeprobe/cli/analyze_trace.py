@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from moeprobe.cli.early import check_folder, check_traces
-from moeprobe.cli.options import Full, command_line, names
+from moeprobe.cli.fields import names
+from moeprobe.cli.options import Full, command_line
 
 
 def analyze_trace(

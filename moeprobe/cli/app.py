@@ -11,31 +11,23 @@ from moeprobe import __version__
 from moeprobe.cli import (
     analyze_trace,
     compare,
-    confidence,
-    contagion,
     correspond,
     demo,
-    discontinuity,
     doctor,
-    evaluate,
-    fewshot,
+    import_trace,
     inspect,
     listing,
-    match_ratio,
-    noise_sweep,
-    overlay,
     paper,
     report,
-    s_matrix,
-    sweep,
     swin_moe,
-    trace,
     tradeoff,
     train,
     vmoe,
 )
+from moeprobe.cli.probe_command import probe_command
 from moeprobe.cli.signals import Ending
 from moeprobe.errors import UserError
+from moeprobe.probes import registry
 
 USER_ERROR, INTERRUPTED = 2, 130
 
@@ -101,20 +93,11 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("tradeoff")(tradeoff.tradeoff)
-app.command("match-ratio")(match_ratio.match_ratio)
-app.command("s-matrix")(s_matrix.s_matrix)
-app.command("trace")(trace.trace)
+for _probe in registry.probes():
+    app.command(_probe.name)(probe_command(_probe))
 app.command("analyze-trace")(analyze_trace.analyze_trace)
 app.command("compare")(compare.compare)
-app.command("confidence")(confidence.confidence)
-app.command("sweep")(sweep.sweep)
-app.command("noise-sweep")(noise_sweep.noise_sweep)
-app.command("overlay")(overlay.overlay)
-app.command("discontinuity")(discontinuity.discontinuity)
-app.command("contagion")(contagion.contagion)
 app.command("correspond")(correspond.correspond)
-app.command("eval")(evaluate.evaluate)
-app.command("fewshot")(fewshot.fewshot)
 app.command("paper")(paper.paper)
 app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
@@ -123,7 +106,7 @@ importing = typer.Typer(
 )
 importing.command("vmoe")(vmoe.import_vmoe)
 importing.command("swin-moe")(swin_moe.import_swin_moe)
-importing.command("trace")(trace.import_trace)
+importing.command("trace")(import_trace.import_trace)
 app.add_typer(importing, name="import")
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
 exporting.command("vmoe")(vmoe.export_vmoe)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from moeprobe.cli.options import Common, Full, numbers, probe
-from moeprobe.studies.comparable import BY_RUN, PROBES, USUAL
+from moeprobe.cli.fields import numbers
+from moeprobe.cli.options import Common, CommonOptions, Full, with_common_options
+from moeprobe.probes.registry import USUAL, comparable
 
 if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 FAILED = 3
 
 
-@probe
+# None = what the probe usually has.
+@with_common_options(CommonOptions(defaults={"group_images": None}))
 def compare(
     given: Annotated[
         list[str],
@@ -25,7 +27,7 @@ def compare(
     probe: Annotated[
         str | None,
         typer.Option(
-            help=f"Of checkpoints: one of {', '.join(PROBES)}; default {USUAL}. Of {', '.join(BY_RUN)}: give the run."
+            help=f"Of checkpoints: one of {', '.join(comparable())}; default {USUAL}. As the command usually asks it."
         ),
     ] = None,
     data: Annotated[
@@ -70,7 +72,7 @@ def compare(
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
     from moeprobe import api
-    from moeprobe.cli.run import print_plan
+    from moeprobe.cli.plan import print_plan
     from moeprobe.cli.screen import Bar
 
     asked: dict[str, Any] = {
@@ -79,9 +81,8 @@ def compare(
         "view": view,
         "severities": numbers(severities, "--severities"),
     }
-    options = common.options()
     if common.dry_run:
-        print_plan(api.plan_comparison(given, **asked, options=options), as_json=common.json)
+        print_plan(api.plan_comparison(given, **asked, **common.changes), as_json=common.json)
         return
     with Bar() as bar:
         found = api.compare(
@@ -90,10 +91,10 @@ def compare(
             margin=margin,
             fail_if_worse=fail_if_worse,
             fail_unless_no_worse_than=fail_unless_no_worse_than,
-            options=options,
             watcher=bar,
+            **common.changes,
         )
-    _show(found, common, options.out, fail_if_worse, full=full)
+    _show(found, common, common.options().out, fail_if_worse, full=full)
     if len(found.failures):
         raise typer.Exit(FAILED)
 

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from moeprobe.cli.early import check_checkpoints, check_data, check_folder, check_view
-from moeprobe.cli.options import Data, File, Images, OutOfFigures, command_line, names, require_folder
+from moeprobe.cli.fields import names
+from moeprobe.cli.options import Data, File, Images, OutOfFigures, command_line, require_folder
 
 
 def correspond(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.runtime.filenames import CELLS
 from moeprobe.runtime.files import find_checkpoint, is_file, is_folder
-from moeprobe.studies.comparable import offered
 
 
 def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
@@ -23,7 +23,8 @@ def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
     """
     check_checkpoints(values.get("checkpoints") or ())
     check_checkpoints(values.get("given") or (), runs=True)
-    offered(values.get("probe"))
+    if values.get("probe") is not None:
+        comparable_kind(values["probe"])
     check_view(values.get("view"))
     check_data(values.get("data"), split=split)
 

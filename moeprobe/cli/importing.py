@@ -1,6 +1,6 @@
 """Options that imports share."""
 
-from moeprobe.cli.options import numbers
+from moeprobe.cli.fields import numbers
 from moeprobe.errors import UserError
 
 

@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moeprobe.cli.options import Common, Data, drawing, require_folder
-from moeprobe.cli.options import names as split_names
+from moeprobe.cli.fields import names as split_names
+from moeprobe.cli.options import Common, CommonOptions, Data, require_folder, with_common_options
 
 if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult
 
 
-@drawing
+@with_common_options(
+    CommonOptions(helps={"out": "Folder for the figures and their table; required unless --json."})
+)
 def paper(
     checkpoints: Annotated[
         list[str],

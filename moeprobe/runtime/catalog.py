@@ -131,6 +131,7 @@ ANALYSES = Catalog(
         "token_kinds",
     ),
 )
+PROBES = Catalog("moeprobe.probes", "probe", beside=("engine", "registry"))
 ADAPTERS = Catalog("moeprobe.adapters", "adapter", beside=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -11,26 +10,23 @@ import pandas as pd
 
 from moeprobe.adapters.open import Models
 from moeprobe.errors import UserError
-from moeprobe.metrics import registry
 from moeprobe.metrics.base import trial_lists
-from moeprobe.probes.engine import run as probing
-from moeprobe.probes.engine.checks import KINDS, make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.question import CLEAN
-from moeprobe.probes.engine.run import Plan
+from moeprobe.probes.engine.run import plan
+from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.registry import comparable_kind, to_compare
 from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.showing import Figures, heading, one_line, table_html
-from moeprobe.results.summaries import About, Analyses, estimators
-from moeprobe.results.tables import cells, over_draws
+from moeprobe.results.summaries import About
+from moeprobe.results.tables import over_draws
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.catalog import VIEWS, unknown
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Watcher, watching
-from moeprobe.studies.compare_sources import are_runs, gather, probe_arguments
+from moeprobe.studies.compare_gate import check_metric, failing
+from moeprobe.studies.compare_sources import analyses_of, are_runs, gather, is_aligned
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,8 @@ def compare(
 
     Args:
         given: folders of finished runs, or checkpoints (loaded or by path).
-        probe: what to measure of checkpoints, one of ``comparable.PROBES``; None = match-ratio. Of finished runs it is
-            settled, as are the next three.
+        probe: what to measure of checkpoints, one of ``probes.registry.comparable()``; None = match-ratio. Of finished
+            runs it is settled, as are the next three.
         data: data set; None = the one that the checkpoints were trained on.
         view: view of a match-ratio or a sweep; None = the probe's own.
         severities: of a sweep; None = the view's own steps.
@@ -103,7 +99,7 @@ def compare(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    options = combine(options, changes)
+    options = combine(options, changes, defaults=_defaults(given, probe))
     asked: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
     watcher, started = watching(watcher), time.perf_counter()
     if not (math.isfinite(margin) and margin >= 0):
@@ -118,7 +114,7 @@ def compare(
             raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {allowed}.")
     gathered = gather(several(given), asked, options)
     if fail_if_worse is not None:
-        _check_metric(fail_if_worse, gathered.sample())
+        check_metric(fail_if_worse, gathered.sample())
     if len(gathered.asked().checkpoints) < 2:
         raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
     request = _request(gathered.asked(), margin)
@@ -130,7 +126,7 @@ def compare(
             measured, margin=margin, together=fail_if_worse, options=options, watcher=watcher
         )
         said = differences.sentences(table)
-        failures = _failures(table, fail_if_worse, allowed)
+        failures = failing(table, fail_if_worse, allowed)
         sidecar = {
             "request": request,
             "command": options.command,
@@ -154,7 +150,7 @@ def compare(
     return result
 
 
-@checked
+@with_options
 def plan_comparison(
     given: Models,
     *,
@@ -163,6 +159,7 @@ def plan_comparison(
     view: str | None = None,
     severities: Sequence[float] | None = None,
     options: Options | None = None,
+    **changes: Unpack[Keywords],
 ) -> Plan:
     """Say what the probing of a comparison would take; arguments as for ``compare``.
 
@@ -172,8 +169,13 @@ def plan_comparison(
     models = several(given)
     if are_runs(models):
         raise UserError("Finished runs need no forward passes; leave --dry-run out.")
-    arguments = probe_arguments(probe=probe, data=data, view=view, severities=severities)
-    return probing.plan(models=models, options=options, **arguments)
+    asked = to_compare(probe, view=view, severities=severities)
+    return plan(asked, models, data=data, options=combine(options, changes, defaults=asked.defaults))
+
+
+def _defaults(given: Models, probe: str | None) -> Mapping[str, Any]:
+    """Return the common options that the probe of a comparison has where none are given."""
+    return {} if are_runs(several(given)) else comparable_kind(probe).defaults
 
 
 def _request(measured: Measured, margin: float) -> dict[str, Any]:
@@ -188,19 +190,6 @@ def _request(measured: Measured, margin: float) -> dict[str, Any]:
         },
         "runs": sorted(measured.runs.values()),
     }
-
-
-def analyses_of(measured: Measured) -> Analyses:
-    """Return what was measured, to be said again of the sums."""
-    return make_analyses(measured.request["analyses"], class_null=measured.request.get("class_null", False))
-
-
-def is_aligned(measured: Measured) -> bool:
-    """Whether the view leaves the patches where they are."""
-    if "aligned" in measured.request:  # of traces, which know it themselves
-        return bool(measured.request["aligned"])
-    name = measured.request["view"]["name"]
-    return name != CLEAN and VIEWS.get(name).aligned
 
 
 def _differences(
@@ -235,62 +224,3 @@ def _differences(
             "is nothing to compare."
         )
     return table
-
-
-def _check_metric(metric: str, measured: Measured) -> None:
-    """Raise ``UserError`` unless the metric can be measured in several checkpoints, and can become worse."""
-    found = {
-        (one.name, cell.place(), checkpoint)
-        for checkpoint, cell, _, columns in cells(measured.images)
-        for one in estimators(columns, analyses_of(measured), aligned=is_aligned(measured))
-    }
-    names = {name for name, _, _ in found}
-    known = sorted(name for name in names if registry.find(name).direction)
-    if metric in names and metric not in known:
-        raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
-    if metric not in known:
-        computed_by = {*registry.analyses_of(metric)}
-        measured_by = [kind for kind, names in KINDS.items() if computed_by & {*names}]
-        where = f" {metric} is measured by: {', '.join(measured_by)}." if measured_by else ""
-        raise UserError(unknown("metric", metric, known) + where)
-    times = Counter((name, place) for name, place, _ in found)
-    shared = {name for (name, _), number in times.items() if number > 1}
-    if len(measured.checkpoints) > 1 and metric not in shared:
-        raise _not_shared(metric, shared)
-
-
-def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
-    names = ", ".join(sorted({name for name in shared if registry.find(name).direction}))
-    return UserError(
-        f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
-        f"{names or 'nothing that could be'}."
-    )
-
-
-def _failures(table: pd.DataFrame, metric: str | None, allowed: float | None) -> pd.DataFrame:
-    """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
-
-    With ``allowed``, what is not shown to be worse by less than that counts, in the place of what is shown to be worse.
-
-    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may, but for
-    what is not finite.
-
-    Raises:
-        UserError: the metric was compared nowhere, so that nothing can be vouched for.
-    """
-    rows = table[table["metric"] == metric]
-    if metric is not None and rows.empty:
-        raise _not_shared(metric, table["metric"])
-    unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
-    unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
-    failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
-    if metric is not None and allowed is not None:
-        lowest = rows["sim_low"] if registry.find(metric).direction > 0 else -rows["sim_high"]
-        # What is the same by construction: how far the clean input agrees with itself.
-        itself = rows["severity"].eq(0) & (not registry.find(metric).metric.of_labels)
-        shown = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
-        # Where nothing can be judged, prefix tokens are judged as without.
-        without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
-        failed = ~shown & (~without | (rows["collapsed"] == "checkpoint"))
-    failed |= rows["verdict"] == verdicts.NOT_FINITE
-    return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

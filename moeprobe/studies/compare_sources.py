@@ -12,32 +12,19 @@ import pyarrow.compute as pc
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import Model
 from moeprobe.errors import UserError
-from moeprobe.probes.engine import checks, loop
-from moeprobe.probes.engine import run as probing
-from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.base import CLEAN, arg_of, fields_of, flag_of
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import CLEAN, Probe
+from moeprobe.probes.engine.run import prepare, run
+from moeprobe.probes.registry import to_compare
 from moeprobe.results import finished
 from moeprobe.results.finished import Measured
-from moeprobe.results.folder import FinishedError
-from moeprobe.results.tables import concatenate
+from moeprobe.results.folder import FinishedError, Result
+from moeprobe.results.summaries import Analyses
+from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Watcher
-from moeprobe.studies.comparable import USUAL, offered
 
-# Fields of Options that settle what is probed, by their names on the command line.
-_OF_THE_PROBE = {
-    "split": "--split",
-    "limit": "--limit",
-    "seed": "--seed",
-    "trained_capacity": "--capacity",
-    "group_images": "--group-images",
-    "skip_bad_images": "--skip-bad-images",
-    "allow_not_finite": "--allow-not-finite",
-    "max_length": "--max-length",
-    "masks": "--masks",
-    "class_null": "--class-null",
-}
 # The run of a comparison of checkpoints, inside its output folder.
 _PROBE = "probe"
 
@@ -78,37 +65,27 @@ class FinishedRuns:
 class ToProbe:
     """Checkpoints, and what is asked of each."""
 
-    kind: str
-    data: str
-    view: str
-    severities: Sequence[float] | None
-    loaded: Sequence[Checkpoint]
-    question: Probe
-    options: Options
+    work: Measurement[Result]
 
     def asked(self) -> Measured:
         """Return the request and the checkpoints, without sums."""
-        request = checks.make_request(self.kind, self.data, self.question, self.options, self.loaded)
+        request = dict(self.work.request)
         return Measured(pa.table({}), request, request.pop("checkpoints"), {})
 
     def sample(self) -> Measured:
         """Return the sums of a batch of every checkpoint."""
-        indices = self.question.indices[: self.question.batch_size]
-        few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
-        tables = [loop.run(few, model)[0] for model in self.loaded]
-        return dataclasses.replace(self.asked(), images=concatenate(tables))
+        return dataclasses.replace(self.asked(), images=self.work.sample(self.work.options.batch_size))
 
     def measure(self, watcher: Watcher) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
-        out = None if self.options.out is None else self.options.out / _PROBE
+        work = self.work
+        out = None if work.options.out is None else work.options.out / _PROBE
         try:
-            result = probing.probe(
-                self.kind,
-                self.loaded,
-                data=self.data,
-                view=self.view,
-                severities=self.severities,
-                options=dataclasses.replace(self.options, out=out, overwrite=False),
+            result = run(
+                work.probe,
+                work.models,
+                data=work.data,
+                options=dataclasses.replace(work.options, out=out, overwrite=False),
                 watcher=watcher,
             )
         except FinishedError:
@@ -128,37 +105,10 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
     _spare(given, options.out)
     if are_runs(given):
         return FinishedRuns(_of_runs([Path(str(path)) for path in given], asked, options))
-    arguments = probe_arguments(**asked)
-    loaded = load_models(given, options)
-    arguments["data"] = choose_data(asked["data"], loaded)
-    question = checks.make_probe(
-        arguments["kind"],
-        loaded,
-        data=arguments["data"],
-        view_name=arguments["view"],
-        severities=arguments["severities"],
-        options=options,
-    )
-    return ToProbe(**arguments, loaded=loaded, question=question, options=options)
-
-
-def probe_arguments(
-    *, probe: str | None, data: str | None, view: str | None, severities: Sequence[float] | None
-) -> dict[str, Any]:
-    """Return the arguments of ``engine.run.probe``.
-
-    Raises:
-        UserError: there is no such probe, or it takes no view or no severities.
-    """
-    name, asked = probe or USUAL, offered(probe)
-    if view is not None and not asked.chooses:
-        raise UserError(f"The probe {name} has no choice of view; leave --view out.")
-    if severities is not None and asked.kind != "sweep":
-        raise UserError(f"The probe {name} has no severities; leave --severities out.")
-    chosen = view or asked.view
-    if chosen is None and asked.chooses:
-        raise UserError("Name the view of the sweep, e.g. --view affine.")
-    return {"kind": asked.kind, "data": data, "view": chosen or CLEAN, "severities": severities}
+    probe = to_compare(asked["probe"], view=asked["view"], severities=asked["severities"])
+    work = prepare(probe, given, data=asked["data"], options=options)
+    assert isinstance(work, Measurement)
+    return ToProbe(work)
 
 
 def are_runs(given: Sequence[Model]) -> bool:
@@ -191,7 +141,9 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
     usual = Options()
     changed = [f"--{name}" for name, value in asked.items() if value is not None]
     changed += [
-        option for name, option in _OF_THE_PROBE.items() if getattr(options, name) != getattr(usual, name)
+        flag_of(Options, name)
+        for name in fields_of(Options)
+        if arg_of(Options, name).in_request and getattr(options, name) != getattr(usual, name)
     ]
     if changed:
         raise UserError(f"What was probed in a finished run is settled; leave out {', '.join(changed)}.")
@@ -208,3 +160,16 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
         images=measured.images.filter(keep),
         request=measured.request | {"layers": list(options.layers)},
     )
+
+
+def analyses_of(measured: Measured) -> Analyses:
+    """Return what was measured, to be said again of the sums."""
+    return make_analyses(measured.request["analyses"], class_null=measured.request.get("class_null", False))
+
+
+def is_aligned(measured: Measured) -> bool:
+    """Whether the view leaves the patches where they are."""
+    if "aligned" in measured.request:  # of traces, which know it themselves
+        return bool(measured.request["aligned"])
+    name = measured.request["view"]["name"]
+    return name != CLEAN and VIEWS.get(name).aligned

@@ -3,20 +3,26 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from moeprobe.adapters.open import load_model
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.config import load
 from moeprobe.models.training.reporting import Report
+from moeprobe.probes.base import Probe
+from moeprobe.probes.confidence import Confidence
+from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.run import probe
-from moeprobe.probes.overlay.measure import overlay
+from moeprobe.probes.evaluate import Evaluate
+from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.probes.noise_sweep import NoiseSweep
+from moeprobe.probes.overlay import Overlay
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Watcher
 from moeprobe.studies.report import report as write_report
 from moeprobe.studies.train import train
 
+R = TypeVar("R")
 BASELINE, PRC = "demo-baseline", "demo-prc"
 NOISE, SPLIT = 0.2, "test"
 
@@ -75,26 +81,16 @@ def run(
     }
     models = [load_model(checkpoints / name, device=device) for name in (BASELINE, PRC)]
 
-    def options(folder: str) -> Options:
-        return Options(out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True)
+    def measure(probe: Probe[R], folder: str) -> R:
+        options = Options(out=reports / folder, split=SPLIT, device=device, command=command, overwrite=True)
+        return engine.run(probe, models, data=data, options=options, watcher=watcher)
 
-    match = probe(
-        "match-ratio", models, data=data, view="random_crop", options=options("match-ratio"), watcher=watcher
-    )
-    crops = probe(
-        "match-ratio",
-        models,
-        data=data,
-        view="prc_crops",
-        options=options("match-ratio-prc-crops"),
-        watcher=watcher,
-    )
-    confidence = probe("confidence", models, data=data, options=options("confidence"), watcher=watcher)
-    noise = probe(
-        "sweep", models, data=data, view="gaussian_noise", options=options("noise-sweep"), watcher=watcher
-    )
-    overlay(models, data=data, severity=NOISE, options=options("overlay"))
-    evaluation = probe("eval", models, data=data, options=options("eval"), watcher=watcher)
+    match = measure(MatchRatio(), "match-ratio")
+    crops = measure(MatchRatio(view="prc_crops"), "match-ratio-prc-crops")
+    confidence = measure(Confidence(), "confidence")
+    noise = measure(NoiseSweep(), "noise-sweep")
+    measure(Overlay(severity=NOISE), "overlay")
+    evaluation = measure(Evaluate(), "eval")
     runs = ("match-ratio", "match-ratio-prc-crops", "confidence", "noise-sweep", "overlay", "eval")
     write_report([reports / run for run in runs], out=reports / "report", overwrite=True)
     return DemoResult(training, match, crops, confidence, noise, evaluation, reports)

@@ -22,7 +22,6 @@ from moeprobe.models.config import UpcycleConfig
 from moeprobe.models.training.dense_weights import _from_file
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.trace import measure as tracing
 from tests.adapters import zoo
 from tests.adapters.zoo import VIT, TokenMoe
 from tests.routing.routings import checkpoint
@@ -158,7 +157,7 @@ def test_a_trace_does_not_lie_among_the_part_files(tmp_path: Path) -> None:
     for name in ("parts", "parts/best", "table.json"):
         taken = dataclasses.replace(checkpoint(), name=name)
         with pytest.raises(UserError, match="where the run keeps its own files"):
-            tracing.record([taken], data="digits", options=Options(limit=4, out=tmp_path / "traces"))
+            api.record([taken], data="digits", options=Options(limit=4, out=tmp_path / "traces"))
     assert not (tmp_path / "traces").exists()
 
 

@@ -19,7 +19,7 @@ REFUSALS = {
     "confidence photos": "photos is not the folder of a checkpoint: it has no last.safetensors.",
     "overlay cat.png --out x": "cat.png is an image, not a checkpoint; give it as: --file cat.png.",
     "compare runs/demo-prc runs/demo-prc --probe match": "Did you mean 'match-ratio'?",
-    "compare runs/demo-prc runs/demo-prc --probe fewshot": "moeprobe fewshot ... --out FOLDER",
+    "compare runs/demo-prc runs/demo-prc --probe analyze-trace": "moeprobe analyze-trace ... --out FOLDER",
     "compare runs/demo-prc nosuch": "There is no checkpoint 'nosuch'",
     "inspect nosuch": "There is no checkpoint 'nosuch'",
     "correspond nosuch --out x": "There is no checkpoint 'nosuch'",

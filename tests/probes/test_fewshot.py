@@ -180,8 +180,6 @@ def test_what_gives_no_features_is_refused() -> None:
     class Traced:
         layer_names, group_images, trace = full.model.layer_names, 1, full.model.trace
 
-    with pytest.raises(UserError, match=r"call api\.fewshot"):
-        api.probe("fewshot", [full])
     with pytest.raises(UserError, match="mute does not say what its head reads"):
         api.fewshot([full, dataclasses.replace(full, name="mute", model=Traced())])
 

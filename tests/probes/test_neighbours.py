@@ -19,6 +19,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.metrics.attention_contagion import AttentionContagion
 from moeprobe.metrics.batch_contagion import BatchContagion
+from moeprobe.metrics.stats import divergence
 from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
@@ -27,7 +28,7 @@ from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.probes.contagion import exchange as neighbours
 from moeprobe.probes.contagion.exchange import Exchange
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.question import Probe
+from moeprobe.probes.engine.question import Question
 from moeprobe.results.tables import cells
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from tests.routing.routings import checkpoint, digits, probe
@@ -132,7 +133,7 @@ def tokens_choose(patches: list[int], *, capacity: int) -> tuple[list[set[int]],
 
 def ask(dataset: ImageDataset, exchange: Exchange, model: Any, **changes: Any) -> dict[str, np.ndarray]:
     """The sums per image of the patches, by name of image."""
-    question = Probe(
+    question = Question(
         dataset=dataset,
         indices=exchange.pool,
         view_name="clean",
@@ -299,6 +300,7 @@ def test_a_token_local_transformer_is_exactly_zero_but_for_attention(size: int, 
 def test_rounding_is_there_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could fail."""
     monkeypatch.setattr(neighbours, "ROUNDING", 0.0)
+    monkeypatch.setattr(divergence, "_ROUNDING", 0.0)
     found = ask(digits(), exchanged(digits(), 26, size=4), checkpoint())
     assert 0 < found["blocks.3 patch batch_contagion_distance"].sum() < 1e-3
     assert (found["blocks.3 patch token_contagion_distance"] == 0).all(), "the tokens are held to the bit"

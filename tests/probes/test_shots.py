@@ -22,7 +22,7 @@ from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.images import Framing
 from moeprobe.metrics.fewshot import Fewshot
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.question import Probe
+from moeprobe.probes.engine.question import Question
 from moeprobe.probes.fewshot import ridge
 from moeprobe.probes.fewshot.shots import HELD_OUT, Shots, choose_shots, judge
 from moeprobe.results.summaries import About, summarise
@@ -103,12 +103,12 @@ def reader(read: Callable[[Tensor], Tensor], name: str = "a") -> Checkpoint:
     )
 
 
-def asked(dataset: ImageDataset, **changes: Any) -> Probe:
+def asked(dataset: ImageDataset, **changes: Any) -> Question:
     fields: dict[str, Any] = {
         "dataset": dataset, "indices": list(range(len(dataset))), "view_name": "clean", "view": None,
         "severities": (), "analyses": (Fewshot(),), "seed": 0, "batch_size": 32,
     }  # fmt: skip
-    return Probe(**(fields | changes))
+    return Question(**(fields | changes))
 
 
 def chosen(train: ImageDataset, counts: Sequence[int] = (5,), draws: int = 3, seed: int = 0) -> Shots:

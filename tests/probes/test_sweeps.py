@@ -23,7 +23,7 @@ from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
-from moeprobe.probes.engine.question import Probe, choose_images, recipe
+from moeprobe.probes.engine.question import Question, choose_images, recipe
 from moeprobe.results.summaries import About, summarise
 from moeprobe.results.tables import cells, write_images
 from moeprobe.routing.record import RoutingTrace
@@ -48,7 +48,7 @@ class Damaged(ImageDataset):
         return digits().example(index)
 
 
-def noise(**changes: Any) -> Probe:
+def noise(**changes: Any) -> Question:
     return probe(*NOISE, severities=(0.0, 0.1, 0.3), **changes)
 
 
@@ -75,7 +75,7 @@ def assert_same(one: pa.Table, two: pa.Table) -> None:
                 )
 
 
-def files(images: pa.Table, asked: Probe, folder: Path) -> tuple[bytes, bytes]:
+def files(images: pa.Table, asked: Question, folder: Path) -> tuple[bytes, bytes]:
     folder.mkdir()
     table, _ = summarise(images, analyses=asked.analyses, about=ABOUT)
     write_csv(folder / "table.csv", table)

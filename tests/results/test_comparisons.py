@@ -25,7 +25,8 @@ from moeprobe.results.palette import colours
 from moeprobe.results.summaries import About, summarise
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
-from moeprobe.studies.compare import Comparison, _failures
+from moeprobe.studies.compare import Comparison
+from moeprobe.studies.compare_gate import failing
 
 ABOUT = About("run", "digits", "test", 5, aligned=True, train_seeds={}, groups={})
 ANALYSES = (Match(), Load(), Output())
@@ -259,14 +260,14 @@ def test_what_is_not_shown_to_be_no_worse_fails(
     row = {"metric": metric, "tokens": "", "sim_low": low, "sim_high": high, "verdict": "cannot tell"}
     row |= {"severity": np.nan}
     table = pd.DataFrame([row | {"judgement": "", "collapsed": ""}])
-    assert len(_failures(table, metric, allowed)) == fails
-    assert len(_failures(table, metric, None)) == 0
+    assert len(failing(table, metric, allowed)) == fails
+    assert len(failing(table, metric, None)) == 0
     # The same on few images may differ on others, but for a clean input that is compared with itself.
     same = table.assign(verdict="identical", sim_low=-0.18, sim_high=0.18)
-    assert len(_failures(same, metric, allowed)) == 1
+    assert len(failing(same, metric, allowed)) == 1
     match = same.assign(metric="top1_match", severity=0.0)
-    assert len(_failures(match, "top1_match", allowed)) == 0
-    assert len(_failures(match.assign(severity=0.1), "top1_match", allowed)) == 1
+    assert len(failing(match, "top1_match", allowed)) == 0
+    assert len(failing(match.assign(severity=0.1), "top1_match", allowed)) == 1
 
 
 def test_few_images_and_no_trials() -> None:

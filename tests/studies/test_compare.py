@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.probes.engine.checks import KINDS
+from moeprobe.probes import registry
+from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
-from moeprobe.studies import comparable, compare_sources
 from moeprobe.studies import compare as comparing
 from tests.commands import Trained, names_in, refused, run
 
@@ -178,7 +178,9 @@ def test_metrics_that_cannot_become_worse(trained: Trained, probed: dict[str, Pa
         assert "More load_entropy is neither better nor worse; take one of: churn, " in said
         assert ", top1_match, " in said and "load_entropy, " not in said
     said = refused("compare", probed["both"], "--fail-if-worse", "accuracy")
-    assert "There are: churn, " in said and said.strip().endswith("accuracy is measured by: sweep, eval.")
+    assert "There are: churn, " in said and said.strip().endswith(
+        "accuracy is measured by: eval, noise-sweep, sweep."
+    )
 
 
 @pytest.mark.slow
@@ -234,7 +236,7 @@ def test_what_was_interrupted_goes_on(
     assert "unfinished run of something else" in refused(*arguments, "--margin", 0.1)
     before = (out / "probe" / "table.json").stat().st_mtime_ns
     with monkeypatch.context() as patch:
-        patch.setattr(compare_sources.probing, "measure", stop)
+        patch.setattr(Measurement, "run", stop)
         assert run(*arguments).exit_code == 0
     assert (out / "probe" / "table.json").stat().st_mtime_ns == before
     assert "holds a finished run; add --overwrite" in refused(*arguments)
@@ -306,8 +308,8 @@ def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_
     [
         (("--probe", "match"), "Did you mean 'match-ratio'?"),
         (("--probe", "sweep"), "Name the view of the sweep, e.g. --view affine."),
-        (("--probe", "eval", "--view", "affine"), "The probe eval has no choice of view"),
-        (("--severities", "0.1"), "The probe match-ratio has no severities"),
+        (("--probe", "eval", "--view", "affine"), "eval has no choice of view; leave --view out"),
+        (("--severities", "0.1"), "match-ratio has no choice of severities"),
         (("--view", "gaussian_noise"), "makes no pairs"),
     ],
 )
@@ -377,11 +379,24 @@ def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: P
 
 def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str, Path]) -> None:
     words = set(re.split(r"[\s,;:.│]+", run("compare", "--help").output))
-    assert {*comparable.PROBES, *comparable.BY_RUN} <= words
+    assert {*registry.comparable()} <= words
     assert "leave out --max-length" in refused("compare", probed["both"], "--max-length", 64)
-    for name in ("contagion", "fewshot", "discontinuity"):
-        said = refused("compare", *trained.values(), "--probe", name)
-        assert f"moeprobe {name} ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
-    # Each kind of probe is compared, directly or by its run.
-    known = {one.kind for one in comparable.PROBES.values()} | set(comparable.BY_RUN)
-    assert known == {kind for kind, analyses in KINDS.items() if analyses}
+    said = refused("compare", *trained.values(), "--probe", "analyze-trace")
+    assert "moeprobe analyze-trace ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
+    assert "There is no probe 'overlay'" in refused("compare", *trained.values(), "--probe", "overlay")
+    assert "leave --view out" in refused("compare", *trained.values(), "--probe", "eval", "--view", "affine")
+    assert "Name the view of the sweep" in refused("compare", *trained.values(), "--probe", "sweep")
+
+
+@pytest.mark.usefixtures("unpictured")
+@pytest.mark.parametrize("name", ["contagion", "fewshot", "discontinuity"])
+def test_every_probe_of_checkpoints_is_compared_directly(trained: Trained, tmp_path: Path, name: str) -> None:
+    """As its finished run is, in every number."""
+    few = ("--limit", 2 if name == "discontinuity" else 8)
+    assert run(name, *trained.values(), *few, "--out", tmp_path / "run").exit_code == 0
+    found = [
+        api.compare([tmp_path / "run"]).table,
+        api.compare(list(trained.values()), probe=name, limit=few[1]).table,
+    ]
+    pd.testing.assert_frame_equal(*(table.drop(columns="run", errors="ignore") for table in found))
+    assert len(found[0])

@@ -16,13 +16,13 @@ from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
-from moeprobe.probes.engine import run as probing
+from moeprobe.probes.base import Probe
 from moeprobe.results.figures.tradeoff import draw, draw_published, setting, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images
 from moeprobe.results.tables import COLUMNS, write_images
 from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
-from moeprobe.studies.tradeoff import TradeoffWatcher
+from moeprobe.studies.tradeoff import TradeoffWatcher, questions
 from moeprobe.studies.tradeoff.run import _Work
 from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.studies.tradeoff.trainings import find_cells
@@ -268,7 +268,7 @@ def test_resumed_ends_with_the_same_table(
     monkeypatch.chdir(tmp_path)
     sweep_file(tmp_path)
     pressed: list[str] = []
-    step, probe = Trainer._train_step, probing.probe
+    step, ask = Trainer._train_step, questions.run
 
     def press(name: str, wanted: str) -> None:
         if name == wanted and name not in pressed:
@@ -279,12 +279,12 @@ def test_resumed_ends_with_the_same_table(
         press(f"{self.config.name} {self.step}", f"{CELLS[0]} 3")
         return step(self, batch)
 
-    def pressed_probe(kind: str, models: list[api.Checkpoint], **named: Any) -> api.Result:
-        press(f"{models[0].name} {kind}", f"{CELLS[2]} confidence")
-        return probe(kind, models, **named)
+    def pressed_probe(probe: Probe[Any], models: list[api.Checkpoint], **named: Any) -> Any:
+        press(f"{getattr(models[0], 'name', '')} {probe.name}", f"{CELLS[2]} confidence")
+        return ask(probe, models, **named)
 
     monkeypatch.setattr(Trainer, "_train_step", pressed_step)
-    monkeypatch.setattr(probing, "probe", pressed_probe)
+    monkeypatch.setattr(questions, "run", pressed_probe)
     command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
     for number in (1, 2):
         assert run(*command).exit_code == 130

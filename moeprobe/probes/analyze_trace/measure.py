@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.weights import Weights
-from moeprobe.probes.engine.checks import KINDS, make_analyses
+from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.loop import sums_of_layer, to_host
+from moeprobe.probes.engine.measurement import save_figures
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.run import save_figures
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder, provenance
 from moeprobe.results.palette import colours
@@ -34,7 +35,7 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Watcher, watching
 
-_KIND = "analyze-trace"
+_KIND = AnalyzeTrace.kind
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved")
 # Inputs of a block, and gates of one (64 MiB), whichever is less.
@@ -92,7 +93,7 @@ def analyze_trace(
             train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
             groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
         )
-        analyses = make_analyses(KINDS[_KIND])
+        analyses = make_analyses(AnalyzeTrace.analyses)
         table, comparison = summaries.summarise(images, analyses=analyses, about=about)
         result = Result(
             table,
@@ -124,7 +125,7 @@ def _measure(
             for number, (named, found) in enumerate(zip(traces, blocks, strict=True)):
                 subject = pair(blocks[0], found, named=named)
                 known = weighted(found.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
-                names = KINDS[_KIND] if number else _ALONE
+                names = AnalyzeTrace.analyses if number else _ALONE
                 analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
                 _add(
                     accumulators.setdefault(named.name, Accumulator()), named, layer, subject, block, analyses
@@ -166,7 +167,7 @@ def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> d
         "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
         "aligned": not any(named.moved for named in traces) and len(traces) > 1,
         "severities": [named.severity for named in others if named.severity == named.severity],
-        "analyses": list(KINDS[_KIND]),
+        "analyses": list(AnalyzeTrace.analyses),
         "replayed_gates": None,
         "layers": None if options.layers is None else list(options.layers),
         # Of which inputs: in runs that are compared they must be the same.

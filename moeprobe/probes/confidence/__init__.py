@@ -1,1 +1,40 @@
-"""How sure is the router of its choices?"""
+"""The declaration of ``confidence``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moeprobe.probes.base import Agreement, Headline, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confidence(Probe["Result"]):
+    """How sure are the routers on clean images?
+
+    Mean highest gate, second gate, sum of the rest, and the margin between the first two.
+
+    Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
+    """
+
+    name: ClassVar[str] = "confidence"
+    title: ClassVar[str] = "Confidence of the routers"
+    analyses: ClassVar[tuple[str, ...]] = ("confidence", "load", "unserved")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("highest gate", ("gate_highest", "")),
+        Headline("load entropy", ("load_entropy", "")),
+    )
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the printed table."""
+        return "Router confidence, clean images"
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the gates of each layer."""
+        from moeprobe.probes.confidence.figure import draw
+
+        return draw(result.table, colours=result.sidecar["colours"])

@@ -1,1 +1,67 @@
-"""How far does one token's routing depend on the others?"""
+"""The declaration of ``contagion``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.results.folder import Result
+
+# In groups of one image there are no batch-mates.
+GROUP_IMAGES = 4
+_EXCHANGED = {"batch": "batch-mates", "token": "other tokens at the router", "attention": "other patches"}
+_MEASURED = {"": "share of tokens that change experts", "_distance": "distance of the weights"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contagion(Probe["Result"]):
+    """How far does one token's routing depend on the others?
+
+    Share of tokens that are worked on by other experts when (batch) the other images of their group, (token) other
+    tokens at the router alone, or (attention) the pixels of other patches are exchanged. The first two are 0 where each
+    token is routed by itself and there is room for all.
+
+    Example: `moeprobe contagion checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/contagion`
+    """
+
+    name: ClassVar[str] = "contagion"
+    title: ClassVar[str] = "Dependence of routing on other tokens"
+    analyses: ClassVar[tuple[str, ...]] = ("batch_contagion", "token_contagion", "attention_contagion")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = tuple(
+        Headline(f"{noun} when {others} are exchanged", (f"{what}_contagion{suffix}", ""))
+        for what, others in _EXCHANGED.items()
+        for suffix, noun in _MEASURED.items()
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
+
+    share: Annotated[float, Arg("Share of an image's patches that are exchanged, between 0 and 1.")] = 0.25
+
+    def check(self) -> None:
+        """Raise ``UserError`` unless the share is one."""
+        if not 0 < self.share < 1:
+            raise UserError(f"--share takes a share of the patches, between 0 and 1; got {self.share:g}.")
+
+    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
+        """Return the passes with exchanged context."""
+        from moeprobe.probes.contagion.measure import ContagionMeasurement
+
+        return ContagionMeasurement(self, models, data, options)
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what is exchanged, and how much of it."""
+        groups = sidecar["request"]["group_images"]
+        return f"Tokens that change experts: groups of {groups}, {self.share:.0%} of the patches exchanged"
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the shares of each layer."""
+        from moeprobe.probes.contagion.figure import draw
+
+        return draw(result.table, colours=result.sidecar["colours"])

@@ -31,7 +31,7 @@ from moeprobe.metrics.base import Analysis
 from moeprobe.metrics.batch_contagion import BatchContagion
 from moeprobe.metrics.contagion import Contagion
 from moeprobe.metrics.token_contagion import TokenContagion
-from moeprobe.probes.engine.question import Probe
+from moeprobe.probes.engine.question import Question
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Routable, Traceable
 from moeprobe.routing.correspondence import settle
@@ -156,7 +156,7 @@ def asks(model: Traceable, analysis: Analysis) -> bool:
     return not isinstance(analysis, TokenContagion) or isinstance(model, Routable)
 
 
-def num_passes(probe: Probe, model: Traceable, exchange: Exchange) -> int:
+def num_passes(question: Question, model: Traceable, exchange: Exchange) -> int:
     """Return the forward passes per image, the donors' among them."""
     at_once = exchange.group_images if model.group_images > 1 else 1
     of: dict[type[Analysis], int] = {
@@ -164,11 +164,11 @@ def num_passes(probe: Probe, model: Traceable, exchange: Exchange) -> int:
         TokenContagion: 2,
         AttentionContagion: at_once,
     }
-    return 1 + sum(of[type(analysis)] for analysis in probe.analyses if asks(model, analysis))
+    return 1 + sum(of[type(analysis)] for analysis in question.analyses if asks(model, analysis))
 
 
 def run_block(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Progress | None,
@@ -179,18 +179,18 @@ def run_block(
     accumulator, skipped = Accumulator(), list[str]()
     assert isinstance(checkpoint.framing, Framing), "only images have patches to exchange"
     loader = batches(
-        probe.dataset,
+        question.dataset,
         block,
-        _Recipe(exchange, checkpoint.framing, probe.skip_bad_images),
-        batch_size=probe.batch_size,
-        workers=probe.workers,
-        skip_bad_images=probe.skip_bad_images,
+        _Recipe(exchange, checkpoint.framing, question.skip_bad_images),
+        batch_size=question.batch_size,
+        workers=question.workers,
+        skip_bad_images=question.skip_bad_images,
         group_images=exchange.group_images,
     )
     for batch in loader:
         skipped += batch.skipped
         if batch.image_ids:
-            for cell, columns in _batch_sums(probe, checkpoint, batch, exchange).items():
+            for cell, columns in _batch_sums(question, checkpoint, batch, exchange).items():
                 arrays = {name: column.cpu().numpy() for name, column in columns.items()}
                 floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
                 wide = {name: array.astype(np.float64) for name, array in floats.items()}
@@ -201,11 +201,11 @@ def run_block(
 
 
 def _batch_sums(
-    probe: Probe, checkpoint: Checkpoint, batch: Batch, exchange: Exchange
+    question: Question, checkpoint: Checkpoint, batch: Batch, exchange: Exchange
 ) -> dict[Cell, dict[str, Tensor]]:
     model = checkpoint.model
     own, lent = batch.views
-    layers = probe.layers_of(model) or list(model.layer_names)
+    layers = question.layers_of(model) or list(model.layer_names)
     reference = model.trace(own, layers=layers, logits=False)[1].layers
     num_groupmates = min(exchange.group_images, len(own))
     scene = _Scene(
@@ -219,7 +219,7 @@ def _batch_sums(
         at_once=num_groupmates if model.group_images > 1 else 1,
     )
     found: dict[Cell, dict[str, Tensor]] = {}
-    for analysis in probe.analyses:
+    for analysis in question.analyses:
         assert isinstance(analysis, Contagion)
         if not asks(model, analysis):
             continue
@@ -229,12 +229,12 @@ def _batch_sums(
                 batch.image_ids,
                 checkpoint=checkpoint.name,
                 layer=name,
-                allow=probe.allow_not_finite,
+                allow=question.allow_not_finite,
             )
             if analysis.applies(pair.view):
                 for tokens, columns in analysis.sums(pair).items():
                     view = pair.view
-                    cell = Cell(name, view.router, view.choices_per_token, probe.view_name, tokens=tokens)
+                    cell = Cell(name, view.router, view.choices_per_token, question.view_name, tokens=tokens)
                     # Of any of the exchanges.
                     marks = {key: bad | found.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
                     found.setdefault(cell, {}).update(columns | marks)

@@ -26,7 +26,7 @@ from moeprobe.probes.correspond.pairs import Correspond, pair_up
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
-from moeprobe.probes.engine.question import Probe, choose_images, recipe
+from moeprobe.probes.engine.question import Question, choose_images, recipe
 from moeprobe.probes.overlay.record import shown_experts
 from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.showing import Figures, one_line
@@ -202,7 +202,7 @@ def _foreign_input(model: Checkpoint) -> _Input:
     return _Input(model.framing, grid, source, (origin_of(model),), model)
 
 
-def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Probe:
+def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Question:
     """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
     view = open_view(name, dataset=dataset)
     if view.medium is not IMAGE:
@@ -214,7 +214,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
         )
     if severity is not None and not isinstance(view, SeverityView):
         raise UserError(f"The view {name!r} makes pairs and has no severity; leave --severity away.")
-    return Probe(
+    return Question(
         dataset=dataset,
         indices=(),
         view_name=name,
@@ -225,7 +225,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
     )
 
 
-def _pairs(question: Probe, taken: _Input, index: int) -> Correspond:
+def _pairs(question: Question, taken: _Input, index: int) -> Correspond:
     example = question.dataset.example(index)
     reference, view = recipe(question, taken.framing)(example.image, example.image_id)
     experts, experts_of = _experts(taken, [reference.pixels, view.pixels])

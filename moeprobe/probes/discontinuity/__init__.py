@@ -1,1 +1,76 @@
-"""Does the output jump where the routing switches?"""
+"""The declaration of ``discontinuity``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
+
+if TYPE_CHECKING:
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.discontinuity.measure import DiscontinuityResult
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+
+MIN_STEPS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discontinuity(Probe["DiscontinuityResult"]):
+    """How far does the output jump when tokens switch experts as a perturbation grows?
+
+    Every switch is located by bisection, and its jump measured at one input by replaying the routing before it.
+
+    Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
+    """
+
+    name: ClassVar[str] = "discontinuity"
+    title: ClassVar[str] = "Jumps of the output where tokens switch experts"
+    analyses: ClassVar[tuple[str, ...]] = ("discontinuity",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("sum of the jumps per image", ("jump_sum", "")),
+        Headline("number of switches per image", ("switches", "")),
+    )
+    views: ClassVar[Views] = Views.SEVERITIES
+    leaves_out: ClassVar[bool] = False
+    at_least: ClassVar[bool] = True
+
+    view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.", in_request=False)] = (
+        "gaussian_noise"
+    )
+    steps: Annotated[int, Arg("Equal steps along the severity, at least 200.")] = MIN_STEPS
+    until: Annotated[
+        float | None, Arg("Largest severity; default: the last of the view's own steps.", in_request=False)
+    ] = None
+    images: Annotated[
+        Sequence[str],
+        Arg("Names of images of the data set, comma-separated; default: all.", in_request=False),
+    ] = ()
+    files: Annotated[
+        Sequence[str | Path],
+        Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
+    ] = ()
+    count: Annotated[int, Arg("How many of the images are drawn.", in_request=False)] = 3
+
+    def check(self) -> None:
+        """Raise ``UserError`` where there are too few steps, or nothing is drawn."""
+        if self.count < 1:
+            raise UserError(f"Draw a positive number of images; got {self.count}.")
+        if self.steps < MIN_STEPS:
+            raise UserError(f"A path takes at least {MIN_STEPS} steps; got {self.steps}.")
+
+    def prepare(
+        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
+    ) -> "Work[DiscontinuityResult]":
+        """Return the paths of the output."""
+        from moeprobe.probes.discontinuity.measure import DiscontinuityMeasurement
+
+        return DiscontinuityMeasurement(self, models, data, options)
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return how far the paths go."""
+        request, unit = sidecar["request"], sidecar["severity_unit"]
+        path = f"{request['view']['name']} up to {request['severities'][-1]:g} ({unit})"
+        return f"Switches and jumps along {path}, per image"

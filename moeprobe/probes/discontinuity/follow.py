@@ -18,7 +18,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.discontinuity import Path, PathAnalysis
-from moeprobe.probes.engine.question import Probe
+from moeprobe.probes.engine.question import Question
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
@@ -51,41 +51,41 @@ class _Subject:
 
 
 def run_block(
-    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, and the names of unreadable ones; see ``engine.loop.run``."""
     accumulator = Accumulator()
     skipped: list[str] = []
     for index in block:
         try:
-            example = probe.dataset.example(index)
+            example = question.dataset.example(index)
         except UserError:
-            if not probe.skip_bad_images:
+            if not question.skip_bad_images:
                 raise
-            skipped.append(probe.dataset.image_ids[index])
+            skipped.append(question.dataset.image_ids[index])
         else:
-            path = follow(probe, checkpoint, example)
-            for analysis in probe.analyses:
+            path = follow(question, checkpoint, example)
+            for analysis in question.analyses:
                 assert isinstance(analysis, PathAnalysis)
                 columns = {name: column.numpy() for name, column in analysis.sums([path]).items()}
-                accumulator.add(Cell(view=probe.view_name), [path.image_id], columns)
+                accumulator.add(Cell(view=question.view_name), [path.image_id], columns)
         if progress is not None:
             progress(1)
     return accumulator, skipped
 
 
-def follow(probe: Probe, checkpoint: Checkpoint, example: Example) -> Path:
+def follow(question: Question, checkpoint: Checkpoint, example: Example) -> Path:
     """Return the path of one image through the probe's severities."""
     model = checkpoint.model
     assert isinstance(model, Replayable)
     subject = _Subject(
         names=(checkpoint.name, example.image_id),
         model=model,
-        layers=probe.layers_of(model),
-        perturb=partial(_perturb, example.image, example.image_id, probe=probe, checkpoint=checkpoint),
-        batch_size=probe.batch_size,
+        layers=question.layers_of(model),
+        perturb=partial(_perturb, example.image, example.image_id, question=question, checkpoint=checkpoint),
+        batch_size=question.batch_size,
     )
-    severity = np.asarray(probe.severities, dtype=np.float64)
+    severity = np.asarray(question.severities, dtype=np.float64)
     scores, chosen = _run(subject, severity)
     target = int(scores[0].argmax())
     before, after = _bisect(subject, severity, chosen)
@@ -103,12 +103,17 @@ def follow(probe: Probe, checkpoint: Checkpoint, example: Example) -> Path:
 
 
 def _perturb(
-    image: Image.Image, image_id: str, severities: Sequence[float], *, probe: Probe, checkpoint: Checkpoint
+    image: Image.Image,
+    image_id: str,
+    severities: Sequence[float],
+    *,
+    question: Question,
+    checkpoint: Checkpoint,
 ) -> Tensor:
     """Return the image at each severity ``(N, 3, S, S)``; always the same draw."""
-    assert isinstance(probe.view, SeverityView)
-    rng = generator(probe.seed, probe.view_name, image_id)
-    samples = probe.view.perturb(image, framing=checkpoint.framing, severities=list(severities), rng=rng)
+    assert isinstance(question.view, SeverityView)
+    rng = generator(question.seed, question.view_name, image_id)
+    samples = question.view.perturb(image, framing=checkpoint.framing, severities=list(severities), rng=rng)
     return torch.stack([sample.pixels for sample in samples])
 
 

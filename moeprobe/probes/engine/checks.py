@@ -1,6 +1,5 @@
-"""What a probe asks: of which models, images, perturbation and analyses, checked before anything is run."""
+"""What a probe asks of checkpoints, images and a perturbation, checked before anything is run."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,94 +10,54 @@ from moeprobe.inputs.data.readers.masks import Masked
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.medium import IMAGE, TEXT
 from moeprobe.inputs.open import open_view
-from moeprobe.inputs.texts import TextFraming
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
+from moeprobe.probes import registry
+from moeprobe.probes.base import CLEAN, Probe, Views, parameter
 from moeprobe.probes.engine.applicability import check_applies, check_choices, gives_scores
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
-from moeprobe.probes.engine.question import CLEAN, Probe, choose_images
+from moeprobe.probes.engine.question import Question, choose_images
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
 
-# How much the routing of two views agrees; each says of which routers.
-_MATCHES = ("match", "set_match", "slot_match")
-_AGREEMENT = (*_MATCHES, "weights", "churn")
-# What each kind of probe measures.
-KINDS: dict[str, tuple[str, ...]] = {
-    "match-ratio": (*_AGREEMENT, "load", "unserved"),
-    "s-matrix": ("s_matrix", "load"),
-    "confidence": ("confidence", "load", "unserved"),
-    "sweep": (*_AGREEMENT, "confidence", "load", "unserved", "output"),
-    "eval": ("output",),
-    "discontinuity": ("discontinuity",),
-    "fewshot": ("fewshot",),
-    "contagion": ("batch_contagion", "token_contagion", "attention_contagion"),
-    "analyze-trace": (*_AGREEMENT, "confidence", "load", "unserved"),
-    "trace": (),
-}
-# Clean images that a sweep runs again unchanged: arithmetic does not need more.
+# Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
-# What can do without single inputs whose gates or scores are no numbers.
-_LEAVES_OUT = ("match-ratio", "s-matrix", "confidence", "sweep", "eval", "contagion")
-# What compares two random views of an image.
-_OF_PAIRS = ("match-ratio", "s-matrix")
+# What has a chance level among images of the same class, if asked.
+_MATCHES = ("match", "set_match", "slot_match")
 
 
-def make_probe(
-    kind: str,
-    models: Sequence[Checkpoint],
-    *,
-    data: str,
-    view_name: str,
-    severities: Sequence[float] | None,
-    options: Options,
-    attribute: str | None = None,
-) -> Probe:
+def make_question(
+    probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options
+) -> Question:
     """Put together what is asked of every checkpoint.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
+    view_name: str = parameter(probe, "view", CLEAN)
+    attribute: bool = parameter(probe, "attribute", False)
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = view_name.partition(":")[0]
-    _check_medium(kind, models, dataset, data, view, view_name)
-    steps = _steps(kind, view, view_name, severities)
+    _check_medium(probe, models, dataset, data, view, view_name)
+    steps = _steps(probe, view, view_name)
     _check_layers(models, options.layers)
-    analyses = KINDS[kind]
-    if kind == "sweep" and not all(gives_scores(model) for model in models):
-        analyses = tuple(name for name in analyses if name != "output")
+    analyses = probe.analyses
+    if not all(gives_scores(model) for model in models if probe.optional):
+        analyses = tuple(name for name in analyses if name not in probe.optional)
     if analyses:
-        check_applies(kind, make_analyses(analyses), models, layers=options.layers)
-    if attribute is not None:
-        _check_attribution(kind, view, models, attribute)
+        check_applies(probe.kind, make_analyses(analyses), models, layers=options.layers)
+    if attribute:
+        _check_attribution(view, models, gates=parameter(probe, "gates"))
         analyses += ("attribution",)
-    for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
-        if given and "match" not in analyses:
-            raise UserError(f"{option} is about matches: use it with match-ratio, sweep or noise-sweep.")
-    if options.allow_not_finite and kind not in _LEAVES_OUT:
-        raise UserError(
-            f"{kind} needs finite gates and scores of all inputs; leave --allow-not-finite out, or use it with "
-            f"{', '.join(_LEAVES_OUT)}."
-        )
+    _check_options(probe, options)
     labelled = all(_same_classes(model, dataset) for model in models)
-    unknown = [model.name for model in models if not model.class_names]
-    if kind == "eval" and unknown:
-        raise UserError(
-            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate"
-            + (
-                f"; where it was imported, import it again with --classes {data}; where it is a module of your own, "
-                f"say so by its key classes: {data}."
-                if dataset.medium is IMAGE
-                else ": they are those of the next token."
-            )
-        )
-    if kind == "eval" and not labelled:
-        raise UserError(_not_evaluated(models, dataset, data, options.split))
+    if probe.labels_required:
+        _check_labels(models, dataset, data, options.split)
     if options.class_null and dataset.class_names is None:
         raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
-    return Probe(
+    return Question(
         dataset=dataset,
         indices=choose_images(dataset, limit=options.limit, seed=options.seed),
         view_name=view_name,
@@ -111,10 +70,45 @@ def make_probe(
         workers=options.workers,
         skip_bad_images=options.skip_bad_images,
         labelled=labelled,
-        replayed_gates=attribute or "recomputed",
-        floor_images=FLOOR_IMAGES if kind == "sweep" else 0,
+        replayed_gates=parameter(probe, "gates", "recomputed"),
+        floor_images=FLOOR_IMAGES if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,
     )
+
+
+def _check_options(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` where a common option means nothing for this probe."""
+    for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+        if given and "match" not in probe.analyses:
+            known = [one.name for one in registry.probes() if "match" in one.analyses]
+            raise UserError(f"{option} is about matches: use it with {_listed(known)}.")
+    if options.allow_not_finite and not probe.leaves_out:
+        known = [one.name for one in registry.probes() if one.leaves_out and one.compares]
+        raise UserError(
+            f"{probe.name} needs finite gates and scores of all inputs; leave --allow-not-finite out, or use it with "
+            f"{_listed(known)}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> None:
+    """Raise ``UserError`` unless the data have the labels that the models' scores are about."""
+    unknown = [model.name for model in models if not model.class_names]
+    if unknown:
+        raise UserError(
+            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate"
+            + (
+                f"; where it was imported, import it again with --classes {data}; where it is a module of your own, "
+                f"say so by its key classes: {data}."
+                if dataset.medium is IMAGE
+                else ": they are those of the next token."
+            )
+        )
+    if not all(_same_classes(model, dataset) for model in models):
+        raise UserError(_not_evaluated(models, dataset, data, split))
 
 
 def _open_data(data: str, options: Options) -> Dataset:
@@ -128,7 +122,7 @@ def _open_data(data: str, options: Options) -> Dataset:
 
 
 def _check_medium(
-    kind: str,
+    probe: Probe[Any],
     models: Sequence[Checkpoint],
     dataset: Dataset,
     data: str,
@@ -146,7 +140,7 @@ def _check_medium(
                 f"--data {example}."
             )
     if view is not None and view.medium is not medium:
-        suited = PairView if kind in _OF_PAIRS else SeverityView
+        suited = PairView if probe.views is Views.PAIRS else SeverityView
         fitting = [
             name
             for name in VIEWS.names()
@@ -167,12 +161,12 @@ def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[An
 
 
 def _check_attribution(
-    kind: str, view: PairView | SeverityView | None, models: Sequence[Checkpoint], gates: str
+    view: PairView | SeverityView | None, models: Sequence[Checkpoint], *, gates: str
 ) -> None:
-    """Raise ``UserError`` unless pixels and routing can be exchanged in this sweep."""
+    """Raise ``UserError`` unless pixels and routing can be exchanged along this view."""
     if gates not in ("recomputed", "replayed"):
         raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
-    if kind != "sweep" or view is None or not view.aligned:
+    if view is None or not view.aligned:
         raise UserError(
             "Only a sweep whose view leaves the patches where they are (such as gaussian_noise) can be attributed."
         )
@@ -182,25 +176,23 @@ def _check_attribution(
     check_choices(models, "there are no choices to replay")
 
 
-def _steps(
-    kind: str, view: PairView | SeverityView | None, view_name: str, severities: Sequence[float] | None
-) -> tuple[float, ...]:
-    """Return the severities of a probe, none where it has none; a trace has them if asked, or if nothing else fits.
+def _steps(probe: Probe[Any], view: PairView | SeverityView | None, view_name: str) -> tuple[float, ...]:
+    """Return the severities of a probe, none where it has none; where any view will do, if asked or nothing else fits.
 
     Raises:
         UserError: the view makes no pairs where those are compared, or has no severity where that grows.
     """
-    if kind in _OF_PAIRS and not isinstance(view, PairView):
+    severities: Sequence[float] | None = parameter(probe, "severities")
+    if probe.views is Views.PAIRS and not isinstance(view, PairView):
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
         )
-    traced = kind == "trace" and (
-        severities is not None or (view is not None and not isinstance(view, PairView))
-    )
-    if kind not in ("sweep", "discontinuity") and not traced:
+    chosen = probe.views is Views.ANY
+    either = chosen and (severities is not None or (view is not None and not isinstance(view, PairView)))
+    if probe.views is not Views.SEVERITIES and not either:
         return ()
     if not isinstance(view, SeverityView):
-        instead = "leave --severities out" if traced else f"use: moeprobe match-ratio --view {view_name}"
+        instead = "leave --severities out" if chosen else f"use: moeprobe match-ratio --view {view_name}"
         raise UserError(f"The view {view_name!r} has no severity; {instead}.")
     steps = view.severities if severities is None else tuple(severities)
     check_severities(steps)
@@ -243,42 +235,3 @@ def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, sp
     trained = origin_of(other).data
     told = f"; it was trained on {trained}, which is taken where --data is left out" if trained else ""
     return f"{data} {split} has other classes than the model {other.name}, so there is nothing to evaluate{told}."
-
-
-def make_request(
-    kind: str, data: str, probe: Probe, options: Options, models: Sequence[Checkpoint]
-) -> dict[str, Any]:
-    """Return what determines the numbers of a run; speed (batch size, workers, device) is no part of it."""
-    view = {"name": probe.view_name} | (dataclasses.asdict(probe.view) if probe.view is not None else {})  # type: ignore[call-overload]
-    return {
-        "kind": kind,
-        "data": data,
-        "split": options.split,
-        "view": view,
-        "severities": list(probe.severities),
-        "analyses": [
-            *(name for name in KINDS.get(kind, (kind,)) if name != "output" or probe.of_output),
-            *(("attribution",) if probe.corners else ()),
-        ],
-        "replayed_gates": probe.replayed_gates if probe.corners else None,
-        "layers": None if options.layers is None else list(options.layers),
-        "limit": options.limit,
-        "seed": options.seed,
-        "masks": None if options.masks is None else str(options.masks),
-        "skip_bad_images": options.skip_bad_images,
-        "trained_capacity": options.trained_capacity,
-        "class_null": options.class_null,
-        "labels_used": probe.labelled and probe.dataset.class_names is not None,
-        "checkpoints": {
-            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
-            for model in models
-        },
-        # Named only where it is on, so that runs from before it there was are still of the same question.
-        **({"allow_not_finite": True} if options.allow_not_finite else {}),
-    } | _of_texts(models, probe.dataset)
-
-
-def _of_texts(models: Sequence[Checkpoint], dataset: Dataset) -> dict[str, Any]:
-    """Return what determines the numbers of texts besides: where they are cut off, and what they are."""
-    lengths = {model.framing.max_length for model in models if isinstance(model.framing, TextFraming)}
-    return {"max_length": min(lengths), "texts": dataset.content_hash()} if lengths else {}

@@ -32,7 +32,7 @@ from moeprobe.metrics.base import (
     Subject,
 )
 from moeprobe.probes.engine.noise_floor import repeats
-from moeprobe.probes.engine.question import Probe, recipe
+from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.probes.engine.replay import exchange
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table, in_order, read_images, read_note, write_images
@@ -47,11 +47,11 @@ _BLOCK = 1024
 
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
-RunBlock = Callable[[Probe, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
+RunBlock = Callable[[Question, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
 
 
 def run(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     *,
     parts: Path | None = None,
@@ -62,7 +62,7 @@ def run(
     """Return the sums per image of one checkpoint, and the names of the images that could not be read.
 
     Args:
-        probe: what is asked.
+        question: what is asked.
         checkpoint: of whom.
         parts: folder for part files; finished ones in it are not computed again. None = in memory only.
         progress: called with the number of images done since the last call.
@@ -74,17 +74,17 @@ def run(
     # Blocks are cut at groups.
     group = checkpoint.model.group_images
     size = max((block_images or _BLOCK) // group, 1) * group
-    for number, start in enumerate(range(0, len(probe.indices), size)):
-        block = probe.indices[start : start + size]
+    for number, start in enumerate(range(0, len(question.indices), size)):
+        block = question.indices[start : start + size]
         path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
-        identity = _identity(probe, checkpoint, block)
+        identity = _identity(question, checkpoint, block)
         kept = _kept(path, identity)
         if kept is not None:
             table, bad = kept
             if progress is not None:
                 progress(len(block))
         else:
-            accumulator, bad = (run_block or _run_block)(probe, checkpoint, block, progress)
+            accumulator, bad = (run_block or _run_block)(question, checkpoint, block, progress)
             table = image_table(accumulator, checkpoint=checkpoint.name)
             if path is not None:
                 write_images(path, table, note=identity | {"skipped": bad})
@@ -93,13 +93,13 @@ def run(
     return in_order(concatenate(tables)), skipped
 
 
-def _identity(probe: Probe, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
+def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
     """Return what a part file must be about to be used again (the folder answers for what is asked)."""
-    names = "\n".join(probe.dataset.image_ids[index] for index in block)
+    names = "\n".join(question.dataset.image_ids[index] for index in block)
     return {
         "checkpoint": checkpoint.provenance.get("sha256"),
         "images": hashlib.sha256(names.encode()).hexdigest(),
-        "masks": probe.dataset.mask_hash(block),
+        "masks": question.dataset.mask_hash(block),
         "moeprobe": __version__,
         "group_images": checkpoint.model.group_images,
     }
@@ -122,73 +122,73 @@ def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[s
 
 
 def _run_block(
-    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
 ) -> tuple[Accumulator, list[str]]:
     accumulator = Accumulator()
     skipped: list[str] = []
     loader = batches(
-        probe.dataset,
+        question.dataset,
         block,
-        recipe(probe, checkpoint.framing),
-        batch_size=probe.batch_size,
-        workers=probe.workers,
-        skip_bad_images=probe.skip_bad_images,
+        recipe(question, checkpoint.framing),
+        batch_size=question.batch_size,
+        workers=question.workers,
+        skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
-        masks=probe.view is not None,
+        masks=question.view is not None,
     )
     for batch in loader:
         skipped += batch.skipped
         if batch.image_ids:
-            _run_batch(probe, checkpoint, batch, accumulator)
+            _run_batch(question, checkpoint, batch, accumulator)
         if progress is not None:
             progress(len(batch.image_ids) + len(batch.skipped))
     return accumulator, skipped
 
 
 def _run_batch(
-    probe: Probe, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
+    question: Question, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
 ) -> None:
     model = checkpoint.model
-    layers = probe.layers_of(model)
-    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in probe.analyses)
+    layers = question.layers_of(model)
+    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in question.analyses)
 
     def trace(view: int) -> _Pass:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
     reference = trace(0)
-    for number, severity in enumerate(probe.severities or (float("nan"),), start=1):
-        if probe.view is None or (
-            isinstance(probe.view, SeverityView) and severity == probe.view.severities[0]
+    for number, severity in enumerate(question.severities or (float("nan"),), start=1):
+        if question.view is None or (
+            isinstance(question.view, SeverityView) and severity == question.view.severities[0]
         ):
             view, shown = reference, 0
         else:
             view, shown = trace(number), number
-        found = _layer_sums(probe, checkpoint, batch, reference[1], view[1], shown)
+        found = _layer_sums(question, checkpoint, batch, reference[1], view[1], shown)
         if output_wanted:
-            compared = None if probe.view is None else reference[0]
-            found[Cell()] = _output_sums(probe, checkpoint, batch, compared, view[0])
-            if probe.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
-                found[Cell()] |= _corner_sums(probe, checkpoint, batch, reference, view, shown)
-        _add(accumulator, probe, batch, found, view=probe.view_name, severity=severity)
-    if probe.floor_images:
-        _run_floors(probe, checkpoint, batch, reference[1], accumulator)
+            compared = None if question.view is None else reference[0]
+            found[Cell()] = _output_sums(question, checkpoint, batch, compared, view[0])
+            if question.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
+                found[Cell()] |= _corner_sums(question, checkpoint, batch, reference, view, shown)
+        _add(accumulator, question, batch, found, view=question.view_name, severity=severity)
+    if question.floor_images:
+        _run_floors(question, checkpoint, batch, reference[1], accumulator)
 
 
 def _run_floors(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: RoutingTrace,
     accumulator: Accumulator,
 ) -> None:
     """Run the clean images of the batch again unchanged, as far as they are wanted."""
-    wanted = {probe.dataset.image_ids[index] for index in probe.indices[: probe.floor_images]}
+    wanted = {question.dataset.image_ids[index] for index in question.indices[: question.floor_images]}
     rows = np.flatnonzero([image_id in wanted for image_id in batch.image_ids])
     if len(rows) == 0:
         return
     matching = dataclasses.replace(
-        probe,
-        analyses=tuple(analysis for analysis in probe.analyses if analysis.of_agreement),
+        question,
+        analyses=tuple(analysis for analysis in question.analyses if analysis.of_agreement),
         # Another dtype may overflow where the model's own does not.
         allow_not_finite=True,
     )
@@ -196,12 +196,12 @@ def _run_floors(
     device = next(iter(reference.layers.values())).gates.device
     for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
         found = _layer_sums(matching, checkpoint, batch, reference, routing, 0)
-        _add(accumulator, probe, batch, found, view=name, severity=float("nan"), rows=rows)
+        _add(accumulator, question, batch, found, view=name, severity=float("nan"), rows=rows)
 
 
 def _add(
     accumulator: Accumulator,
-    probe: Probe,
+    question: Question,
     batch: Batch | TextBatch,
     found: Mapping[Cell, dict[str, Tensor]],
     *,
@@ -218,9 +218,9 @@ def _add(
         accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
 
 
-def _labels(probe: Probe, batch: Batch | TextBatch) -> Tensor:
+def _labels(question: Question, batch: Batch | TextBatch) -> Tensor:
     """Return the labels that the model's scores are about."""
-    return batch.labels if probe.labelled else torch.full_like(batch.labels, -1)
+    return batch.labels if question.labelled else torch.full_like(batch.labels, -1)
 
 
 def to_host(column: Tensor) -> NDArray[np.generic]:
@@ -230,7 +230,7 @@ def to_host(column: Tensor) -> NDArray[np.generic]:
 
 
 def _layer_sums(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: RoutingTrace,
@@ -238,16 +238,21 @@ def _layer_sums(
     shown: int,
 ) -> dict[Cell, dict[str, Tensor]]:
     found: dict[Cell, dict[str, Tensor]] = {}
-    analyses = [analysis for analysis in probe.analyses if isinstance(analysis, LayerAnalysis)]
+    analyses = [analysis for analysis in question.analyses if isinstance(analysis, LayerAnalysis)]
     for name, layer in view.layers.items():
         pair, left_out = settle(
             pair_up(
-                batch, reference.layers[name], layer, shown, aligned=probe.aligned, symmetric=probe.is_pair
+                batch,
+                reference.layers[name],
+                layer,
+                shown,
+                aligned=question.aligned,
+                symmetric=question.is_pair,
             ),
             batch.image_ids,
             checkpoint=checkpoint.name,
             layer=name,
-            allow=probe.allow_not_finite,
+            allow=question.allow_not_finite,
         )
         found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, name, pair).items()}
     return found
@@ -268,7 +273,7 @@ def sums_of_layer(
 
 
 def _output_sums(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: Tensor | None,
@@ -276,15 +281,15 @@ def _output_sums(
 ) -> dict[str, Tensor]:
     assert view is not None
     left_out = finite.settle_scores(
-        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
     )
-    pair = OutputPair(reference, view, _labels(probe, batch).to(view.device))
-    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, OutputAnalysis))
+    pair = OutputPair(reference, view, _labels(question, batch).to(view.device))
+    analyses = (analysis for analysis in question.analyses if isinstance(analysis, OutputAnalysis))
     return _sums(analyses, pair) | left_out
 
 
 def _corner_sums(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     clean: _Pass,
@@ -300,13 +305,13 @@ def _corner_sums(
         model,
         (batch.views[0], clean[0], clean[1]),
         (batch.views[shown], perturbed[0], perturbed[1]),
-        gates=probe.replayed_gates,
+        gates=question.replayed_gates,
     )
     left_out = finite.settle_scores(
-        logits, batch.image_ids, checkpoint=checkpoint.name, allow=probe.allow_not_finite
+        logits, batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
     )
-    corners = Corners(logits, _labels(probe, batch).to(clean[0].device))
-    analyses = (analysis for analysis in probe.analyses if isinstance(analysis, CornerAnalysis))
+    corners = Corners(logits, _labels(question, batch).to(clean[0].device))
+    analyses = (analysis for analysis in question.analyses if isinstance(analysis, CornerAnalysis))
     return _sums(analyses, corners) | left_out
 
 

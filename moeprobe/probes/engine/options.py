@@ -1,13 +1,13 @@
 """The options that all probes share, and keywords that are checked before anything is done."""
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Annotated, Any, TypedDict
 
 from moeprobe.errors import UserError
+from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
 from moeprobe.runtime.keywords import F, checked
 
@@ -37,55 +37,63 @@ class Keywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """What all probes have in common.
-
-    Attributes:
-        split: of the data set.
-        layers: MoE layers to look at, e.g. ("blocks.3",) or "blocks.1,blocks.3"; None = all.
-        limit: number of images, a seeded random subset that is the same for all checkpoints; None = all.
-        seed: of the subset, the views and the resamples.
-        batch_size: images per forward pass; changes nothing but speed.
-        workers: loader processes; changes nothing but speed.
-        device: "auto", "cpu", "cuda", "mps".
-        trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
-        group_images: images that compete for that capacity, consecutive ones of the run's list.
-        masks: folder of foreground masks, a PNG file per image called as the image; None = the data set's own, if any.
-        class_null: give matches a chance level among images of the same class as well.
-        max_length: tokens after which texts are cut off; None = 128, or as many as each of the models can read.
-        skip_bad_images: go on without images that cannot be read, and count them.
-        allow_not_finite: leave out inputs whose gates or scores are NaN or infinite, and flag every number that lacks
-            them; else the first one is refused.
-        out: output folder; None = nothing is written.
-        overwrite: replace what an earlier run left there.
-        figures: draw figures into ``out`` too.
-        command: what was typed, for the sidecar.
+    """What all probes have in common; each field is an option of their commands, but for the last two.
 
     Raises:
         UserError: a value is of another type, or out of range.
     """
 
-    split: str = "test"
-    layers: tuple[str, ...] | None = None
-    limit: int | None = None
-    seed: int = 0
-    batch_size: int = 64
-    workers: int = 0
-    device: str = "auto"
-    trained_capacity: bool = False
-    group_images: int = 1
-    masks: Path | None = None
-    class_null: bool = False
-    max_length: int | None = None
-    skip_bad_images: bool = False
-    allow_not_finite: bool = False
-    out: Path | None = None
-    overwrite: bool = False
-    figures: bool = True
-    command: str = ""
+    split: Annotated[str, Arg("Split of the data set: train, val or test.")] = "test"
+    layers: Annotated[
+        tuple[str, ...] | None,
+        Arg("MoE layers, comma-separated, e.g. blocks.3; default all.", in_request=False),
+    ] = None
+    limit: Annotated[
+        int | None, Arg("Number of images: a seeded random subset, the same for all checkpoints.")
+    ] = None
+    seed: Annotated[int, Arg("Seed of the subset, the views and the intervals.")] = 0
+    batch_size: Annotated[int, Arg("Images per forward pass; changes only the speed.", in_request=False)] = 64
+    workers: Annotated[int, Arg("Loader processes; changes only the speed.", in_request=False)] = 0
+    device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
+    trained_capacity: Annotated[
+        bool,
+        Arg(
+            "unlimited: every choice is served; trained: the capacity the model evaluates with.",
+            flag="--capacity",
+            choices={"unlimited": False, "trained": True},
+        ),
+    ] = False
+    group_images: Annotated[
+        int,
+        Arg("Images that compete for the same capacity, with --capacity trained or where experts choose."),
+    ] = 1
+    masks: Annotated[
+        Path | None,
+        Arg("Folder of foreground masks, a PNG per image: matches by foreground and background."),
+    ] = None
+    class_null: Annotated[
+        bool, Arg("Give matches a chance level among images of the same class as well.")
+    ] = False
+    max_length: Annotated[
+        int | None, Arg("Of texts: tokens after which they are cut off; default 128, or what fits the model.")
+    ] = None
+    skip_bad_images: Annotated[bool, Arg("Go on without unreadable images; count them.")] = False
+    allow_not_finite: Annotated[
+        bool,
+        Arg(
+            "Leave out inputs whose gates or scores are NaN or infinite, and flag the numbers that lack them."
+        ),
+    ] = False
+    out: Annotated[
+        Path | None, Arg("Folder for tables and figures; default: print only.", in_request=False)
+    ] = None
+    overwrite: Annotated[bool, Arg("Replace what an earlier run left in --out.", in_request=False)] = False
+    figures: Annotated[bool, Arg("Draw figures into the output folder.", in_request=False)] = True
+    command: Annotated[str, Arg("What was typed, for the sidecar.", in_request=False)] = ""
 
     def __post_init__(self) -> None:
-        for name, kind in _types().items():
-            object.__setattr__(self, name, arguments.read(name, kind, getattr(self, name)))
+        for name, annotation in fields_of(Options).items():
+            object.__setattr__(self, name, arguments.read(name, annotation, getattr(self, name)))
         for name, (least, what) in _LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -100,20 +108,15 @@ _LEAST = {
 }
 
 
-@functools.cache
-def _types() -> dict[str, Any]:
-    return get_type_hints(Options)
-
-
-def combine(options: Options | None, changes: Keywords) -> Options:
-    """Return common options with some of them changed by name.
+def combine(options: Options | None, changes: Keywords, *, defaults: Mapping[str, Any] = NONE) -> Options:
+    """Return common options with some of them changed by name; ``defaults`` hold where no options are given.
 
     Raises:
         UserError: ``options`` are no ``Options``, or a value does not fit.
     """
     if not isinstance(options, Options | None):
         raise UserError(f"options takes api.Options(...), or None; got {type(options).__name__}.")
-    return dataclasses.replace(options or Options(), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(options or Options(**defaults), **changes)  # type: ignore[arg-type]
 
 
 def with_options(function: F) -> F:

@@ -15,11 +15,9 @@ from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.seeds import generator
 
-CLEAN = "clean"
-
 
 @dataclass(frozen=True)
-class Probe:
+class Question:
     """What is asked of every checkpoint: which images, which views, which analyses.
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
@@ -93,21 +91,23 @@ def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int
     return [int(index) for index in (order if limit is None else order[:limit])]
 
 
-def recipe(probe: Probe, framing: AnyFraming) -> Recipe:
+def recipe(question: Question, framing: AnyFraming) -> Recipe:
     """Return what makes the views of one image, or text: the reference first."""
-    if probe.view is None:
+    if question.view is None:
         return partial(_clean, framing=framing)
-    if probe.is_pair:
-        assert isinstance(probe.view, PairView)
-        return partial(_pair, view=probe.view, name=probe.view_name, framing=framing, seed=probe.seed)
-    assert isinstance(probe.view, SeverityView)
+    if question.is_pair:
+        assert isinstance(question.view, PairView)
+        return partial(
+            _pair, view=question.view, name=question.view_name, framing=framing, seed=question.seed
+        )
+    assert isinstance(question.view, SeverityView)
     return partial(
         _severities,
-        view=probe.view,
-        name=probe.view_name,
-        severities=probe.severities,
+        view=question.view,
+        name=question.view_name,
+        severities=question.severities,
         framing=framing,
-        seed=probe.seed,
+        seed=question.seed,
     )
 
 

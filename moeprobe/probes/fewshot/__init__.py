@@ -1,1 +1,83 @@
-"""How well do a few labeled images per class separate the classes by the model's features?"""
+"""The declaration of ``fewshot``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fewshot(Probe["Result"]):
+    """How good are the features for few labelled images? Ridge regression on the frozen pre-logits.
+
+    The shots are drawn from the split train, the images of --split are judged. The strength of the penalty is chosen
+    on other training images, never on those that are judged.
+
+    Example: `moeprobe fewshot checkpoints/demo-baseline checkpoints/demo-prc --shots 1,5,10 --out reports/fewshot`
+    """
+
+    name: ClassVar[str] = "fewshot"
+    title: ClassVar[str] = "Few-shot accuracy of frozen features"
+    analyses: ClassVar[tuple[str, ...]] = ("fewshot",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline(
+            "few-shot accuracy",
+            ("fewshot_accuracy", ""),
+            at="strongest",
+            beside=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
+            severity="with {severity:g} shots, the most of the run",
+        ),
+    )
+    layout: ClassVar[Layout] = Layout.FEW_SHOTS
+    leaves_out: ClassVar[bool] = False
+
+    shots: Annotated[
+        Sequence[int],
+        Arg("Training images per class, comma-separated, e.g. 1,5,10,25.", in_request=False),
+    ] = (10,)
+    draws: Annotated[int, Arg("Draws of the training images, the same for all checkpoints.")] = 5
+
+    def check(self) -> None:
+        """Raise ``UserError`` unless shots and draws are counts."""
+        counts = self.shots
+        if (
+            not counts
+            or min(counts) < 1
+            or len(set(counts)) < len(counts)
+            or any(count % 1 for count in counts)
+        ):
+            asked = ",".join(f"{count:g}" for count in counts)
+            raise UserError(f"--shots takes different whole numbers from 1 up, e.g. 1,5,10; got {asked!r}.")
+        if self.draws < 1:
+            raise UserError(f"--draws takes a positive number; got {self.draws}.")
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where the judged images would be those that are learned from, or a layer is named."""
+        if options.split == "train":
+            raise UserError(
+                "The shots are drawn from the split train, so it cannot be judged too; take val or test."
+            )
+        if options.layers is not None:
+            raise UserError("Features are those of the whole model, of no single layer; leave --layers out.")
+
+    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
+        """Return the features and the regressions on them."""
+        from moeprobe.probes.fewshot.measure import FewshotMeasurement
+
+        return FewshotMeasurement(self, models, data, options)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the accuracy over the number of shots."""
+        from moeprobe.probes.fewshot.figure import draw
+
+        return draw(result.table, colours=result.sidecar["colours"])

@@ -1,32 +1,26 @@
-"""Few-shot accuracy of frozen features: what is asked, the tables, and what a run would take."""
+"""The work of ``fewshot``: the training images, the features, and the regressions on them."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Unpack
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.checks import make_probe, make_request
-from moeprobe.probes.engine.models import load_models
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import CLEAN, Probe
-from moeprobe.probes.engine.run import Plan, measure, save_figures, time_sample
+from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.work import Plan, time_sample
+from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.fewshot.ridge import STRENGTHS
-from moeprobe.probes.fewshot.shots import Cases, Shots, choose_shots, features_block, judge
-from moeprobe.results.folder import Result, output_folder
+from moeprobe.probes.fewshot.shots import Cases, choose_shots, features_block, judge
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import Featured
-from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
-KIND = "fewshot"
-SHOTS, DRAWS = (10,), 5
 _L2 = f"powers of 2 from {STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
 # How the strength is chosen, and what the released program does otherwise; for the record of every run.
 _RULE = (
@@ -35,49 +29,70 @@ _RULE = (
 )
 
 
-@with_options
-def fewshot(
-    models: Models,
-    *,
-    data: str | None = None,
-    shots: Sequence[int] = SHOTS,
-    draws: int = DRAWS,
-    options: Options | None = None,
-    watcher: Watcher | None = None,
-    **changes: Unpack[Keywords],
-) -> Result:
-    """Measure the accuracy of ridge regressions on frozen features of a few training images per class.
+class FewshotMeasurement(Measurement[Result]):
+    """Ridge regressions on the frozen features of a few training images per class."""
 
-    Args:
-        models: checkpoints, loaded or by path.
-        data: data set with labels and a train split; ``options.split`` is judged; None = as in ``engine.run.probe``.
-        shots: training images per class; several are nested.
-        draws: independent draws of the training images, the same for every checkpoint.
-        options: common options; ``changes`` are applied to them by name.
-        watcher: told how the run advances.
+    probe: Fewshot
 
-    Raises:
-        UserError: something named does not exist or does not fit, or a class has too few training images.
-    """
-    options = combine(options, changes)
-    loaded, data, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
-    held_out = chosen.held_out.shape[1]
-    request = make_request(KIND, data, question, options, loaded)
-    request |= {"draws": draws, "held_out_per_class": held_out, "l2_strengths": _L2}
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        strengths: dict[str, dict[Cases, float]] = {}
-        result = measure(
-            KIND,
-            question,
-            loaded,
-            data=data,
-            request=request,
-            options=options,
-            folder=folder,
-            watcher=watcher,
-            run=_runner(chosen, strengths),
-            images_besides=len(chosen.indices),
+    def check_models(self) -> None:
+        """Raise ``UserError`` unless the models have features."""
+        for model in self.models:
+            if not isinstance(model.model, Featured):
+                raise UserError(
+                    f"{model.name} does not say what its head reads, so nothing can be fitted to it."
+                )
+
+    def make_question(self) -> Question:
+        """Return what is asked of the judged images; which training images are used is chosen with it.
+
+        Raises:
+            UserError: there are no labels, or a class has too few training images.
+        """
+        question, split = super().make_question(), self.options.split
+        self._strengths: dict[str, dict[Cases, float]] = {}
+        self._shots = choose_shots(
+            _training_images(self.data, question, split=split),
+            counts=[int(count) for count in self.probe.shots],
+            draws=self.probe.draws,
+            seed=self.options.seed,
+            data=self.data,
         )
+        # The classes are learned here: those of the model do not matter.
+        severities = tuple(float(count) for count in self.probe.shots)
+        return dataclasses.replace(question, severities=severities, labelled=True)
+
+    def make_request(self) -> dict[str, Any]:
+        """Return what determines the numbers, with how the strengths are chosen."""
+        return super().make_request() | {"held_out_per_class": self._held_out, "l2_strengths": _L2}
+
+    def run(
+        self,
+        question: Question,
+        model: Checkpoint,
+        *,
+        parts: Path | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[pa.Table, list[str]]:
+        """Return the sums of the judged images; the chosen strengths are kept."""
+        table, skipped, self._strengths[model.name] = judge(
+            question, model, shots=self._shots, parts=parts, progress=progress
+        )
+        return table, skipped
+
+    @property
+    def more_images(self) -> int:
+        """The training images."""
+        return len(self._shots.indices)
+
+    def plan(self) -> Plan:
+        """Return what the features would take; the regressions are not in it."""
+        plan = time_sample(self.question, self.models, images=self.sample_images, passes=1, run=_features)
+        images = plan.images + self.more_images
+        return dataclasses.replace(plan, images=images, seconds=plan.seconds * images / plan.images)
+
+    def finish(self, result: Result, folder: OutputFolder | None) -> Result:
+        """Record which strengths were chosen, and by what."""
+        held_out = self._held_out
         on = (
             f"{held_out} training images of each class that are in no draw"
             if held_out
@@ -85,83 +100,32 @@ def fewshot(
         )
         result.sidecar.update(
             severity_unit="training images per class",
-            training_images=len(chosen.indices),
+            training_images=self.more_images,
             l2_chosen_by=_RULE.format(on=on),
             l2_chosen={
-                name: {count: [found[count, draw] for draw in range(1, draws + 1)] for count in chosen.counts}
-                for name, found in strengths.items()
+                name: {
+                    count: [found[count, draw] for draw in range(1, self.probe.draws + 1)]
+                    for count in self._shots.counts
+                }
+                for name, found in self._strengths.items()
             },
         )
-        if folder is not None:
-            folder.write(result)
-            if options.figures:
-                save_figures(result, folder.path / "figures")
-            folder.finish(result.sidecar)
-    return result
+        return result
+
+    def data_warnings(self) -> dict[str, str]:
+        """Return nothing: few-shot classifiers are for data that the model has not seen."""
+        return {}
+
+    @property
+    def _held_out(self) -> int:
+        return int(self._shots.held_out.shape[1])
 
 
-@checked
-def plan_fewshot(
-    models: Models,
-    *,
-    data: str | None = None,
-    shots: Sequence[int] = SHOTS,
-    draws: int = DRAWS,
-    options: Options | None = None,
-) -> Plan:
-    """Say what ``fewshot`` would take, by running two batches of each checkpoint; the regressions are not in it."""
-    options = options or Options()
-    loaded, data, question, chosen = _ask(models, data=data, counts=shots, draws=draws, options=options)
-    plan = time_sample(question, loaded, images=2 * options.batch_size, passes=1, run=_features)
-    images = plan.images + len(chosen.indices)
-    return dataclasses.replace(plan, images=images, seconds=plan.seconds * images / plan.images)
-
-
-def _features(question: Probe, model: Checkpoint) -> tuple[pa.Table, list[str]]:
+def _features(question: Question, model: Checkpoint) -> tuple[pa.Table, list[str]]:
     return loop.run(question, model, run_block=features_block)
 
 
-def _runner(chosen: Shots, strengths: dict[str, dict[Cases, float]]) -> Any:
-    """Return what judges one checkpoint; the strengths it chose are left in ``strengths``."""
-
-    def run(question: Probe, model: Checkpoint, **more: Any) -> tuple[pa.Table, list[str]]:
-        table, skipped, strengths[model.name] = judge(question, model, shots=chosen, **more)
-        return table, skipped
-
-    return run
-
-
-def _ask(
-    models: Models, *, data: str | None, counts: Sequence[int], draws: int, options: Options
-) -> tuple[list[Checkpoint], str, Probe, Shots]:
-    """Return the checkpoints, what is asked of them, and the training images they are shown."""
-    if not counts or min(counts) < 1 or len(set(counts)) < len(counts) or any(count % 1 for count in counts):
-        asked = ",".join(f"{count:g}" for count in counts)
-        raise UserError(f"--shots takes different whole numbers from 1 up, e.g. 1,5,10; got {asked!r}.")
-    if draws < 1:
-        raise UserError(f"--draws takes a positive number; got {draws}.")
-    if options.split == "train":
-        raise UserError(
-            "The shots are drawn from the split train, so it cannot be judged too; take val or test."
-        )
-    if options.layers is not None:
-        raise UserError("Features are those of the whole model, of no single layer; leave --layers out.")
-    loaded = load_models(models, options)
-    for model in loaded:
-        if not isinstance(model.model, Featured):
-            raise UserError(f"{model.name} does not say what its head reads, so nothing can be fitted to it.")
-    data = choose_data(data, loaded)
-    question = make_probe(KIND, loaded, data=data, view_name=CLEAN, severities=None, options=options)
-    train = _training_images(data, question, split=options.split)
-    chosen = choose_shots(
-        train, counts=[int(count) for count in counts], draws=draws, seed=options.seed, data=data
-    )
-    # The classes are learnt here: those of the model do not matter.
-    severities = tuple(float(count) for count in counts)
-    return loaded, data, dataclasses.replace(question, severities=severities, labelled=True), chosen
-
-
-def _training_images(data: str, question: Probe, *, split: str) -> Dataset:
+def _training_images(data: str, question: Question, *, split: str) -> Dataset:
     """Return the training images.
 
     Raises:

@@ -24,7 +24,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
 from moeprobe.metrics.stats.bootstrap import Array
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.question import Probe, recipe
+from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import cells
@@ -115,21 +115,23 @@ def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
 
 
 def judge(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     *,
     shots: Shots,
     parts: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[pa.Table, list[str], dict[Cases, float]]:
-    """Fit the classifiers of one checkpoint and judge them on the images of the probe.
+    """Fit the classifiers of one checkpoint and judge them on the images of the question.
 
     Training images that were drawn must be readable, whatever the probe says of the others.
 
     Returns:
         The sums per image, the names of the images that could not be read, and the strength of each case.
     """
-    training = dataclasses.replace(probe, dataset=shots.train, indices=shots.indices, skip_bad_images=False)
+    training = dataclasses.replace(
+        question, dataset=shots.train, indices=shots.indices, skip_bad_images=False
+    )
     table, _ = loop.run(
         training,
         checkpoint,
@@ -139,22 +141,26 @@ def judge(
     )
     strengths, classifiers = _fit(shots, table)
     block = partial(_judge_block, classifiers=classifiers)
-    judged, skipped = loop.run(probe, checkpoint, parts=parts, progress=progress, run_block=block)
+    judged, skipped = loop.run(question, checkpoint, parts=parts, progress=progress, run_block=block)
     return judged, skipped, strengths
 
 
 def features_block(
-    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
 ) -> tuple[Accumulator, list[str]]:
     """Return labels and features ``(B, D)`` of some images, and the names of those that could not be read."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(probe, checkpoint, block, skipped, progress):
+    for batch, features in _features(question, checkpoint, block, skipped, progress):
         accumulator.add(Cell(), batch.image_ids, {"label": batch.labels.numpy(), "features": features})
     return accumulator, skipped
 
 
 def _features(
-    probe: Probe, checkpoint: Checkpoint, block: Sequence[int], skipped: list[str], progress: Progress | None
+    question: Question,
+    checkpoint: Checkpoint,
+    block: Sequence[int],
+    skipped: list[str],
+    progress: Progress | None,
 ) -> Iterator[tuple[Batch, Array]]:
     """Yield batches with their features ``(B, D)``; names of images that could not be read go to ``skipped``.
 
@@ -163,12 +169,12 @@ def _features(
     """
     assert isinstance(checkpoint.model, Featured)
     loader = batches(
-        probe.dataset,
+        question.dataset,
         block,
-        recipe(probe, checkpoint.framing),
-        batch_size=probe.batch_size,
-        workers=probe.workers,
-        skip_bad_images=probe.skip_bad_images,
+        recipe(question, checkpoint.framing),
+        batch_size=question.batch_size,
+        workers=question.workers,
+        skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
     )
     for batch in loader:
@@ -209,7 +215,7 @@ def _fit(shots: Shots, table: pa.Table) -> tuple[dict[Cases, float], dict[Cases,
 
 
 def _judge_block(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Progress | None,
@@ -218,13 +224,13 @@ def _judge_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, a cell per case; see ``engine.loop.run``."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(probe, checkpoint, block, skipped, progress):
+    for batch, features in _features(question, checkpoint, block, skipped, progress):
         for (count, draw), classifier in classifiers.items():
             pair = OutputPair(None, torch.from_numpy(classifier.scores(features)), batch.labels)
             columns = {"label": batch.labels.numpy()}
-            for analysis in probe.analyses:
+            for analysis in question.analyses:
                 assert isinstance(analysis, OutputAnalysis)
                 columns |= {name: column.numpy() for name, column in analysis.sums(pair).items()}
-            cell = Cell(view=probe.view_name, severity=float(count), draw=draw)
+            cell = Cell(view=question.view_name, severity=float(count), draw=draw)
             accumulator.add(cell, batch.image_ids, columns)
     return accumulator, skipped

@@ -1,1 +1,42 @@
-"""Do corresponding patches get the same experts?"""
+"""The declaration of ``match-ratio``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Probe, Views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchRatio(Probe["Result"]):
+    """How often do corresponding patches of two random views choose the same experts?
+
+    Top-1, top-2 and order-agnostic match per MoE layer: raw, by chance, and beyond chance (κ); CLS apart.
+
+    Example: `moeprobe match-ratio checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/match`
+    """
+
+    name: ClassVar[str] = "match-ratio"
+    title: ClassVar[str] = "Match of corresponding patches"
+    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "load", "unserved")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(),)
+    views: ClassVar[Views] = Views.PAIRS
+
+    view: Annotated[str, Arg("A view that makes pairs; see: moeprobe list views.", in_request=False)] = (
+        "random_crop"
+    )
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title with the view."""
+        return f"{self.title}, view {self.view}"
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the match of each layer."""
+        from moeprobe.probes.match_ratio.figure import draw
+
+        return draw(result.table, colours=result.sidecar["colours"])

@@ -1,1 +1,81 @@
-"""Which patches change experts?"""
+"""The declaration of ``overlay``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Arg, Layout, Probe, Views
+
+if TYPE_CHECKING:
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.probes.overlay.measure import OverlayResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay(Probe["OverlayResult"]):
+    """Draw the expert of each patch into clean and perturbed images, with patches that changed theirs outlined.
+
+    Each expert tints its patches in a color of its own. With --animate each layer gets a looping GIF, its single
+    frames, and a strip of the first image: all severities are one draw, scaled, and outlined is what differs from the
+    clean image.
+
+    Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
+    """
+
+    name: ClassVar[str] = "overlay"
+    title: ClassVar[str] = "Expert of each patch"
+    layout: ClassVar[Layout] = Layout.OVERLAYS
+    views: ClassVar[Views] = Views.SEVERITIES
+    compares: ClassVar[bool] = False
+    printed: ClassVar[bool] = False
+    option_help: ClassVar[Mapping[str, str]] = {
+        "out": "Folder for the figures and their table; required unless --json."
+    }
+    ends_with: ClassVar[str] = "drawing"
+    resumes: ClassVar[bool] = False
+
+    images: Annotated[
+        Sequence[str], Arg("Names of images of the data set, comma-separated.", in_request=False)
+    ] = ()
+    files: Annotated[
+        Sequence[str | Path],
+        Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
+    ] = ()
+    count: Annotated[int, Arg("How many images, if none is named.", in_request=False)] = 4
+    view: Annotated[str, Arg("A view with a severity.", in_request=False)] = "gaussian_noise"
+    severity: Annotated[float | None, Arg("Its severity; 0.2 if not given.", in_request=False)] = None
+    animate: Annotated[
+        bool, Arg("Show the routing as the severity grows: GIF, frames and a strip.", in_request=False)
+    ] = False
+    severities: Annotated[
+        Sequence[float] | None,
+        Arg(
+            "With --animate: the steps, comma-separated; default: the view's own.",
+            in_request=False,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise ``UserError`` where no image is wanted, or severities are given for nothing."""
+        if self.count < 1:
+            raise UserError(f"The number of images must be positive; got {self.count}.")
+        if self.animate and self.severity is not None:
+            raise UserError(
+                "An animation goes through several severities: give --severities instead of --severity."
+            )
+        if self.severities is not None and not self.animate:
+            raise UserError(
+                "--severities are the steps of an animation: add --animate, or give one --severity."
+            )
+
+    def prepare(
+        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
+    ) -> "Work[OverlayResult]":
+        """Return the passes and the drawing."""
+        from moeprobe.probes.overlay.measure import Drawing
+
+        return Drawing(self, models, data, options)

@@ -10,46 +10,46 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, batches
 from moeprobe.inputs.geometry import Correspondence
 from moeprobe.inputs.views.base import SeverityView
-from moeprobe.probes.engine.question import Probe, recipe
+from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.probes.overlay.record import Overlay, overlay
 from moeprobe.routing import finite
 from moeprobe.runtime.progress import Progress
 
 
 def overlays(
-    probe: Probe, checkpoints: Sequence[Checkpoint], *, progress: Progress | None = None
+    question: Question, checkpoints: Sequence[Checkpoint], *, progress: Progress | None = None
 ) -> list[Overlay]:
-    """Return the overlays of every checkpoint, severity, layer and image; ``probe`` holds the severities and images.
+    """Return the overlays of every checkpoint, severity, layer and image; ``question`` holds the severities and images.
 
     ``progress`` is called with the number of images done since the last call.
     """
     found: list[Overlay] = []
     for checkpoint in checkpoints:
         loader = batches(
-            probe.dataset,
-            probe.indices,
-            recipe(probe, checkpoint.framing),
-            batch_size=probe.batch_size,
-            skip_bad_images=probe.skip_bad_images,
+            question.dataset,
+            question.indices,
+            recipe(question, checkpoint.framing),
+            batch_size=question.batch_size,
+            skip_bad_images=question.skip_bad_images,
             group_images=checkpoint.model.group_images,
         )
         for batch in loader:
             if batch.image_ids:
-                found += _of_batch(probe, checkpoint, batch)
+                found += _of_batch(question, checkpoint, batch)
             if progress is not None:
                 progress(len(batch.image_ids) + len(batch.skipped))
     return found
 
 
-def _of_batch(probe: Probe, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
+def _of_batch(question: Question, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
     """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
-    assert isinstance(probe.view, SeverityView)
-    layers = probe.layers_of(checkpoint.model)
+    assert isinstance(question.view, SeverityView)
+    layers = question.layers_of(checkpoint.model)
     _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
     finite.check(clean.layers, None, batch.image_ids, checkpoint=checkpoint.name)
-    for number, severity in enumerate(probe.severities, start=1):
+    for number, severity in enumerate(question.severities, start=1):
         perturbed = clean
-        if severity != probe.view.severities[0]:
+        if severity != question.view.severities[0]:
             _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
             finite.check(perturbed.layers, None, batch.image_ids, checkpoint=checkpoint.name)
         for layer in clean.layers:

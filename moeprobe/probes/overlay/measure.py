@@ -1,35 +1,35 @@
-"""The overlay: a few images with the expert of each patch drawn in, at one severity or as it grows."""
+"""The work of ``overlay``: a few images with the expert of each patch drawn in, at one severity or as it grows."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.open import pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.applicability import check_images
-from moeprobe.probes.engine.checks import make_probe, make_request
-from moeprobe.probes.engine.models import load_models
-from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.engine.checks import make_question
+from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import Probe
-from moeprobe.probes.engine.run import Plan, time_sample
+from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.request import make_request
+from moeprobe.probes.engine.work import Plan, Work, time_sample
+from moeprobe.probes.overlay import Overlay as OverlayProbe
 from moeprobe.probes.overlay import exhibits
 from moeprobe.probes.overlay.record import Overlay
-from moeprobe.results.folder import OutputFolder, output_folder, provenance
+from moeprobe.probes.sweep import Sweep
+from moeprobe.results.folder import OutputFolder, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Watcher
 
 SEVERITY = 0.2
 # What a figure can hold and an eye can take in.
@@ -59,150 +59,68 @@ class OverlayResult:
         return self.plot()._repr_html_()
 
 
-@with_options
-def overlay(
-    models: Models,
-    *,
-    data: str | None = None,
-    images: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    count: int = 4,
-    view: str = "gaussian_noise",
-    severity: float | None = None,
-    severities: Sequence[float] | None = None,
-    animate: bool = False,
-    options: Options | None = None,
-    watcher: Watcher | None = None,
-    **changes: Unpack[Keywords],
-) -> OverlayResult:
-    """Show which expert each patch chooses on the clean and on the perturbed image.
+class Drawing(Work[OverlayResult]):
+    """Passes over a few images, and figures of them."""
 
-    Args:
-        models: checkpoints, side by side.
-        data: data set, used unless ``files`` are given; None = as in ``engine.run.probe``.
-        images: names of images of the data set; none = ``count`` seeded random ones.
-        files: image files of the user's own.
-        count: how many random images.
-        view: a view with a severity.
-        severity: its severity; None = 0.2.
-        severities: with ``animate``, its severities, all from one draw; None = the view's own steps.
-        animate: show the routing as the severity grows: frames, a GIF, and a strip of the first image.
-        options: common options; ``changes`` are applied to them by name.
-        watcher: told how it advances.
+    def __init__(
+        self, probe: OverlayProbe, models: Sequence[Checkpoint], data: str | None, options: Options
+    ) -> None:
+        self.probe, self.models, self.options = probe, models, options
+        check_images(models, "there is nothing to draw")
+        data = choose_data(data, models, files=probe.files)
+        severities = probe.severities
+        if not probe.animate:
+            severities = (SEVERITY if probe.severity is None else probe.severity,)
+        sweep = Sweep(view=probe.view, severities=severities)
+        question = make_question(sweep, models, data=data, options=options)
+        dataset, named, data = pick_images(
+            question.dataset, images=probe.images, files=probe.files, data=data
+        )
+        chosen = question.indices[: probe.count] if named is None else named
+        if len(chosen) > MAX_IMAGES:
+            raise UserError(
+                f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
+            )
+        growing = tuple(sorted(question.severities))
+        self.data = data
+        self.question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
+        self.request = make_request(probe, self.question, models, data=data, options=options) | {
+            "analyses": [probe.kind],
+            "images": [dataset.image_ids[index] for index in chosen],
+            "animate": probe.animate,
+        }
 
-    Raises:
-        UserError: something named does not exist or does not fit.
-    """
-    options = combine(options, changes)
-    watcher = watching(watcher)
-    loaded, question, data = _ask(
-        models,
-        data=data,
-        images=images,
-        files=files,
-        count=count,
-        view=view,
-        severity=severity,
-        severities=severities,
-        animate=animate,
-        options=options,
-    )
-    request = make_request("overlay", data, question, options, loaded)
-    shown_ids = [question.dataset.image_ids[index] for index in question.indices]
-    request |= {"images": shown_ids, "animate": animate}
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        watcher.start("overlay", len(loaded) * len(shown_ids))
-        shown = exhibits.overlays(question, loaded, progress=watcher.advance)
+    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> OverlayResult:
+        """Run the images, draw them, and write the figures and the table."""
+        watcher.start("overlay", len(self.models) * len(self.question.indices))
+        shown = exhibits.overlays(self.question, self.models, progress=watcher.advance)
         sidecar: dict[str, Any] = {
-            "request": request,
-            "command": options.command,
-            "checkpoints": origins.described(loaded, question.dataset, data, split=options.split),
+            "request": self.request,
+            "command": self.options.command,
+            "checkpoints": origins.described(
+                self.models, self.question.dataset, self.data, split=self.options.split
+            ),
         }
         result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
         if folder is not None:
-            if animate:
-                sidecar["colours"] = colours([model.name for model in loaded])
+            if self.probe.animate:
+                sidecar["colours"] = colours([model.name for model in self.models])
                 drawn, sidecar["frames"] = _animations(
-                    question, shown, folder.path, watcher, colours=sidecar["colours"]
+                    self.question, shown, folder.path, watcher, colours=sidecar["colours"]
                 )
             else:
                 drawn = _save(result.plot(), folder.path)
             result.files.extend(drawn)
             _finish(folder, result)
-    return result
+        return result
+
+    def plan(self) -> Plan:
+        """Return what it would take before it draws, by running two images."""
+        return time_sample(self.question, self.models, images=2, passes=self.question.num_passes, run=_run)
 
 
-@checked
-def plan_overlay(
-    models: Models,
-    *,
-    data: str | None = None,
-    images: Sequence[str] = (),
-    files: Sequence[str | Path] = (),
-    count: int = 4,
-    view: str = "gaussian_noise",
-    severity: float | None = None,
-    severities: Sequence[float] | None = None,
-    animate: bool = False,
-    options: Options | None = None,
-) -> Plan:
-    """Say what ``overlay`` would take before it draws, by running two images; arguments as there."""
-    options = options or Options()
-    loaded, question, _ = _ask(
-        models,
-        data=data,
-        images=images,
-        files=files,
-        count=count,
-        view=view,
-        severity=severity,
-        severities=severities,
-        animate=animate,
-        options=options,
-    )
-
-    def run(asked: Probe, model: Checkpoint) -> list[Overlay]:
-        return exhibits.overlays(asked, [model])
-
-    return time_sample(question, loaded, images=2, passes=question.num_passes, run=run)
-
-
-def _ask(
-    models: Models,
-    *,
-    data: str | None,
-    images: Sequence[str],
-    files: Sequence[str | Path],
-    count: int,
-    view: str,
-    severity: float | None,
-    severities: Sequence[float] | None,
-    animate: bool,
-    options: Options,
-) -> tuple[list[Checkpoint], Probe, str]:
-    """Return the checkpoints, what is asked of them, and what the data are called."""
-    if count < 1:
-        raise UserError(f"The number of images must be positive; got {count}.")
-    if animate and severity is not None:
-        raise UserError(
-            "An animation goes through several severities: give --severities instead of --severity."
-        )
-    if severities is not None and not animate:
-        raise UserError("--severities are the steps of an animation: add --animate, or give one --severity.")
-    if not animate:
-        severities = (SEVERITY if severity is None else severity,)
-    loaded = load_models(models, options)
-    check_images(loaded, "there is nothing to draw")
-    data = choose_data(data, loaded, files=files)
-    question = make_probe("sweep", loaded, data=data, view_name=view, severities=severities, options=options)
-    dataset, named, data = pick_images(question.dataset, images=images, files=files, data=data)
-    chosen = question.indices[:count] if named is None else named
-    if len(chosen) > MAX_IMAGES:
-        raise UserError(
-            f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
-        )
-    growing = tuple(sorted(question.severities))
-    return loaded, dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing), data
+def _run(question: Question, model: Checkpoint) -> list[Overlay]:
+    return exhibits.overlays(question, [model])
 
 
 def _finish(folder: OutputFolder, result: OverlayResult) -> None:
@@ -241,7 +159,12 @@ def _save(figures: Figures, folder: Path) -> list[Path]:
 
 
 def _animations(
-    question: Probe, shown: Sequence[Overlay], folder: Path, watcher: Watcher, *, colours: Mapping[str, str]
+    question: Question,
+    shown: Sequence[Overlay],
+    folder: Path,
+    watcher: Watcher,
+    *,
+    colours: Mapping[str, str],
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
     from moeprobe.probes.overlay.animation import frame, strip, write_gif

@@ -1,1 +1,45 @@
-"""How are the weights of experts for corresponding patches related?"""
+"""The declaration of ``s-matrix``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class SMatrix(Probe["Result"]):
+    """Which experts do the two views of a patch weigh together? The matrix S that PRC makes the identity.
+
+    S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
+    of the rest, and both terms of the PRC loss (unweighted). The matrix itself stands in table.csv.
+
+    Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
+    """
+
+    name: ClassVar[str] = "s-matrix"
+    title: ClassVar[str] = "Correlation of the experts of corresponding patches"
+    analyses: ClassVar[tuple[str, ...]] = ("s_matrix", "load")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("mean diagonal of S", ("s_diagonal", "")),
+    )
+    views: ClassVar[Views] = Views.PAIRS
+
+    view: Annotated[str, Arg("A view that makes pairs; see: moeprobe list views.", in_request=False)] = (
+        "random_crop"
+    )
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what S is, with the view."""
+        return f"Correlation of paired gates, view {self.view}"
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the heat maps of S, and its means by layer."""
+        from moeprobe.probes.s_matrix.figure import draw
+
+        return draw(result.table, colours=result.sidecar["colours"])

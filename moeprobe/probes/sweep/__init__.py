@@ -1,1 +1,92 @@
-"""How do routing and output change with the severity of a perturbation?"""
+"""The declaration of ``sweep``, and what it shares with ``noise-sweep``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Probe, Views
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.results.folder import Result
+
+_CAUSES = {"features": "features", "switching": "switching experts"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlongSeverity(Probe["Result"]):
+    """What is measured as a perturbation grows; the perturbation is ``view``, its steps are ``severities``."""
+
+    kind: ClassVar[str] = "sweep"
+    title: ClassVar[str] = "Routing along a perturbation"
+    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "unserved", "output")
+    optional: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Agreement(at="strongest"),
+        Headline("accuracy", ("accuracy", ""), at="weakest"),
+        Headline("accuracy", ("accuracy", ""), at="strongest"),
+        *(
+            Headline(
+                f"change of class probability due to {cause}",
+                (f"class_probability_{share}", ""),
+                at="strongest",
+            )
+            for share, cause in _CAUSES.items()
+        ),
+    )
+    layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
+    views: ClassVar[Views] = Views.SEVERITIES
+    noise_floor: ClassVar[bool] = True
+
+    attribute: Annotated[
+        bool,
+        Arg(
+            "Replay clean routing on perturbed pixels and the other way round: what of the change is switching?",
+            in_request=False,
+        ),
+    ] = False
+    gates: Annotated[
+        str,
+        Arg(
+            "With --attribute: weights of the replayed experts, recomputed (for the pixels) or replayed as well.",
+            in_request=False,
+        ),
+    ] = "recomputed"
+
+    def check(self) -> None:
+        """Raise ``UserError`` where gates were chosen for nothing."""
+        if not self.attribute and self.gates != "recomputed":
+            raise UserError("--gates says how --attribute replays a routing; add --attribute.")
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return agreement, output and confidence along the severity."""
+        from moeprobe.probes.sweep.figure import draw
+
+        return draw(
+            result.table,
+            colours=result.sidecar["colours"],
+            unit=result.sidecar["severity_unit"],
+            gates=result.sidecar["request"]["replayed_gates"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(AlongSeverity):
+    """Match with the clean image, confidence, load, agreement and accuracy along a severity.
+
+    Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
+    """
+
+    name: ClassVar[str] = "sweep"
+
+    view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.", in_request=False)]
+    severities: Annotated[
+        Sequence[float] | None,
+        Arg("Comma-separated severities; default: the view's own steps.", in_request=False),
+    ] = None
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the view."""
+        return self.view

@@ -19,7 +19,8 @@ from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch, batches
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.probes.engine.question import CLEAN, Probe, recipe
+from moeprobe.probes.base import CLEAN
+from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerRouting
 from moeprobe.routing.traces.format import metadata, writing
@@ -49,57 +50,57 @@ class Shown:
         return self.about["reference"] is not None
 
 
-def shown(probe: Probe, framing: Framing, *, data: str, split: str) -> list[Shown]:
+def shown(question: Question, framing: Framing, *, data: str, split: str) -> list[Shown]:
     """Return the views that a probe asks for, the reference first; what changes nothing is the reference itself."""
-    named = {"data": data, "split": split, "seed": probe.seed}
+    named = {"data": data, "split": split, "seed": question.seed}
     source = {"data": data, "split": split} | dataclasses.asdict(framing)
-    if probe.is_pair:
-        assert isinstance(probe.view, PairView)
-        drawn = source | _parameters(probe)
+    if question.is_pair:
+        assert isinstance(question.view, PairView)
+        drawn = source | _parameters(question)
         first, second = drawn | {"side": 1}, drawn | {"side": 2}
-        both: dict[str, Any] = named | {"aligned": probe.view.aligned}
+        both: dict[str, Any] = named | {"aligned": question.view.aligned}
         # In a table the pair as a whole goes by the name of the view.
         one = Shown(
-            f"{probe.view_name}-1",
+            f"{question.view_name}-1",
             0,
-            both | {"view": f"{probe.view_name}-1", "inputs": first, "reference": None},
+            both | {"view": f"{question.view_name}-1", "inputs": first, "reference": None},
         )
-        reference = None if probe.view.aligned else first
+        reference = None if question.view.aligned else first
         two = Shown(
-            f"{probe.view_name}-2",
+            f"{question.view_name}-2",
             1,
-            both | {"view": probe.view_name, "inputs": second, "reference": reference},
+            both | {"view": question.view_name, "inputs": second, "reference": reference},
         )
         return [one, two]
     clean = source | {"view": CLEAN}
     found = [Shown(CLEAN, 0, named | {"view": CLEAN, "inputs": clean, "reference": None})]
-    if probe.view is None:
+    if question.view is None:
         return found
-    assert isinstance(probe.view, SeverityView)
-    for number, severity in enumerate(probe.severities, start=1):
-        if severity != probe.view.severities[0]:
+    assert isinstance(question.view, SeverityView)
+    for number, severity in enumerate(question.severities, start=1):
+        if severity != question.view.severities[0]:
             about = named | {
-                "view": probe.view_name,
+                "view": question.view_name,
                 "severity": severity,
-                "severity_unit": probe.view.unit,
-                "inputs": source | _parameters(probe) | {"severity": severity},
-                "reference": None if probe.view.aligned else clean,
-                "aligned": probe.view.aligned,
+                "severity_unit": question.view.unit,
+                "inputs": source | _parameters(question) | {"severity": severity},
+                "reference": None if question.view.aligned else clean,
+                "aligned": question.view.aligned,
             }
-            found.append(Shown(f"{probe.view_name}-{exact(severity)}", number, about))
+            found.append(Shown(f"{question.view_name}-{exact(severity)}", number, about))
     return found
 
 
-def _parameters(probe: Probe) -> dict[str, Any]:
-    assert probe.view is not None
-    return {"view": probe.view_name, "seed": probe.seed} | {
+def _parameters(question: Question) -> dict[str, Any]:
+    assert question.view is not None
+    return {"view": question.view_name, "seed": question.seed} | {
         f"view.{name}": value
-        for name, value in dataclasses.asdict(probe.view).items()  # type: ignore[call-overload]
+        for name, value in dataclasses.asdict(question.view).items()  # type: ignore[call-overload]
     }
 
 
 def write(
-    probe: Probe,
+    question: Question,
     checkpoint: Checkpoint,
     folder: Path,
     *,
@@ -113,24 +114,24 @@ def write(
         UserError: a file cannot be written, or an image cannot be read and is not to be skipped, or none can.
     """
     model = checkpoint.model
-    layers = probe.layers_of(model) or list(model.layer_names)
+    layers = question.layers_of(model) or list(model.layer_names)
     skipped: list[str] = []
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(writing(folder / f"{view.name}.parquet")) for view in views]
-        for batch, found in _batches(probe, checkpoint, views, all_gates=all_gates):
+        for batch, found in _batches(question, checkpoint, views, all_gates=all_gates):
             for file, rows in zip(files, found, strict=False):
                 file.write(rows)
             skipped += batch.skipped
             if progress is not None:
                 progress(len(batch.image_ids) + len(batch.skipped))
-        if len(skipped) == len(probe.indices):
+        if len(skipped) == len(question.indices):
             raise UserError(f"None of the {len(skipped)} images could be read.")
         for file, view in zip(files, views, strict=True):
             file.close(metadata(checkpoint=_about(checkpoint), layers=layers, skipped=skipped, **view.about))
     return skipped
 
 
-def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
+def kept(question: Question, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
     """Return the images skipped in the traces that lie in a folder; None unless they are of the same images.
 
     A checkpoint without a hash is never taken for the one of before.
@@ -147,7 +148,7 @@ def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Show
         except UserError:  # damaged: recorded again
             return None
         skipped = trace.about["skipped"]
-        wanted = [probe.dataset.image_ids[index] for index in probe.indices]
+        wanted = [question.dataset.image_ids[index] for index in question.indices]
         same = [name for name in wanted if name not in set(skipped)] == trace.ids
         if (
             not same
@@ -158,37 +159,37 @@ def kept(probe: Probe, checkpoint: Checkpoint, folder: Path, *, views: list[Show
     return skipped
 
 
-def run(probe: Probe, checkpoint: Checkpoint, *, views: list[Shown], all_gates: bool) -> None:
+def run(question: Question, checkpoint: Checkpoint, *, views: list[Shown], all_gates: bool) -> None:
     """Do all that ``write`` does, but write."""
-    for _ in _batches(probe, checkpoint, views, all_gates=all_gates):
+    for _ in _batches(question, checkpoint, views, all_gates=all_gates):
         pass
 
 
 def _batches(
-    probe: Probe, checkpoint: Checkpoint, views: list[Shown], *, all_gates: bool
+    question: Question, checkpoint: Checkpoint, views: list[Shown], *, all_gates: bool
 ) -> Iterator[tuple[Batch, list[list[pa.RecordBatch]]]]:
     """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
     loader = batches(
-        probe.dataset,
-        probe.indices,
-        recipe(probe, checkpoint.framing),
-        batch_size=probe.batch_size,
-        workers=probe.workers,
-        skip_bad_images=probe.skip_bad_images,
+        question.dataset,
+        question.indices,
+        recipe(question, checkpoint.framing),
+        batch_size=question.batch_size,
+        workers=question.workers,
+        skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
     )
     for batch in loader:
         found = [
-            _rows(probe, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
+            _rows(question, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
         ]
         yield batch, found
 
 
 def _rows(
-    probe: Probe, checkpoint: Checkpoint, batch: Batch, view: Shown, *, all_gates: bool
+    question: Question, checkpoint: Checkpoint, batch: Batch, view: Shown, *, all_gates: bool
 ) -> list[pa.RecordBatch]:
     model = checkpoint.model
-    routing = model.trace(batch.views[view.number], layers=probe.layers_of(model), logits=False)[1]
+    routing = model.trace(batch.views[view.number], layers=question.layers_of(model), logits=False)[1]
     finite.check(routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
     return [
         to_rows(

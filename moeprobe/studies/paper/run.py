@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -13,15 +12,21 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import Model, Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.probes.base import Probe
+from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond.measure import correspond
-from moeprobe.probes.discontinuity.measure import discontinuity, plan_discontinuity
+from moeprobe.probes.discontinuity import Discontinuity
+from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
 from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import choose_data, described
-from moeprobe.probes.engine.question import CLEAN
-from moeprobe.probes.engine.run import Plan, plan, probe
-from moeprobe.probes.overlay.measure import overlay
+from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.evaluate import Evaluate
+from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.probes.noise_sweep import NoiseSweep
+from moeprobe.probes.overlay import Overlay
+from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.results.folder import FinishedError, Result, output_folder, provenance
 from moeprobe.results.tables import read_images
 from moeprobe.routing.capabilities import Replayable
@@ -38,13 +43,13 @@ T = TypeVar("T")
 KIND = "paper"
 # Following one image takes hundreds of passes: a hundred images are enough to tell jumps apart.
 JUMP_IMAGES = 100
-# Folder of a probe -> its kind, view and severities (None: the view's own), and what ``numbers.NUMBERS`` calls it.
-_PROBES: dict[str, tuple[str, str, str]] = {
-    "match-ratio": ("match-ratio", "random_crop", "random_crop"),
-    "match-ratio-prc-crops": ("match-ratio", "prc_crops", "prc_crops"),
-    "confidence": ("confidence", CLEAN, "confidence"),
-    "noise-sweep": ("sweep", "gaussian_noise", "noise"),
-    "eval": ("eval", CLEAN, numbers.EVALUATION),
+# Folder of a probe -> the probe, and what ``numbers.NUMBERS`` calls it.
+_PROBES: dict[str, tuple[Probe[Result], str]] = {
+    "match-ratio": (MatchRatio(), "random_crop"),
+    "match-ratio-prc-crops": (MatchRatio(view="prc_crops"), "prc_crops"),
+    "confidence": (Confidence(), "confidence"),
+    "noise-sweep": (NoiseSweep(), "noise"),
+    "eval": (Evaluate(), numbers.EVALUATION),
 }
 
 
@@ -87,9 +92,18 @@ class _Job:
     replayable: bool
 
     @property
-    def probes(self) -> dict[str, tuple[str, str, str]]:
+    def probes(self) -> dict[str, tuple[Probe[Result], str]]:
         """The probes that there are for these models and data."""
-        return {name: asked for name, asked in _PROBES.items() if name != "eval" or self.labelled}
+        return {
+            name: (self._attributed(probe), number)
+            for name, (probe, number) in _PROBES.items()
+            if self.labelled or not probe.labels_required
+        }
+
+    def _attributed(self, probe: Probe[Result]) -> Probe[Result]:
+        """Return a sweep that says what of the change is switching, where the models can tell."""
+        attributes = isinstance(probe, NoiseSweep) and self.replayable
+        return dataclasses.replace(probe, attribute=True) if attributes else probe  # type: ignore[call-arg]
 
     @property
     def hashed(self) -> bool:
@@ -191,7 +205,10 @@ def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
     loads: list[dict[str, object]] = []
     for index, pair in enumerate(job.pairs):
         out = job.options.out if index == 0 else None
-        found = {asked[2]: _result(job, pair, name, watcher, out) for name, asked in job.probes.items()}
+        found = {
+            number: _result(job, pair, probe, watcher, None if out is None else out / name)
+            for name, (probe, number) in job.probes.items()
+        }
         top_k, seed = routing_of_blank_input(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
         called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
         rows += numbers.number_rows(found, called, top_k=top_k, seed=seed)
@@ -212,16 +229,16 @@ def plan_paper(
     options = combine(options, changes)
     job = _job(several(models), data=data, names=None, options=options)
     pair = job.pairs[0]
-    parts = {}
-    for name, (kind, view, _) in job.probes.items():
-        attribute = "recomputed" if kind == "sweep" and job.replayable else None
-        parts[name] = plan(kind, pair, data=job.data, view=view, attribute=attribute, options=options)
+    parts = {
+        name: engine.plan(probe, pair, data=job.data, options=options)
+        for name, (probe, _) in job.probes.items()
+    }
     seconds = len(job.pairs) * sum(part.seconds for part in parts.values())
-    parts["s-matrix"] = plan("s-matrix", pair, data=job.data, view="random_crop", options=options)
+    parts["s-matrix"] = engine.plan(SMatrix(), pair, data=job.data, options=options)
     seconds += parts["s-matrix"].seconds
     if job.replayable:
         followed = _limited(options, jump_images)
-        parts["discontinuity"] = plan_discontinuity(pair, data=job.data, options=followed)
+        parts["discontinuity"] = engine.plan(Discontinuity(), pair, data=job.data, options=followed)
         seconds += parts["discontinuity"].seconds
     return PaperPlan(parts, seconds)
 
@@ -278,11 +295,19 @@ def _limited(options: Options, most: int) -> Options:
 
 
 def _result(
-    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, out: Path | None
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], probe: Probe[Result], watcher: Watcher, out: Path | None
 ) -> Result:
-    """Return the result of a probe: from its folder where an earlier call has finished it, else run."""
-    out = None if out is None else out / name
-    made = _made(job, partial(_probe, job, pair, name, watcher), out)
+    """Return the result of a probe: from its folder where an earlier call has finished it, else run.
+
+    Without a folder of its own only what the tables need is measured.
+    """
+    if isinstance(probe, NoiseSweep) and out is None:
+        probe = NoiseSweep(severities=(numbers.SIGMA,))
+    made = _made(
+        job,
+        lambda options: engine.run(probe, pair, data=job.data, options=options, watcher=watcher),
+        out,
+    )
     if made is not None:
         return made
     assert out is not None
@@ -291,36 +316,24 @@ def _result(
     return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
 
 
-def _probe(
-    job: _Job, pair: tuple[Checkpoint, Checkpoint], name: str, watcher: Watcher, options: Options
-) -> Result:
-    """Run one probe of a pair; without a folder of its own only what the tables need."""
-    kind, view, _ = _PROBES[name]
-    noise = kind == "sweep"
-    return probe(
-        kind,
-        pair,
-        data=job.data,
-        view=view,
-        severities=(numbers.SIGMA,) if noise and options.out is None else None,
-        attribute="recomputed" if noise and options.out is not None and job.replayable else None,
-        options=options,
-        watcher=watcher,
-    )
-
-
 def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Watcher) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
-    drawn: dict[str, Callable[[Options], object]] = {
-        "s-matrix": lambda options: probe(
-            "s-matrix", pair, data=data, view="random_crop", options=options, watcher=watcher
-        ),
-        "overlay": lambda options: overlay(pair, data=data, options=options, watcher=watcher),
-        "animation": lambda options: overlay(
-            pair, data=data, count=2, animate=True, options=options, watcher=watcher
-        ),
+
+    def draw(probe: Probe[Any], most: int | None = None) -> Callable[[Options], object]:
+        return lambda options: engine.run(
+            probe,
+            pair,
+            data=data,
+            options=options if most is None else _limited(options, most),
+            watcher=watcher,
+        )
+
+    drawn = {
+        "s-matrix": draw(SMatrix()),
+        "overlay": draw(Overlay()),
+        "animation": draw(Overlay(count=2, animate=True)),
         "compare": lambda options: compare(
             [folder / "noise-sweep"], options=_of_a_run(options), watcher=watcher
         ),
@@ -330,11 +343,9 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
             source, data=data, count=2, options=options, watcher=watcher
         )
     if job.replayable:
-        drawn["discontinuity"] = lambda options: discontinuity(
-            pair, data=data, options=_limited(options, jump_images), watcher=watcher
-        )
-    for name, draw in drawn.items():
-        _made(job, draw, folder / name)
+        drawn["discontinuity"] = draw(Discontinuity(), most=jump_images)
+    for name, make in drawn.items():
+        _made(job, make, folder / name)
 
 
 def _of_a_run(options: Options) -> Options:

@@ -10,33 +10,12 @@ from moeprobe.inputs.medium import ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.probes.base import Agreement, Headline, Which
+from moeprobe.probes.registry import of_kind
 from moeprobe.results.tables import agreement_of
 from moeprobe.studies.report.reading import Run
 
 Row = dict[str, Any]
-Which = tuple[str, str]  # metric, null
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A number of the first MoE layer, or of the output.
-
-    The first, since the routing of patches there reaches the answer: where the head reads the class token alone, that
-    of the last block does not.
-
-    Attributes:
-        noun: what it is called in the middle of a sentence.
-        which: metric and null.
-        at: which severity is meant where a run has several.
-        beside: numbers without which it is not understood: noun -> metric and null.
-        told: how a severity is told.
-    """
-
-    noun: str
-    which: Which
-    at: str = "only"
-    beside: tuple[tuple[str, Which], ...] = ()
-    told: str = "at severity {severity:g}, the {at} of the run"
 
 
 @dataclass(frozen=True)
@@ -57,65 +36,20 @@ class Found:
     differences: dict[Which, list[Row]]
 
 
-# Kinds whose first headline is the agreement beyond chance, and which severity it is about.
-_AGREEMENT_AT = {"match-ratio": "only", "sweep": "strongest", "analyze-trace": "strongest"}
-_OF_KIND: dict[str, tuple[Headline, ...]] = {
-    "confidence": (
-        Headline("highest gate", ("gate_highest", "")),
-        Headline("load entropy", ("load_entropy", "")),
-    ),
-    "sweep": (
-        Headline("accuracy", ("accuracy", ""), at="weakest"),
-        Headline("accuracy", ("accuracy", ""), at="strongest"),
-        *(
-            Headline(
-                f"change of class probability due to {cause}",
-                (f"class_probability_{share}", ""),
-                at="strongest",
-            )
-            for share, cause in (("features", "features"), ("switching", "switching experts"))
-        ),
-    ),
-    "s-matrix": (Headline("mean diagonal of S", ("s_diagonal", "")),),
-    "discontinuity": (
-        Headline("sum of the jumps per image", ("jump_sum", "")),
-        Headline("number of switches per image", ("switches", "")),
-    ),
-    "eval": (Headline("accuracy", ("accuracy", "")),),
-    "fewshot": (
-        Headline(
-            "few-shot accuracy",
-            ("fewshot_accuracy", ""),
-            at="strongest",
-            beside=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
-            told="with {severity:g} shots, the most of the run",
-        ),
-    ),
-    "contagion": tuple(
-        Headline(f"{noun} {when}", (f"{kind}_contagion{suffix}", ""))
-        for kind, when in (
-            ("batch", "when batch-mates are exchanged"),
-            ("token", "when other tokens at the router are exchanged"),
-            ("attention", "when other patches are exchanged"),
-        )
-        for suffix, noun in (
-            ("", "share of tokens that change experts"),
-            ("_distance", "distance of the weights"),
-        )
-    ),
-}
-
-
 def _headlines(run: Run, table: pd.DataFrame) -> list[Headline]:
     """Return what is read first of a run of this kind."""
-    found = list(_OF_KIND.get(run.kind, ()))
-    if run.kind in _AGREEMENT_AT:
-        first = agreement_of(table)
-        kappa = (f"{first}{KAPPA}", "pooled")
-        noun = "κ" if tokens_choose(first) else registry.find(kappa[0]).full_label("pooled")
-        beside = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
-        found.insert(0, Headline(noun, kappa, at=_AGREEMENT_AT[run.kind], beside=beside))
-    return found
+    kind = of_kind(run.kind)
+    declared = () if kind is None else kind.headlines
+    return [_of_agreement(one, table) if isinstance(one, Agreement) else one for one in declared]
+
+
+def _of_agreement(declared: Agreement, table: pd.DataFrame) -> Headline:
+    """Return the headline about the first kind of agreement that all checkpoints have."""
+    first = agreement_of(table)
+    kappa = (f"{first}{KAPPA}", "pooled")
+    noun = "κ" if tokens_choose(first) else registry.find(kappa[0]).full_label("pooled")
+    beside = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
+    return Headline(noun, kappa, at=declared.at, beside=beside)
 
 
 def find(run: Run) -> list[Found]:

@@ -14,6 +14,8 @@ from moeprobe.metrics.reading_order import (
     routing_along_severity,
 )
 from moeprobe.metrics.registry import find
+from moeprobe.probes.base import Layout
+from moeprobe.probes.registry import of_kind
 from moeprobe.results.numbers import number
 from moeprobe.results.phrases import ATTRIBUTION, attribution, floors, random_router, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen
@@ -30,7 +32,9 @@ def short_tables(run: Run) -> list[Table]:
     table, comparison = overall(run.table), overall(run.comparison)
     tables: list[Table] = []
     if table is not None:
-        layout = _sweep if run.kind == "sweep" else _side_by_side
+        kind = of_kind(run.kind)
+        along = kind is not None and kind.layout is Layout.ALONG_SEVERITY
+        layout = _sweep if along else _side_by_side
         tables += layout(run, table, comparison)
     if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
         tables.append(_differences(comparison, total=len(run.comparison), medium=run.medium))

@@ -12,28 +12,15 @@ import pandas as pd
 from moeprobe.inputs.medium import IMAGE, ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import agreement, compared_first
+from moeprobe.probes.registry import of_kind
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.phrases import sentence_case
 from moeprobe.studies.report.cells import Cell, Table, counts, severity, value
 from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
 
-_TITLES = {
-    "match-ratio": "Match of corresponding patches",
-    "confidence": "Confidence of the routers",
-    "sweep": "Routing along a perturbation",
-    "eval": "Accuracy on clean images",
-    "fewshot": "Few-shot accuracy of frozen features",
-    "contagion": "Dependence of routing on other tokens",
-    "tradeoff": "Trainings beside one another",
-    "overlay": "Expert of each patch",
-    "correspond": "Corresponding patches of two views",
-    "discontinuity": "Jumps of the output where tokens switch experts",
-    "s-matrix": "Correlation of the experts of corresponding patches",
-    "compare": "Comparison of checkpoints",
-    "trace": "Recorded routing",
-    "analyze-trace": "Recorded routing",
-}
+# What is no probe's.
+_STUDIES = {"compare": "Comparison of checkpoints", "tradeoff": "Trainings beside one another"}
 
 _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
@@ -74,7 +61,9 @@ def _hash(run: Run, name: str) -> str:
 
 def title_of(run: Run) -> str:
     """Return what a run is about, e.g. ``Match of corresponding patches: random_crop``."""
-    name = _TITLES.get(run.kind, run.kind.replace("-", " ").replace("_", " ").capitalize())
+    kind = of_kind(run.kind)
+    plain = run.kind.replace("-", " ").replace("_", " ").capitalize()
+    name = _STUDIES.get(run.kind, plain) if kind is None else kind.title
     view = run.settings.get("view")
     view = view.get("name") if isinstance(view, dict) else view
     return f"{name}: {view}" if isinstance(view, str) and view != "clean" else name
@@ -201,7 +190,7 @@ def _place(run: Run, found: Found) -> str:
         first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer asked for"
         parts.append(f"in {found.layer}, the {first}")
     if found.severity is not None:
-        parts.append(found.headline.told.format(severity=found.severity, at=found.headline.at))
+        parts.append(found.headline.severity.format(severity=found.severity, at=found.headline.at))
     return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
 
 

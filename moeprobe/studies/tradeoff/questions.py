@@ -2,17 +2,23 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.models.grid import MeasureConfig
-from moeprobe.probes.contagion import measure as spreading
-from moeprobe.probes.engine import run as probing
+from moeprobe.probes.base import Probe
+from moeprobe.probes.confidence import Confidence
+from moeprobe.probes.contagion import Contagion
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.question import CLEAN
-from moeprobe.probes.fewshot import measure as fewshot
+from moeprobe.probes.engine.run import run
+from moeprobe.probes.evaluate import Evaluate
+from moeprobe.probes.fewshot import Fewshot
+from moeprobe.probes.match_ratio import MatchRatio
+from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.results import finished
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.progress import Watcher
@@ -20,33 +26,19 @@ from moeprobe.runtime.progress import Watcher
 
 @dataclass(frozen=True)
 class Question:
-    """One probe: the name of its folder, its kind, its view, and the severities of a sweep."""
+    """One probe, the name of its folder, and the severities that its run is known by."""
 
     folder: str
-    kind: str
-    view: str = CLEAN
-    severities: tuple[float, ...] | None = None
+    probe: Probe[Any]
+    severities: Sequence[float] = ()
 
     def ask(self, model: Checkpoint, *, data: str, options: Options, watcher: Watcher) -> None:
         """Measure a cell's checkpoint into ``options.out``."""
-        if self.kind == fewshot.KIND:
-            shots = [int(shot) for shot in self.severities or ()]
-            fewshot.fewshot([model], data=data, shots=shots, options=options, watcher=watcher)
-        elif self.kind == spreading.KIND:
-            # In groups of several images, unlike all else: loaded once more.
-            options = dataclasses.replace(options, group_images=spreading.GROUP_IMAGES)
-            path = model.provenance["path"]
-            spreading.contagion([path], data=data, options=options, watcher=watcher)
-        else:
-            probing.probe(
-                self.kind,
-                [model],
-                data=data,
-                view=self.view,
-                severities=self.severities,
-                options=options,
-                watcher=watcher,
-            )
+        options = dataclasses.replace(options, **self.probe.defaults)
+        # Loaded once more where the probe has groups of several images, unlike the others.
+        grouped = options.group_images != model.model.group_images
+        source = model.provenance["path"] if grouped else model
+        run(self.probe, [source], data=data, options=options, watcher=watcher)
 
     def answered(self, cell: Path, data: str, measure: MeasureConfig) -> bool:
         """Whether the run in a cell's folder is finished.
@@ -54,22 +46,22 @@ class Question:
         Raises:
             UserError: it is finished, and was asked something else.
         """
-        run = cell / self.folder
-        if not finished.is_finished(run):
+        earlier = cell / self.folder
+        if not finished.is_finished(earlier):
             return False
-        request = read_sidecar(run)["request"]
+        request = read_sidecar(earlier)["request"]
         wanted = {
-            "kind": self.kind,
+            "kind": self.probe.kind,
             "data": data,
             "split": measure.split,
             "limit": measure.limit,
             "seed": measure.seed,
-            "severities": list(self.severities or ()),
+            "severities": list(self.severities),
         }
         for key, value in wanted.items():
             if request.get(key) != value:
                 raise UserError(
-                    f"{run} was measured otherwise: {key} is {json.dumps(request.get(key))} there and "
+                    f"{earlier} was measured otherwise: {key} is {json.dumps(request.get(key))} there and "
                     f"{json.dumps(value)} now; choose another --out, or --overwrite what was measured."
                 )
         return True
@@ -78,14 +70,15 @@ class Question:
 def questions(measure: MeasureConfig) -> list[Question]:
     """Return what is to be measured.
 
-    On clean images, between pairs of views, under noise, with few labels, and where a token's neighbours are exchanged.
+    On clean images, between pairs of views, under noise, with few labels, and where the context of tokens is exchanged.
     """
-    asked = [Question("eval", "eval"), Question("confidence", "confidence")]
-    asked += [Question(f"match-{view}", "match-ratio", view) for view in measure.views]
+    asked = [Question("eval", Evaluate()), Question("confidence", Confidence())]
+    asked += [Question(f"match-{view}", MatchRatio(view=view)) for view in measure.views]
     if measure.sigmas:
-        asked.append(Question("noise", "sweep", "gaussian_noise", tuple(measure.sigmas)))
+        asked.append(Question("noise", NoiseSweep(severities=measure.sigmas), measure.sigmas))
     if measure.shots:
-        asked.append(Question("fewshot", fewshot.KIND, severities=tuple(map(float, measure.shots))))
+        shots = [float(count) for count in measure.shots]
+        asked.append(Question("fewshot", Fewshot(shots=measure.shots), shots))
     if measure.contagion:
-        asked.append(Question("contagion", spreading.KIND))
+        asked.append(Question("contagion", Contagion()))
     return asked

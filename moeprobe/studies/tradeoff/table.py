@@ -14,7 +14,7 @@ import pandas as pd
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.compare import analyses_of, is_aligned
+from moeprobe.studies.compare_sources import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import Cell

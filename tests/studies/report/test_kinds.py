@@ -6,7 +6,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.cli import comparison
-from moeprobe.probes.engine.checks import KINDS
+from moeprobe.probes import registry
 from moeprobe.results.figures import forest
 from moeprobe.results.tables import frame
 from moeprobe.runtime.csv import write_csv
@@ -15,7 +15,7 @@ from moeprobe.studies.report.summary import title_of
 from tests.studies.report.making import row, write_run
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "overlay", "correspond", "compare", "tradeoff"])
+@pytest.mark.parametrize("kind", [*(kind.kind for kind in registry.kinds()), "compare", "tradeoff"])
 def test_every_kind_has_a_heading(kind: str, tmp_path: Path) -> None:
     (found,) = read_runs([write_run(tmp_path / "run", kind, pictures=())])
     assert title_of(found).split(":")[0] != kind.replace("-", " ").capitalize()

@@ -1,0 +1,156 @@
+"""What a notebook or a command calls.
+
+Nothing here touches the file system unless an output folder is named. What a caller can correct, mistyped keywords
+too, is a ``UserError`` with one sentence. Results show themselves in a notebook; ``result.plot()`` draws them.
+
+    from moeprobe import api
+
+    model = api.load_model("checkpoints/demo-prc")
+    logits, routing = api.trace(model, images)          # images (B, 3, 32, 32) in [0, 1]
+    result = api.match_ratio(model, data="digits", limit=100)
+    result.table.query("metric == 'top1_match_kappa'")
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.hooks import Hooks
+from moeprobe.adapters.open import Model, Models, as_checkpoint, load_model, wrap
+from moeprobe.api.pictures import overlay, record
+from moeprobe.api.planning import (
+    plan,
+    plan_contagion,
+    plan_discontinuity,
+    plan_fewshot,
+    plan_overlay,
+    plan_record,
+)
+from moeprobe.api.probing import (
+    confidence,
+    contagion,
+    discontinuity,
+    evaluate,
+    fewshot,
+    match_ratio,
+    noise_sweep,
+    probe,
+    s_matrix,
+    sweep,
+)
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.images import Framing
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.pixels import to_pixels
+from moeprobe.models.checkpoints.swin_moe import ImportedSwinMoe, import_swin_moe
+from moeprobe.models.checkpoints.vmoe import Imported, import_vmoe
+from moeprobe.models.checkpoints.vmoe_export import Exported, export_vmoe
+from moeprobe.models.training.reporting import Report
+from moeprobe.probes.analyze_trace.measure import analyze_trace
+from moeprobe.probes.correspond.measure import CorrespondResult, correspond
+from moeprobe.probes.discontinuity.measure import DiscontinuityResult
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.overlay.measure import OverlayResult
+from moeprobe.probes.trace.measure import Recorded
+from moeprobe.results.folder import Result
+from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.hub import downloads
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Watcher
+from moeprobe.studies.compare import Comparison, compare, plan_comparison
+from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
+from moeprobe.studies.report import Document, report
+from moeprobe.studies.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
+from moeprobe.studies.train import train
+
+__all__ = [
+    "Checkpoint",
+    "Comparison",
+    "CorrespondResult",
+    "DiscontinuityResult",
+    "Document",
+    "Exported",
+    "Hooks",
+    "Imported",
+    "ImportedSwinMoe",
+    "ImportedTrace",
+    "Model",
+    "Models",
+    "Options",
+    "OverlayResult",
+    "PaperPlan",
+    "PaperResult",
+    "Plan",
+    "Recorded",
+    "Report",
+    "Result",
+    "TradeoffPlan",
+    "TradeoffResult",
+    "UserError",
+    "Watcher",
+    "analyze_trace",
+    "choose_device",
+    "compare",
+    "confidence",
+    "contagion",
+    "correspond",
+    "discontinuity",
+    "downloads",
+    "evaluate",
+    "export_vmoe",
+    "fewshot",
+    "import_swin_moe",
+    "import_trace",
+    "import_vmoe",
+    "load_model",
+    "match_ratio",
+    "noise_sweep",
+    "open_data",
+    "open_view",
+    "overlay",
+    "paper",
+    "plan",
+    "plan_comparison",
+    "plan_contagion",
+    "plan_discontinuity",
+    "plan_fewshot",
+    "plan_overlay",
+    "plan_paper",
+    "plan_record",
+    "plan_tradeoff",
+    "probe",
+    "record",
+    "report",
+    "s_matrix",
+    "sweep",
+    "trace",
+    "tradeoff",
+    "train",
+    "wrap",
+]
+
+
+@checked
+def trace(
+    model: Model, images: Any, *, layers: str | Sequence[str] | None = None
+) -> tuple[Tensor | None, RoutingTrace]:
+    """Return class scores ``(B, classes)``, None where the model has none, and the routing of images.
+
+    Args:
+        model: a checkpoint, loaded or by path.
+        images: PIL images, which are framed as probes do; or pixels ``(B, 3, H, W)`` as the model takes them, float in
+            [0, 1] or uint8. Of a language model a ``TokenBatch``.
+        layers: MoE layers to trace; None = all.
+
+    Raises:
+        UserError: the images do not fit the model or lie outside of [0, 1], or there is no such layer.
+    """
+    opened = as_checkpoint(model)
+    given = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
+    return opened.model.trace(given, layers=Options(layers=layers).layers)  # type: ignore[arg-type]

@@ -1,0 +1,45 @@
+"""From the arguments of a function to the run of a probe."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from moeprobe.adapters.open import Models
+from moeprobe.errors import UserError
+from moeprobe.probes import registry
+from moeprobe.probes.base import Probe
+from moeprobe.probes.engine import run as engine
+from moeprobe.probes.engine.options import Keywords, Options, combine
+from moeprobe.runtime.progress import Watcher
+
+R = TypeVar("R")
+
+
+def ask(
+    asked: Probe[R],
+    models: Models,
+    data: str | None,
+    options: Options | None,
+    watcher: Watcher | None,
+    changes: Keywords,
+) -> R:
+    """Run a probe with its own defaults, where no options are given, and the changes applied."""
+    options = combine(options, changes, defaults=asked.defaults)
+    return engine.run(asked, models, data=data, options=options, watcher=watcher)
+
+
+def attribution(attribute: str | None) -> dict[str, Any]:
+    """Return the fields of a sweep that say whether, and with which gates, its changes are attributed."""
+    return {} if attribute is None else {"attribute": True, "gates": attribute}
+
+
+def choose_probe(
+    kind: str | Probe[R], view: str | None, severities: Sequence[float] | None, attribute: str | None
+) -> Probe[R]:
+    """Return a probe by its command, with the fields that are given."""
+    given = {"view": view, "severities": severities}
+    asked = {key: value for key, value in given.items() if value is not None} | attribution(attribute)
+    if isinstance(kind, Probe):
+        if asked:
+            raise UserError(f"{type(kind).__name__}(...) says all of it; leave {', '.join(asked)} out.")
+        return kind
+    return registry.named(kind).with_fields(asked)

@@ -1,0 +1,64 @@
+"""``moeprobe import trace``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_trace(
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG.jsonl", help="One JSON object per MoE layer of one request.")
+    ],
+    trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
+    num_experts: Annotated[
+        int | None, typer.Option(help="Experts of every layer, where the log does not say.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What tables call the model; default: the file's name.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="What tables call the requests.")] = "requests",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make a routing trace of a server's log: JSON lines with id, layer, num_experts, experts, and gates if known.
+
+    A line is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`: the experts that
+    each token chose, best first. docs/guide/recorded-routing.md describes the fields.
+
+    Example: `moeprobe import trace routing.jsonl traces/monday.parquet --num-experts 64`
+    """
+    import json as json_module
+
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.routing.traces.import_log import import_trace
+
+    with Bar("bytes") as bar:
+        found = import_trace(
+            log, trace, num_experts=num_experts, name=name, data=data, overwrite=overwrite, watcher=bar
+        )
+    if json:
+        content = {
+            "file": str(found.path),
+            "requests": found.requests,
+            "layers": found.layers,
+            "tokens": found.tokens,
+            "bytes": found.nbytes,
+            "unordered": found.unordered,
+        }
+        print(json_module.dumps(content, ensure_ascii=False))
+        return
+    screen = console()
+    screen.print(
+        f"{found.requests:,} requests, layers {', '.join(found.layers)}: {found.tokens:,} tokens in all layers, "
+        f"{found.nbytes:,} bytes.",
+        soft_wrap=True,
+    )
+    if found.unordered:
+        screen.print(
+            f"No gates were logged of {', '.join(found.unordered)}, so it is not known which of a token's experts came "
+            "first: sets of experts will be compared, without top-1 match and load.",
+            soft_wrap=True,
+        )
+    screen.print(f"Written: {found.path}", soft_wrap=True)
+    screen.print(f"Next: moeprobe analyze-trace {found.path} OTHER.parquet", soft_wrap=True)

@@ -1,0 +1,21 @@
+"""What a run would take, as ``--dry-run`` prints it."""
+
+import dataclasses
+import json
+
+from moeprobe.cli.screen import console
+from moeprobe.probes.engine.work import Plan
+
+
+def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
+    """Print what a run would take ``before`` what comes last; ``least``: more passes than are known beforehand."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(plan)))
+        return
+    more = " at least" if least else ""
+    total = plan.checkpoints * plan.images * plan.passes
+    console().print(
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {plan.images:,} images "
+        f"x {plan.passes} forward passes = {total:,} passes{more}, about {plan.seconds:,.1f} s before {before}, "
+        f"judging by {plan.timed_images} images. Nothing was written."
+    )

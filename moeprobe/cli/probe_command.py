@@ -1,0 +1,81 @@
+"""A command for each probe, made of its declaration."""
+
+from collections.abc import Callable
+from typing import Any
+
+from moeprobe.cli.early import check_arguments, check_folder
+from moeprobe.cli.fields import fields_for
+from moeprobe.cli.options import (
+    Checkpoints,
+    Common,
+    CommonOptions,
+    Data,
+    Full,
+    keyword,
+    require_folder,
+    with_parameters,
+)
+from moeprobe.probes.base import Layout, Probe
+
+# Layouts with a short form.
+_SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY)
+
+
+def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
+    """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share."""
+    own = fields_for(kind)
+    common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
+
+    def command(*, checkpoints: list[str], data: str | None, full: bool = False, **typed: Any) -> None:
+        common = common_options.read(typed)
+        options = common.options()
+        check_arguments(typed | {"checkpoints": checkpoints, "data": data}, split=options.split)
+        if not common.dry_run:
+            check_folder(options.out, overwrite=options.overwrite)
+        probe = kind(**{field.name: field.read(typed[field.name]) for field in own})
+        probe.check_options(options)
+        if common.dry_run:
+            _print_plan(probe, checkpoints, data, common)
+            return
+        if not kind.printed:
+            require_folder(options.out, json=common.json, command=kind.name)
+        _run(probe, checkpoints, data, common, full=full)
+
+    command.__doc__, command.__name__ = kind.__doc__, kind.name
+    return with_parameters(
+        command,
+        [
+            keyword("checkpoints", Checkpoints),
+            keyword("data", Data, None),
+            *(field.parameter() for field in own),
+            *([keyword("full", Full, False)] if kind.layout in _SHORT else []),
+            *common_options.parameters(),
+        ],
+    )
+
+
+def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool) -> None:
+    """Run a probe with a progress bar, and print what it found."""
+    from moeprobe.cli.screen import Bar
+    from moeprobe.cli.show import show
+    from moeprobe.probes.engine.run import run
+
+    options = common.options()
+    with Bar() as bar:
+        try:
+            found = run(probe, checkpoints, data=data, options=options, watcher=bar)
+        except KeyboardInterrupt as error:
+            if options.out is not None and probe.resumes:
+                error.add_note(
+                    f"What was measured is kept in {options.out}; the same command goes on from there."
+                )
+            raise
+    show(probe, found, out=options.out, as_json=common.json, full=full)
+
+
+def _print_plan(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common) -> None:
+    from moeprobe.cli.plan import print_plan
+    from moeprobe.probes.engine.run import plan
+
+    timed = plan(probe, checkpoints, data=data, options=common.options())
+    print_plan(timed, as_json=common.json, least=probe.at_least, before=probe.ends_with)

@@ -1,0 +1,248 @@
+"""What can be asked of routing: the declaration of a probe, which all that names, runs, draws or prints it reads.
+
+Nothing here, and nothing in a declaration, imports torch, pandas or matplotlib: ``--help`` and reports are made of it.
+"""
+
+import dataclasses
+import enum
+import functools
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
+
+from moeprobe.errors import UserError
+from moeprobe.runtime import arguments
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.results.folder import Result
+
+R = TypeVar("R")
+CLEAN = "clean"
+NONE: Mapping[str, Any] = MappingProxyType({})
+# How much the routing of two views agrees; each says of which routers.
+AGREEMENT = ("match", "set_match", "slot_match", "weights", "churn")
+
+
+@dataclass(frozen=True)
+class Arg:
+    """How a field of a probe, or of ``Options``, is typed on the command line.
+
+    Attributes:
+        help: one sentence.
+        flag: its option; empty = the field's name. Of a list that is ``--file``, each value has the option again;
+            other lists are separated by commas.
+        choices: words that are typed for values; None = the value itself.
+        in_request: whether the numbers of a run depend on it and nothing else in the request says so.
+    """
+
+    help: str
+    flag: str = ""
+    choices: Mapping[str, Any] | None = None
+    in_request: bool = True
+
+
+class Views(enum.Enum):
+    """What a probe perturbs."""
+
+    NONE = "clean inputs alone"
+    PAIRS = "two random views of an input"
+    SEVERITIES = "a view with a severity, against the clean input"
+    ANY = "either, or none"
+
+
+class Layout(enum.Enum):
+    """How the result of a probe is printed."""
+
+    SIDE_BY_SIDE = "a column per checkpoint"
+    ALONG_SEVERITY = "a line per severity"
+    ALL = "a column per checkpoint, with all that was measured"
+    FEW_SHOTS = "a line per checkpoint and number of shots"
+    OVERLAYS = "a line per drawn image"
+    TRACES = "the files that were written"
+    OWN = "by a command of its own"
+
+
+Which = tuple[str, str]  # metric, null
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A number that is read first: of the first MoE layer, or of the output.
+
+    The first layer, since the routing of patches there reaches the answer: where the head reads the class token alone,
+    that of the last block does not.
+
+    Attributes:
+        noun: what it is called in the middle of a sentence.
+        which: metric and null.
+        at: which severity is meant where a run has several: "only", "weakest", "strongest".
+        beside: numbers without which it is not understood: noun -> metric and null.
+        severity: how the severity is put.
+    """
+
+    noun: str
+    which: Which
+    at: str = "only"
+    beside: tuple[tuple[str, Which], ...] = ()
+    severity: str = "at severity {severity:g}, the {at} of the run"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The headline of what measures agreement: the first kind of it that all checkpoints have, beyond chance."""
+
+    at: str = "only"
+
+
+class Kind:
+    """What a run folder can hold: its names, what it measures, and how that is shown.
+
+    Attributes:
+        name: the command.
+        kind: what ``run.json`` calls it; the command, unless two commands ask the same.
+        title: heading in reports.
+        analyses: what is measured, by catalog name.
+        headlines: what is read first.
+        layout: how a result is printed.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[str] = ""
+    title: ClassVar[str]
+    analyses: ClassVar[tuple[str, ...]] = ()
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
+    layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "name" in cls.__dict__ and "kind" not in cls.__dict__:
+            cls.kind = cls.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Kind, ABC, Generic[R]):
+    """A question to checkpoints: its fields are its parameters, its docstring is the help; ``R`` is what it returns.
+
+    A plain loop over images needs no more than its analyses; what measures otherwise overrides ``prepare``.
+
+    Attributes:
+        views: what it perturbs; a field ``view`` says how, a field ``severities`` how far.
+        labels_required: whether data without the model's classes are refused.
+        optional: analyses that are left out where no model has scores.
+        leaves_out: whether it can do without single inputs whose gates or scores are not finite.
+        noise_floor: whether clean images are run again unchanged.
+        compares: whether ``compare`` can measure checkpoints by it.
+        timed: whether its images per second are read, so that they are measured with care.
+        needs_folder: what an output folder is for, where nothing is done without one; empty = it may be left out.
+        printed: whether there is something to read on the screen without a folder.
+        defaults: common options where it has others than ``Options``.
+        option_help: sentences about common options that mean something else here.
+        ends_with: what comes after the forward passes that a plan counts.
+        at_least: whether there are more passes than are known beforehand.
+        resumes: whether an interrupted run goes on where it stopped.
+
+    Raises:
+        UserError: a field has a value of another type, or out of range.
+    """
+
+    views: ClassVar[Views] = Views.NONE
+    labels_required: ClassVar[bool] = False
+    optional: ClassVar[tuple[str, ...]] = ()
+    leaves_out: ClassVar[bool] = True
+    noise_floor: ClassVar[bool] = False
+    compares: ClassVar[bool] = True
+    timed: ClassVar[bool] = False
+    needs_folder: ClassVar[str] = ""
+    printed: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Any]] = NONE
+    option_help: ClassVar[Mapping[str, str]] = NONE
+    ends_with: ClassVar[str] = "the statistics"
+    at_least: ClassVar[bool] = False
+    resumes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, annotation in fields_of(type(self)).items():
+            flag = arg_of(type(self), name).flag.removeprefix("--") or name
+            object.__setattr__(self, name, arguments.read(flag, annotation, getattr(self, name)))
+        self.check()
+
+    @classmethod
+    def with_fields(cls, values: Mapping[str, Any]) -> Self:
+        """Return the probe with some of its fields by name.
+
+        Raises:
+            UserError: it has no such field, one must be named, or a value does not fit.
+        """
+        known = fields_of(cls)
+        for name in values:
+            if name not in known:
+                raise UserError(f"{cls.name} has no choice of {name}; leave --{name} out.")
+        for field in dataclasses.fields(cls):
+            if field.default is dataclasses.MISSING and field.name not in values:
+                flag = flag_of(cls, field.name)
+                raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {flag} affine.")
+        return cls(**values)
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a field is out of range."""
+
+    def check_options(self, options: "Options") -> None:
+        """Raise ``UserError`` where common options do not suit, before anything is loaded."""
+
+    def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "Work[R]":
+        """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
+        from moeprobe.probes.engine.measurement import Measurement
+
+        return Measurement(self, models, data, options)
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the printed tables of a run."""
+        return self.title
+
+    def draw(self, result: "Result") -> dict[str, "Figure"]:
+        """Return the figures of a result by name."""
+        return {}
+
+    def request(self) -> dict[str, Any]:
+        """Return the fields that the numbers depend on."""
+        names = (name for name in fields_of(type(self)) if arg_of(type(self), name).in_request)
+        return {name: _plain(getattr(self, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, str | int | float | None):
+        return value
+    return [_plain(one) for one in value] if isinstance(value, Sequence) else str(value)
+
+
+@functools.cache
+def fields_of(kind: type) -> dict[str, Any]:
+    """Return the fields of a probe, or of ``Options``, in their order: name -> annotation without its ``Arg``."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def arg_of(kind: type, name: str) -> Arg:
+    """Return how a field is typed on the command line; one that is not declared has no sentence."""
+    hint = get_type_hints(kind, include_extras=True)[name]
+    declared = (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Arg))
+    return next(declared, Arg(""))
+
+
+def flag_of(kind: type, name: str) -> str:
+    """Return the option of a field, e.g. ``--group-images``."""
+    return arg_of(kind, name).flag or f"--{name.replace('_', '-')}"
+
+
+def parameter(probe: Kind, name: str, default: Any = None) -> Any:
+    """Return the value of a field that not every probe has."""
+    return getattr(probe, name, default)

@@ -1,0 +1,208 @@
+"""The work of a probe that measures images one by one: sums per image, then tables, files and figures."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.views.base import SeverityView
+from moeprobe.probes.base import Probe, parameter
+from moeprobe.probes.engine import loop, origins
+from moeprobe.probes.engine.checks import make_question
+from moeprobe.probes.engine.noise_floor import dtype_name
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.origins import choose_data
+from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.request import make_request
+from moeprobe.probes.engine.work import Plan, Work, time_sample
+from moeprobe.results import plausibility, summaries
+from moeprobe.results.folder import OutputFolder, Result, provenance
+from moeprobe.results.palette import colours
+from moeprobe.results.tables import concatenate
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.progress import Progress, Watcher
+
+M_co = TypeVar("M_co", bound=Result, covariant=True)
+
+
+class Measurement(Work[M_co], Generic[M_co]):
+    """A loop over images for each checkpoint; what is no plain loop overrides ``run``, what writes more ``finish``.
+
+    Args:
+        probe: what is asked.
+        models: checkpoints, loaded.
+        data: data set; None = the one that they were trained on.
+        options: what all probes have in common.
+
+    Raises:
+        UserError: something does not exist or does not fit.
+    """
+
+    def __init__(
+        self, probe: Probe[Any], models: Sequence[Checkpoint], data: str | None, options: Options
+    ) -> None:
+        self.probe, self.models, self.options = probe, models, options
+        self.check_models()
+        self.data = choose_data(data, models, files=parameter(probe, "files", ()))
+        self.question = self.make_question()
+        self.request = self.make_request()
+
+    def check_models(self) -> None:
+        """Raise ``UserError`` where a model cannot be measured so, before any data are opened."""
+
+    def make_question(self) -> Question:
+        """Return what is asked of each checkpoint."""
+        return make_question(self.probe, self.models, data=self.data, options=self.options)
+
+    def make_request(self) -> dict[str, Any]:
+        """Return what determines the numbers."""
+        return make_request(self.probe, self.question, self.models, data=self.data, options=self.options)
+
+    def run(
+        self,
+        question: Question,
+        model: Checkpoint,
+        *,
+        parts: Path | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[pa.Table, list[str]]:
+        """Return one checkpoint's sums per image, and the images that were skipped."""
+        return loop.run(question, model, parts=parts, progress=progress)
+
+    def finish(self, result: Result, folder: OutputFolder | None) -> M_co:
+        """Return what the caller receives, with more in its sidecar or more files in the folder."""
+        return result  # type: ignore[return-value]
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per image."""
+        return self.question.num_passes
+
+    @property
+    def sample_images(self) -> int:
+        """Images enough to judge the time and the metrics of a run by."""
+        return 2 * self.options.batch_size
+
+    @property
+    def more_images(self) -> int:
+        """Images that ``run`` needs and that are none of the question's."""
+        return 0
+
+    def plan(self) -> Plan:
+        """Return what it would take, by measuring two batches of each checkpoint."""
+        return time_sample(
+            self.question, self.models, images=self.sample_images, passes=self.passes, run=self.run
+        )
+
+    def sample(self, images: int) -> pa.Table:
+        """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
+        indices = self.question.indices[: min(images, self.sample_images)]
+        few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
+        return concatenate([self.run(few, model)[0] for model in self.models])
+
+    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> M_co:
+        """Measure, write the tables, then the figures, and mark the folder as finished."""
+        result = self._measure(None if folder is None else folder.parts, watcher)
+        if folder is not None:
+            # The tables first: what a figure may stumble over is not lost.
+            folder.write(result)
+        found = self.finish(result, folder)
+        if folder is not None:
+            if self.options.figures:
+                save_figures(found, folder.path / "figures")
+            folder.finish(found.sidecar)
+        return found
+
+    def _measure(self, parts: Path | None, watcher: Watcher) -> Result:
+        """Run every checkpoint over the images and put the tables together; only part files are written."""
+        question, options = self.question, self.options
+        started = time.perf_counter()
+        tables, skipped, rates = [], [], {}
+        num_images = len(question.indices) + self.more_images
+        for model in self.models:
+            watcher.start(f"{self.probe.kind}: {model.name}", num_images)
+            if self.probe.timed:
+                # Without what the first pass of all alone must do.
+                self.run(
+                    dataclasses.replace(question, indices=question.indices[:1], skip_bad_images=True), model
+                )
+            begun = time.perf_counter()
+            table, bad = self.run(question, model, parts=parts, progress=watcher.advance)
+            rates[model.name] = num_images / (time.perf_counter() - begun)
+            tables.append(table)
+            skipped.append(bad)
+        images = concatenate(tables)
+        if images.num_rows == 0:
+            raise self._nothing(skipped)
+        table, comparison = summaries.summarise(images, analyses=question.analyses, about=self._about())
+        doubts = self._doubts(table, images)
+        sidecar = {
+            "request": self.request,
+            "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
+            "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
+            "command": options.command,
+            "checkpoints": {
+                model.name: dict(model.provenance) | doubts.get(model.name, {}) for model in self.models
+            },
+            "colours": colours([model.name for model in self.models]),
+            "skipped_images": skipped[0],
+            "images_per_second": rates,
+            "wall_seconds": time.perf_counter() - started,
+            "batch_size": options.batch_size,
+            "workers": options.workers,
+            "device": str(choose_device(options.device)),
+        } | provenance()
+        return Result(table, comparison, images, sidecar, self.probe.draw)
+
+    def _about(self) -> summaries.About:
+        options = self.options
+        return summaries.About(
+            run=self.probe.kind if options.out is None else options.out.name,
+            dataset=self.data,
+            split=options.split,
+            seed=options.seed,
+            aligned=self.question.aligned,
+            train_seeds={model.name: model.train_seed for model in self.models},
+            groups={model.name: model.group for model in self.models},
+        )
+
+    def _nothing(self, skipped: Sequence[list[str]]) -> UserError:
+        """Return why there is no number at all."""
+        count = len(self.question.indices)
+        if all(len(bad) == count for bad in skipped):
+            return UserError(f"None of the {count} images of {self.data} could be read.")
+        names = ", ".join(model.name for model in self.models)
+        return UserError(
+            f"Nothing that {self.probe.name} measures applies to the routers of {names}; match-ratio and sweep "
+            "measure any."
+        )
+
+    def _doubts(self, table: pd.DataFrame, images: pa.Table) -> dict[str, dict[str, str]]:
+        """Return a warning for each checkpoint whose data are in doubt, or that is no better than chance."""
+        found = self.data_warnings()
+        question = self.question
+        names = question.dataset.class_names
+        if question.labelled and names is not None and "accuracy" in set(table["metric"]):
+            clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
+            for name, text in plausibility.warnings(
+                table, images, num_classes=len(names), clean=clean
+            ).items():
+                found[name] = f"{found[name]} It {text}" if name in found else text
+        return {name: {"warning": text} for name, text in found.items()}
+
+    def data_warnings(self) -> dict[str, str]:
+        """Return what is to be said of checkpoints on these data, by their names."""
+        return origins.doubts(self.models, self.question.dataset, self.data, split=self.options.split)
+
+
+def save_figures(result: Result, folder: Path) -> list[Path]:
+    """Write the figures of a run as PNG and SVG; returns the files."""
+    from moeprobe.results.figures import save
+
+    return [path for name, figure in result.plot().items() for path in save(figure, folder / name)]

@@ -1,0 +1,54 @@
+"""What determines the numbers of a run: a folder with another request is not gone on with."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.inputs.texts import TextFraming
+from moeprobe.probes.base import Probe
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.question import Question
+
+
+def make_request(
+    probe: Probe[Any], question: Question, models: Sequence[Checkpoint], *, data: str, options: Options
+) -> dict[str, Any]:
+    """Return the request of a run; speed (batch size, workers, device) is no part of it."""
+    view = {"name": question.view_name}
+    view |= dataclasses.asdict(question.view) if question.view is not None else {}  # type: ignore[call-overload]
+    return {
+        "kind": probe.kind,
+        "data": data,
+        "split": options.split,
+        "view": view,
+        "severities": list(question.severities),
+        "analyses": [
+            *(name for name in probe.analyses if name != "output" or question.of_output),
+            *(("attribution",) if question.corners else ()),
+        ],
+        "replayed_gates": question.replayed_gates if question.corners else None,
+        "layers": None if options.layers is None else list(options.layers),
+        "limit": options.limit,
+        "seed": options.seed,
+        "masks": None if options.masks is None else str(options.masks),
+        "skip_bad_images": options.skip_bad_images,
+        "trained_capacity": options.trained_capacity,
+        "class_null": options.class_null,
+        "labels_used": question.labelled and question.dataset.class_names is not None,
+        "checkpoints": {
+            model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+            for model in models
+        },
+        # Named only where it is on, so that earlier runs without it still ask the same.
+        **({"allow_not_finite": True} if options.allow_not_finite else {}),
+        **_of_texts(models, question.dataset),
+        **probe.request(),
+    }
+
+
+def _of_texts(models: Sequence[Checkpoint], dataset: Dataset) -> dict[str, Any]:
+    """Return the text part of a request: truncation length and a hash of the texts."""
+    lengths = {model.framing.max_length for model in models if isinstance(model.framing, TextFraming)}
+    return {"max_length": min(lengths), "texts": dataset.content_hash()} if lengths else {}

@@ -1,0 +1,69 @@
+"""What a probe prepares: work that can be done, or timed."""
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.probes.engine.question import Question
+from moeprobe.results.folder import OutputFolder
+from moeprobe.runtime.progress import Watcher
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a probe would take, judging by a few images."""
+
+    checkpoints: int
+    images: int
+    passes: int
+    timed_images: int
+    seconds: float
+
+
+class Work(ABC, Generic[R_co]):
+    """The work of one run, checked and not begun.
+
+    Attributes:
+        request: what determines its numbers, as ``run.json`` keeps it.
+    """
+
+    request: dict[str, Any]
+
+    @abstractmethod
+    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> R_co:
+        """Do the work, write all files but those of the folder itself, and mark the folder as finished."""
+
+    @abstractmethod
+    def plan(self) -> Plan:
+        """Return what it would take, by doing some of it; nothing is written."""
+
+
+def time_sample(
+    question: Question,
+    models: Sequence[Checkpoint],
+    *,
+    images: int,
+    passes: int,
+    run: Callable[..., object],
+) -> Plan:
+    """Return what a probe would take, from the time that its first ``images`` take."""
+    sample = dataclasses.replace(question, indices=question.indices[:images], skip_bad_images=True)
+    seconds = 0.0
+    for model in models:
+        run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
+        begun = time.perf_counter()
+        run(sample, model)
+        seconds += time.perf_counter() - begun
+    return Plan(
+        checkpoints=len(models),
+        images=len(question.indices),
+        passes=passes,
+        timed_images=len(sample.indices),
+        seconds=seconds * len(question.indices) / len(sample.indices),
+    )

@@ -1,0 +1,33 @@
+"""The declaration of ``eval``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from moeprobe.probes.base import Agreement, Headline, Layout, Probe
+
+if TYPE_CHECKING:
+    from moeprobe.results.folder import Result  # noqa: F401  (named in quotes, so that nothing is imported)
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Probe["Result"]):
+    """Accuracy, top-5 accuracy and cross-entropy on clean images, and images per second.
+
+    Example: `moeprobe eval checkpoints/demo-baseline checkpoints/demo-prc --data digits`
+    """
+
+    name: ClassVar[str] = "eval"
+    title: ClassVar[str] = "Accuracy on clean images"
+    analyses: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy", ("accuracy", "")),)
+    layout: ClassVar[Layout] = Layout.ALL
+    labels_required: ClassVar[bool] = True
+    timed: ClassVar[bool] = True
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the printed table."""
+        return "Clean images"

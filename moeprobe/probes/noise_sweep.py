@@ -1,0 +1,33 @@
+"""The declaration of ``noise-sweep``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from moeprobe.probes.base import Arg
+from moeprobe.probes.sweep import AlongSeverity
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSweep(AlongSeverity):
+    """The gaussian_noise sweep: does noise change which experts the patches choose, and the answer?
+
+    Example: `moeprobe noise-sweep checkpoints/demo-baseline checkpoints/demo-prc --sigmas 0,0.1,0.2 --attribute`
+    """
+
+    name: ClassVar[str] = "noise-sweep"
+    kind: ClassVar[str] = "sweep"
+    view: ClassVar[str] = "gaussian_noise"
+
+    severities: Annotated[
+        Sequence[float] | None,
+        Arg(
+            "Comma-separated standard deviations, in units of the [0, 1] pixel range.",
+            flag="--sigmas",
+            in_request=False,
+        ),
+    ] = None
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the view."""
+        return self.view

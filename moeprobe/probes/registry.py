@@ -1,0 +1,74 @@
+"""The probes that there are: what commands, comparisons, reports and docs are made of."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Kind, Probe
+from moeprobe.runtime.catalog import PROBES, unknown
+
+if TYPE_CHECKING:
+    from moeprobe.results.folder import Result
+
+# What a comparison of checkpoints measures where nothing is named.
+USUAL = "match-ratio"
+
+
+def kinds() -> list[type[Kind]]:
+    """Return all that a run folder can hold, by command."""
+    return [PROBES.get(name) for name in PROBES.names()]
+
+
+def probes() -> list[type[Probe[Any]]]:
+    """Return what can be asked of checkpoints, by command."""
+    return [kind for kind in kinds() if issubclass(kind, Probe)]
+
+
+def of_kind(kind: str) -> type[Kind] | None:
+    """Return the declaration of what a run calls its kind; None where it is no probe's."""
+    found = {one.kind: one for one in kinds() if one.name != one.kind}
+    found |= {one.name: one for one in kinds() if one.name == one.kind}
+    return found.get(kind)
+
+
+def named(name: str) -> type[Probe[Any]]:
+    """Return the probe of a command, or of a kind.
+
+    Raises:
+        UserError: there is none.
+    """
+    known = {one.name: one for one in probes()}
+    if name not in known:
+        raise UserError(unknown("probe", name, known))
+    return known[name]
+
+
+def comparable() -> list[str]:
+    """Return the probes that ``compare`` can measure checkpoints by."""
+    return [probe.name for probe in probes() if probe.compares]
+
+
+def to_compare(
+    name: str | None, *, view: str | None = None, severities: Sequence[float] | None = None
+) -> "Probe[Result]":
+    """Return the probe of a comparison; None = the usual one, its usual view, the view's own severities.
+
+    Raises:
+        UserError: there is none, it is compared by its finished run, or it takes no view or no severities.
+    """
+    asked = {"view": view, "severities": severities}
+    named = {key: value for key, value in asked.items() if value is not None}
+    return comparable_kind(name).with_fields(named)
+
+
+def comparable_kind(name: str | None) -> "type[Probe[Result]]":
+    """Return the class of ``to_compare``, by its name alone."""
+    name = name or USUAL
+    if name not in comparable():
+        if name in [kind.name for kind in kinds() if kind.headlines]:
+            raise UserError(
+                f"{name} asks nothing of checkpoints: run it, moeprobe {name} ... --out FOLDER, and compare the run: "
+                "moeprobe compare FOLDER."
+            )
+        raise UserError(unknown("probe", name, comparable()))
+    return named(name)

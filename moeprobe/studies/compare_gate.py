@@ -1,0 +1,75 @@
+"""The gate of a comparison: whether a metric can become worse, and where it has."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.metrics import registry
+from moeprobe.probes.registry import kinds
+from moeprobe.results import verdicts
+from moeprobe.results.finished import Measured
+from moeprobe.results.summaries import estimators
+from moeprobe.results.tables import cells
+from moeprobe.runtime.catalog import unknown
+from moeprobe.studies.compare_sources import analyses_of, is_aligned
+
+
+def check_metric(metric: str, measured: Measured) -> None:
+    """Raise ``UserError`` unless the metric can be measured in several checkpoints, and can become worse."""
+    found = {
+        (one.name, cell.place(), checkpoint)
+        for checkpoint, cell, _, columns in cells(measured.images)
+        for one in estimators(columns, analyses_of(measured), aligned=is_aligned(measured))
+    }
+    names = {name for name, _, _ in found}
+    known = sorted(name for name in names if registry.find(name).direction)
+    if metric in names and metric not in known:
+        raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
+    if metric not in known:
+        computed_by = {*registry.analyses_of(metric)}
+        measured_by = [kind.name for kind in kinds() if computed_by & {*kind.analyses}]
+        where = f" {metric} is measured by: {', '.join(measured_by)}." if measured_by else ""
+        raise UserError(unknown("metric", metric, known) + where)
+    times = Counter((name, place) for name, place, _ in found)
+    shared = {name for (name, _), number in times.items() if number > 1}
+    if len(measured.checkpoints) > 1 and metric not in shared:
+        raise _not_shared(metric, shared)
+
+
+def _not_shared(metric: str, shared: Iterable[str]) -> UserError:
+    names = ", ".join(sorted({name for name in shared if registry.find(name).direction}))
+    return UserError(
+        f"The checkpoints have {metric} in no layer in common, so nothing says if it is worse; what they share: "
+        f"{names or 'nothing that could be'}."
+    )
+
+
+def failing(table: pd.DataFrame, metric: str | None, allowed: float | None) -> pd.DataFrame:
+    """Return the rows of the metric that are worse, where the checkpoint alone has collapsed, or nothing can be judged.
+
+    With ``allowed``, what is not shown to be worse by less than that counts, in the place of what is shown to be worse.
+
+    What cannot be judged (too few images, chance all but 1) must not pass for steady; of prefix tokens it may, but for
+    what is not finite.
+
+    Raises:
+        UserError: the metric was compared nowhere, so that nothing can be vouched for.
+    """
+    rows = table[table["metric"] == metric]
+    if metric is not None and rows.empty:
+        raise _not_shared(metric, table["metric"])
+    unjudged = rows["verdict"].isin(verdicts.UNJUDGED)
+    unjudged |= rows["verdict"].isin(["higher", "lower"]) & (rows["judgement"] == "")
+    failed = (rows["judgement"] == "worse") | (rows["collapsed"] == "checkpoint")
+    if metric is not None and allowed is not None:
+        lowest = rows["sim_low"] if registry.find(metric).direction > 0 else -rows["sim_high"]
+        # What is the same by construction: how far the clean input agrees with itself.
+        itself = rows["severity"].eq(0) & (not registry.find(metric).metric.of_labels)
+        shown = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
+        # Where nothing can be judged, prefix tokens are judged as without.
+        without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
+        failed = ~shown & (~without | (rows["collapsed"] == "checkpoint"))
+    failed |= rows["verdict"] == verdicts.NOT_FINITE
+    return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

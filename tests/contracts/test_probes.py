@@ -1,0 +1,92 @@
+"""What holds for every probe of the catalog; a new one is tested the moment its folder exists."""
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+from typing import Any, get_type_hints
+
+import pytest
+
+from moeprobe.errors import UserError
+from moeprobe.metrics.registry import analyses_of
+from moeprobe.probes import registry
+from moeprobe.probes.base import Agreement, Kind, Layout, Probe, arg_of, fields_of, flag_of
+from moeprobe.probes.engine.options import Keywords, Options
+from moeprobe.runtime.catalog import ANALYSES, PROBES
+
+KINDS = {kind.name: kind for kind in registry.kinds()}
+ASKED = {kind.name: kind for kind in registry.probes()}
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+EVERY_PROBE = pytest.mark.parametrize("kind", ASKED.values(), ids=ASKED)
+
+
+def test_names_are_unique() -> None:
+    assert len(KINDS) == len(PROBES.names())
+
+
+@EVERY_KIND
+def test_a_kind_says_what_it_is(kind: type[Kind]) -> None:
+    assert kind.title and kind.title[0].isupper() and not kind.title.endswith(".")
+    assert set(kind.analyses) <= set(ANALYSES.names())
+    declared = registry.of_kind(kind.kind)
+    assert declared is not None and declared.kind == kind.kind and declared.title == kind.title
+
+
+@EVERY_KIND
+def test_its_headlines_are_measured_by_it(kind: type[Kind]) -> None:
+    for headline in kind.headlines:
+        assert headline.at in ("only", "weakest", "strongest")
+        if isinstance(headline, Agreement):
+            continue
+        # Attribution is added to a sweep by its option.
+        assert set(analyses_of(headline.which[0])) & {*kind.analyses, "attribution"}
+
+
+@EVERY_PROBE
+def test_a_probe_is_a_frozen_dataclass_whose_docstring_is_the_help(kind: type[Probe[Any]]) -> None:
+    assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    text = inspect.getdoc(kind) or ""
+    assert re.search(rf"Example: `moeprobe {kind.name} checkpoints/\S+ .*`", text, re.DOTALL)
+    assert kind.layout is not Layout.OWN
+    for name in fields_of(kind):
+        assert arg_of(kind, name).help.endswith((".", "?")), f"{name} is not explained"
+
+
+@EVERY_PROBE
+def test_options_of_a_probe_are_its_own(kind: type[Probe[Any]]) -> None:
+    shared = {flag_of(Options, name) for name in fields_of(Options)} | {
+        "--json",
+        "--dry-run",
+        "--data",
+        "--full",
+    }
+    own = [flag_of(kind, name) for name in fields_of(kind)]
+    assert len(set(own)) == len(own) and not shared & set(own)
+    assert set(kind.defaults) | set(kind.option_help) <= set(fields_of(Options))
+    Options(**kind.defaults)
+
+
+@EVERY_PROBE
+def test_a_field_of_another_type_is_refused(kind: type[Probe[Any]]) -> None:
+    for name, annotation in fields_of(kind).items():
+        if annotation is not str:
+            given = {"view": "affine"} if "view" in fields_of(kind) else {}
+            with pytest.raises(UserError, match=" takes "):
+                kind(**(given | {name: object()}))
+
+
+def test_keywords_are_the_fields_of_options() -> None:
+    """One list: what a function takes by keyword, and what the command line offers, are the same names."""
+    assert list(get_type_hints(Keywords)) == list(fields_of(Options))
+    assert all(arg_of(Options, name).help.endswith(".") for name in fields_of(Options))
+
+
+def test_declarations_are_light() -> None:
+    modules = ", ".join(f"moeprobe.probes.{name}" for name in PROBES.names())
+    code = (
+        f"import sys; import {modules}, moeprobe.probes.registry, moeprobe.probes.engine.options\n"
+        "assert not {'torch', 'pandas', 'matplotlib', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
