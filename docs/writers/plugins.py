@@ -64,7 +64,7 @@ def views() -> Iterator[list[str]]:
         steps = ""
         if issubclass(view, SeverityView):
             steps = f"{inline(view.unit)}; {', '.join(f'{step:g}' for step in view.severities)}"
-        yield [name, f"{makes} of {view.medium.name}s", meaning, steps, parameters(view)]
+        yield [name, f"{makes} of {view.modality.name}s", meaning, steps, parameters(view)]
 
 
 def parameters(plugin: Any) -> str:

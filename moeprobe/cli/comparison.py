@@ -8,7 +8,7 @@ from rich.table import Table
 
 from moeprobe.cli.fit import fit
 from moeprobe.cli.screen import console
-from moeprobe.inputs.medium import ORDINARY, medium_of
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.reading_order import compared_along_severities, compared_first
 from moeprobe.metrics.registry import find
 from moeprobe.results.numbers import number
@@ -53,7 +53,7 @@ def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) 
 
 def _title(metric: str, null: str, tokens: str) -> str:
     form = find(metric)
-    name = form.label(null, medium_of([tokens])).strip()
+    name = form.label(null, modality_of([tokens])).strip()
     if form.kind == "kappa":
         name = f"{form.metric.label}, {name}"
     of = _TOKENS.get(tokens, f"{tokens} patches")
@@ -128,10 +128,10 @@ def footing(found: "Comparison") -> str:
     probed = request["probe"]
     low, high = min(table["images"]), max(table["images"])
     images = f"{high:,}" if low == high else f"{low:,}–{high:,}"
-    medium = medium_of(table["tokens"])
-    units = medium.plural
+    modality = modality_of(table["tokens"])
+    units = modality.plural
     parts = [
-        f"{images} {units if high != 1 else medium.name} of {probed['data']} {probed['split']}",
+        f"{images} {units if high != 1 else modality.name} of {probed['data']} {probed['split']}",
         f"view {probed['view']['name']}",
         f"seed {probed['seed']}",
         f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",

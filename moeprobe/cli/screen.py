@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from moeprobe.inputs.medium import medium_of, sources
+from moeprobe.inputs.modality import modality_of, sources
 from moeprobe.runtime.filenames import REQUEST
 from moeprobe.runtime.progress import Watcher
 from moeprobe.runtime.records import RECORD
@@ -133,12 +133,12 @@ def footing(result: "Result") -> str:
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
 
     request, table = result.sidecar["request"], result.table
-    images, medium = max(table["images"]), medium_of(table["tokens"])
+    images, modality = max(table["images"]), modality_of(table["tokens"])
     parts = [
-        sources(images, medium, data=request["data"], split=request["split"]),
-        f"[low, high]: 95 % interval over {medium.plural}"
+        sources(images, modality, data=request["data"], split=request["split"]),
+        f"[low, high]: 95 % interval over {modality.plural}"
         if table["ci_low"].notna().any()
-        else f"no intervals: they need at least 20 {medium.plural}",
+        else f"no intervals: they need at least 20 {modality.plural}",
         f"seed {request['seed']}",
     ]
     if same_as_training(result.sidecar):

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.table import Table
 
 from moeprobe.cli import tables
-from moeprobe.inputs.medium import ORDINARY
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import output_along_severity
 from moeprobe.results.phrases import ATTRIBUTION, attribution

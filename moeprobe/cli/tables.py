@@ -9,7 +9,7 @@ from rich.table import Table
 
 from moeprobe.cli.fit import fit
 from moeprobe.cli.screen import console
-from moeprobe.inputs.medium import ORDINARY, medium_of
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.reading_order import output_along_severity, routing_along_severity
@@ -45,7 +45,7 @@ def side_by_side(
         if result.comparison is not None and len(result.comparison):
             table.add_column(f"{checkpoint} −\n{checkpoints[0]}", justify="right")
     keys = ["layer", "tokens", "metric", "null"]
-    medium = medium_of(result.table["tokens"])
+    modality = modality_of(result.table["tokens"])
     first = agreement_of(result.table)
     named = zip(result.table["metric"], result.table["null"], strict=True)
     wanted = pd.Series(
@@ -72,7 +72,7 @@ def side_by_side(
         if previous is not None and previous != place:
             table.add_section()
         names = place if previous != place else ("", "")
-        table.add_row(*(names if of_layers else ()), find(metric).label(null, medium), *cells)
+        table.add_row(*(names if of_layers else ()), find(metric).label(null, modality), *cells)
         previous = place
     return fit(table, keys=3 if of_layers else 1, width=console().width)
 
@@ -99,10 +99,10 @@ def along_severity(result: "Result", *, title: str) -> list[Table]:
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     patches = result.table[result.table["tokens"].isin(ORDINARY)]
     tables: list[Table] = []
-    columns = routing_along_severity(agreement_of(result.table), medium_of(result.table["tokens"]))
+    columns = routing_along_severity(agreement_of(result.table), modality_of(result.table["tokens"]))
     for layer, rows in patches.groupby("layer", sort=False):
         tables += severity_tables(
-            result, rows, columns, f"{title}: {layer}, {medium_of(rows['tokens']).tokens}"
+            result, rows, columns, f"{title}: {layer}, {modality_of(rows['tokens']).tokens}"
         )
     tables += _by_region(result, title=title)
     output = result.table[result.table["layer"] == ""]
@@ -124,8 +124,10 @@ def _floor_table(result: "Result") -> list[Table]:
         return []
     images = int(rows["images"].max())
     stacked = console().width < _PLACE + 4 * _INTERVAL
-    medium = medium_of(rows["tokens"])
-    what = f"{find(first).full_label()} of {images} clean {medium.plural} with themselves, {medium.tokens}"
+    modality = modality_of(rows["tokens"])
+    what = (
+        f"{find(first).full_label()} of {images} clean {modality.plural} with themselves, {modality.tokens}"
+    )
     table = Table(title=f"Noise floor: {what}", title_justify="left", title_style="bold")
     for name in ("checkpoint", "layer", *floors(result.sidecar["floor_dtype"])):
         table.add_column(name)

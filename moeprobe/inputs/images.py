@@ -10,7 +10,7 @@ from PIL import Image
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.inputs.resample import render
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Framing:
     size: int
     crop_fraction: float | None = None
 
-    medium: ClassVar[Medium] = IMAGE
+    modality: ClassVar[Modality] = IMAGE
 
     def to_source(self, image: Image.Image) -> Map:
         """Return the map of the clean view of ``image``."""

@@ -23,7 +23,7 @@ def open_images(name: str, *, split: str) -> ImageDataset:
     """
     dataset = open_data(name, split=split)
     if not isinstance(dataset, ImageDataset):
-        raise UserError(f"Images are needed here, and {name} holds {dataset.medium.plural}.")
+        raise UserError(f"Images are needed here, and {name} holds {dataset.modality.plural}.")
     return dataset
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.alignment import Spans, in_source
-from moeprobe.inputs.medium import TEXT, Medium
+from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.inputs.tokens import TokenBatch
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class TextFraming:
     max_length: int = MAX_LENGTH
     longest: int | None = None
 
-    medium: ClassVar[Medium] = TEXT
+    modality: ClassVar[Modality] = TEXT
 
     def clean(self, text: str) -> TextSample:
         """Return the clean view of ``text``."""

@@ -69,7 +69,7 @@ class Churn(LayerAnalysis):
             kept_by_others = kept_by_others + kept.masked_fill(~apart, 0).sum(1)
             had_by_others = had_by_others + reference.sum(-1).masked_fill(~apart, 0).sum(1)
         return {
-            pair.view.medium.token: {
+            pair.view.modality.token: {
                 "churn_pairs": paired.present.sum(1),
                 "churn_reference": reference.sum(1),
                 "churn_view": view.sum(1),

@@ -65,7 +65,7 @@ class Confidence(LayerAnalysis):
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return the summed gates of the view and the number of tokens per image."""
         prefix = pair.view.num_prefix_tokens
-        found = {pair.view.medium.token: _sum(pair.view.gates[:, prefix:], pair.view.valid[:, prefix:])}
+        found = {pair.view.modality.token: _sum(pair.view.gates[:, prefix:], pair.view.valid[:, prefix:])}
         if prefix:
             found["prefix"] = _sum(pair.view.gates[:, :prefix], pair.view.valid[:, :prefix])
         return found

@@ -48,7 +48,7 @@ class Load(LayerAnalysis):
         import torch
 
         histograms = torch.stack([_histogram(layer) for layer in pair.views])
-        return {pair.view.medium.token: {"load": histograms.sum(0)}}
+        return {pair.view.modality.token: {"load": histograms.sum(0)}}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the entropy of the pooled load."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.metrics.declaration import KAPPA, NULLS, Metric
 from moeprobe.metrics.registry import Form, declared, find, kappa
 
@@ -60,12 +60,12 @@ def compared_along_severities(first: str) -> tuple[str, ...]:
     return (f"{first}{KAPPA}", *(one.name for one in headlines() if one.better == "more"))
 
 
-def routing_along_severity(first: str, medium: Medium = IMAGE) -> tuple[tuple[str, str, str], ...]:
+def routing_along_severity(first: str, modality: Modality = IMAGE) -> tuple[tuple[str, str, str], ...]:
     """Return the columns of a table of the routing along a severity, (metric, null, heading)."""
     skipped = "others" if tokens_choose(first) else "tokens choose"
     return (
         (first, "", find(first).metric.short),
-        *((f"{first}{KAPPA}", null, kappa(null, medium)) for null in NULLS),
+        *((f"{first}{KAPPA}", null, kappa(null, modality)) for null in NULLS),
         *((one.name, "", one.short) for one in _ranked("along") if one.along != skipped),
     )
 

@@ -9,7 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.metrics import costs
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.runtime import catalog
@@ -50,22 +50,22 @@ class Form:
         """Whether a margin in shares means anything: chance levels and κ are in shares of their metric."""
         return self.kind != "raw" or self.metric.has_margin
 
-    def label(self, null: str = "", medium: Medium = IMAGE) -> str:
+    def label(self, null: str = "", modality: Modality = IMAGE) -> str:
         """Return what a line is called where it stands below that of the value."""
         if self.kind == "chance":
             return "  by chance"
         if self.kind == "kappa":
-            return f"  {kappa(null, medium)}"
+            return f"  {kappa(null, modality)}"
         return f"  {self.metric.label}" if self.metric.below else self.metric.label
 
-    def full_label(self, null: str = "", medium: Medium = IMAGE) -> str:
+    def full_label(self, null: str = "", modality: Modality = IMAGE) -> str:
         """Return what it is called where it stands alone, e.g. ``κ of top-1 match, within image``."""
         value = Form(self.metric).label()
         if self.kind == "chance":
-            of = "" if null == "pooled" else f", {medium.name if null == 'image' else null}"
+            of = "" if null == "pooled" else f", {modality.name if null == 'image' else null}"
             return f"chance of {value}{of}"
         if self.kind == "kappa":
-            return f"κ of {value}{kappa(null, medium).removeprefix('κ')}"
+            return f"κ of {value}{kappa(null, modality).removeprefix('κ')}"
         return value
 
     def read_first(self, null: str, *, first: str) -> bool:
@@ -76,10 +76,10 @@ class Form:
         return self.kind == "raw" or not secondary or null in self.metric.nulls[:1]
 
 
-def kappa(null: str, medium: Medium = IMAGE) -> str:
+def kappa(null: str, modality: Modality = IMAGE) -> str:
     """Return what κ by a chance level is called: by whom the level is given."""
     words = NULLS[null].kappa if null in NULLS else f"κ, {null}"
-    return words.format(source=medium.name)
+    return words.format(source=modality.name)
 
 
 def find(column: str) -> Form:

@@ -92,7 +92,7 @@ class SMatrix(LayerAnalysis):
             exchange = pair.view_first[:, None, None]
             sides = [torch.where(exchange, one, other) for one, other in (sides[::-1], sides)]
         products = sides[0].transpose(1, 2) @ sides[1]
-        return {pair.view.medium.token: {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
+        return {pair.view.modality.token: {"gate_products": products.flatten(1), "pairs": valid.sum(1)}}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the means and loss terms, and every entry."""

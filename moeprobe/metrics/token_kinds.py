@@ -42,7 +42,7 @@ def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     import torch
 
     every = patches(pair)
-    found = {pair.view.medium.token: every}
+    found = {pair.view.modality.token: every}
     if pair.region is not None:
         for code, name in enumerate(REGIONS):
             found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))

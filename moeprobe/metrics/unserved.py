@@ -47,7 +47,7 @@ class Unserved(LayerAnalysis):
         import torch
 
         prefix = pair.view.num_prefix_tokens
-        parts = {pair.view.medium.token: slice(prefix, None)}
+        parts = {pair.view.modality.token: slice(prefix, None)}
         if prefix:
             parts["prefix"] = slice(0, prefix)
         # View by view, since only the tokens of one view are as many.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moeprobe.inputs.medium import ORDINARY
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.nulls import with_others

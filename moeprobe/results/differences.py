@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import medium_of
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
@@ -246,7 +246,7 @@ def _row(about: About, item: _Compared, judged: Judged | None, margin: float) ->
 def sentences(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
     found = []
-    units = medium_of(table["tokens"]).plural
+    units = modality_of(table["tokens"]).plural
     for key, rows in table.groupby(FAMILY, sort=False):
         about = dict(zip(FAMILY, key, strict=True))
         lines = [_line(line) for _, line in rows.iterrows()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from moeprobe.inputs.medium import ORDINARY, medium_of, sources
+from moeprobe.inputs.modality import ORDINARY, modality_of, sources
 from moeprobe.metrics.reading_order import compared_first
 from moeprobe.results.numbers import interval
 from moeprobe.results.tables import FLOORS, agreement_of
@@ -92,11 +92,11 @@ def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
         request: of the probe, as in a sidecar.
         table: its values or differences.
     """
-    medium, images = medium_of(table["tokens"]), int(table["images"].max())
+    modality, images = modality_of(table["tokens"]), int(table["images"].max())
     view = request.get("view", {})
-    intervals, units = table["ci_low"].notna().any(), medium.plural
+    intervals, units = table["ci_low"].notna().any(), modality.plural
     parts = [
-        sources(images, medium, data=request.get("data", ""), split=request.get("split", "")),
+        sources(images, modality, data=request.get("data", ""), split=request.get("split", "")),
         f"view {view['name']}" if view.get("name") else "",
         f"seed {request['seed']}" if "seed" in request else "",
         f"95 % intervals over {units}" if intervals else f"no intervals: they need at least 20 {units}",

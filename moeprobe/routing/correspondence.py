@@ -56,7 +56,7 @@ def settle(
     """
     bad = finite.gates_are_not(pair.reference) | finite.gates_are_not(pair.view)
     if not allow:
-        finite.refuse(bad, image_ids, checkpoint=checkpoint, layer=layer, medium=pair.view.medium)
+        finite.refuse(bad, image_ids, checkpoint=checkpoint, layer=layer, modality=pair.view.modality)
         return pair, {}
     return _without(pair, bad), {finite.COLUMN: bad.long()}
 

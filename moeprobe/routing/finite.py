@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import Medium
+from moeprobe.inputs.modality import Modality
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,20 +47,25 @@ def check(
         UserError: some of it is not; the sentence names checkpoint, layer and image.
     """
     for name, layer in routing.items():
-        refuse(gates_are_not(layer), image_ids, checkpoint=checkpoint, layer=name, medium=layer.medium)
+        refuse(gates_are_not(layer), image_ids, checkpoint=checkpoint, layer=name, modality=layer.modality)
     if logits is not None:
         refuse(scores_are_not(logits), image_ids, checkpoint=checkpoint)
 
 
 def refuse(
-    bad: Tensor, image_ids: Sequence[str], *, checkpoint: str, layer: str = "", medium: Medium | None = None
+    bad: Tensor,
+    image_ids: Sequence[str],
+    *,
+    checkpoint: str,
+    layer: str = "",
+    modality: Modality | None = None,
 ) -> None:
     """Raise ``UserError`` if any image is bad ``(B,)``; without a ``layer`` it is about the class scores."""
     if not bool(bad.any()):
         return
     first = image_ids[int(bad.int().argmax())]
     what = f"gates of {layer}" if layer else "class scores"
-    unit = f"{medium.name} " if medium is not None else ""
+    unit = f"{modality.name} " if modality is not None else ""
     raise UserError(
         f"The {what} of {checkpoint} are not finite (NaN or infinity) for {unit}{first}, so nothing can be measured: "
         "its training may have diverged, or its weights are damaged; --allow-not-finite leaves such inputs out and "

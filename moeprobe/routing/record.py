@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.inputs.medium import IMAGE, TEXT, Medium
+from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ class LayerRouting:
         return f"{inputs} x {tokens} tokens, {experts} experts, k = {self.top_k}"
 
     @property
-    def medium(self) -> Medium:
+    def modality(self) -> Modality:
         """What was routed: the patches of images, or the tokens of texts."""
         return TEXT if self.grid is None else IMAGE
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_images, open_view
 from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints.checkpoint import is_written_by_moeprobe
@@ -156,7 +156,7 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
     """
     train_data = open_images(config.data.source, split="train")
     view = open_view(config.view.name, dataset=train_data, **config.view.parameters)
-    if not isinstance(view, PairView) or view.medium is not IMAGE:
+    if not isinstance(view, PairView) or view.modality is not IMAGE:
         raise UserError(f"The view {config.view.name!r} makes no random views of images to train on.")
     return Trainer(
         config,

@@ -208,7 +208,7 @@ def test_gates_and_choice_of_a_softmax_router_in_float64(opened: Checkpoint, fra
         np.testing.assert_allclose(layer.gates[row, place], gates, rtol=1e-4, atol=1e-6)
         assert layer.selected[row, place].tolist() == np.argsort(-gates)[:2].tolist()
     assert layer.num_prefix_tokens == 1 and layer.valid[:, 0].all() and layer.grid is None
-    assert layer.router == "olmoe" and layer.medium.token == "token"
+    assert layer.router == "olmoe" and layer.modality.token == "token"
 
 
 def test_padding_and_batch_mates_change_nothing(opened: Checkpoint, framing: TextFraming) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from moeprobe import api
 from moeprobe.cli import comparison
-from moeprobe.inputs.medium import IMAGE, TEXT, sources
+from moeprobe.inputs.modality import IMAGE, TEXT, sources
 from moeprobe.metrics.reading_order import routing_along_severity
 from moeprobe.metrics.registry import find
 from moeprobe.probes.s_matrix import figure as s_matrix

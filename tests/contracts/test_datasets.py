@@ -9,7 +9,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.runtime.catalog import DATA
-from tests.adapters.mediums import IMAGE_DATA
+from tests.adapters.modalities import IMAGE_DATA
 from tests.inputs.data.making import location_of
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.alignment import align
-from moeprobe.inputs.medium import TEXT
+from moeprobe.inputs.modality import TEXT
 from moeprobe.inputs.texts import TextFraming, TextSample
 from moeprobe.inputs.views.text import TextView
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.seeds import generator
-from tests.adapters.mediums import TEXT_VIEWS
+from tests.adapters.modalities import TEXT_VIEWS
 from tests.adapters.tiny_texts import SENTENCE, texts
 
 
@@ -74,7 +74,7 @@ def same(one: TextSample, two: TextSample) -> bool:
 
 @EVERY
 def test_a_view_is_a_frozen_described_dataclass_of_texts(view: TextView) -> None:
-    assert view.medium is TEXT
+    assert view.modality is TEXT
     assert dataclasses.is_dataclass(view) and type(view).__dataclass_params__.frozen
     assert type(view).__doc__ and view.unit
     assert list(view.severities) == sorted(set(view.severities)) and view.severities[0] == 0

@@ -13,7 +13,7 @@ from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.base import PairView, SeverityView, View
 from moeprobe.runtime import catalog
 from moeprobe.runtime.seeds import generator
-from tests.adapters.mediums import IMAGE_VIEWS
+from tests.adapters.modalities import IMAGE_VIEWS
 
 SIZE = 32
 FRAMINGS = [Framing(SIZE), Framing(SIZE, crop_fraction=0.875)]

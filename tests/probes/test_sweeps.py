@@ -29,7 +29,7 @@ from moeprobe.results.tables import cells, write_images
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
 from moeprobe.runtime.csv import write_csv
-from tests.adapters.mediums import IMAGE_VIEWS
+from tests.adapters.modalities import IMAGE_VIEWS
 from tests.routing.routings import checkpoint, digits, probe
 
 ABOUT = About("r", "digits", "test", 0, aligned=True, train_seeds={}, groups={})

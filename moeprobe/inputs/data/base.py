@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import IMAGE, TEXT, Medium
+from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 from moeprobe.runtime.files import expanded, is_folder
 
 SPLITS = ("train", "val", "test")
@@ -44,14 +44,14 @@ class Dataset(ABC):
     split that does not exist, a location that is missing, unreadable or empty, and a wrong record count.
 
     Attributes:
-        medium: what it holds.
+        modality: what it holds.
         image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
         class_names: names in label order; None where the images have no labels.
         split_note: how the splits were made, where neither the publisher nor the user did.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
     """
 
-    medium: ClassVar[Medium]
+    modality: ClassVar[Modality]
     image_ids: Sequence[str]
     class_names: tuple[str, ...] | None
     flippable: ClassVar[bool] = True
@@ -96,7 +96,7 @@ class Dataset(ABC):
 class ImageDataset(Dataset):
     """A data set of images."""
 
-    medium = IMAGE
+    modality = IMAGE
 
     @abstractmethod
     def example(self, index: int) -> Example:
@@ -106,7 +106,7 @@ class ImageDataset(Dataset):
 class TextDataset(Dataset):
     """A data set of texts."""
 
-    medium = TEXT
+    modality = TEXT
 
     @abstractmethod
     def example(self, index: int) -> TextExample:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 
 # What a view acts on, how that is brought to a model's input, and what comes out.
 Source = TypeVar("Source")
@@ -36,12 +36,12 @@ class View:
     """A family of perturbations; a frozen dataclass whose fields are its parameters.
 
     Attributes:
-        medium: what it perturbs.
+        modality: what it perturbs.
         aligned: the patch grid never moves, so patch p of one view always corresponds to patch p of the other.
         random: two draws of the same image differ.
     """
 
-    medium: ClassVar[Medium] = IMAGE
+    modality: ClassVar[Modality] = IMAGE
     aligned: ClassVar[bool] = False
     random: ClassVar[bool] = True
 

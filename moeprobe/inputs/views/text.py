@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from moeprobe.inputs.medium import TEXT, Medium
+from moeprobe.inputs.modality import TEXT, Modality
 from moeprobe.inputs.texts import Piece, TextFraming, TextSample, write
 from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
 
@@ -24,7 +24,7 @@ class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFra
         pair_share: of the two versions of a pair.
     """
 
-    medium: ClassVar[Medium] = TEXT
+    modality: ClassVar[Modality] = TEXT
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
     pair_share: ClassVar[float] = 0.1
 

@@ -18,7 +18,7 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.inputs.medium import IMAGE, sources
+from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump

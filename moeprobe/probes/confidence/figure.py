@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.inputs.medium import medium_of
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.confidence import Confidence
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None =
     layers = panels.layers(patches)
     draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
     figure = draw_panels(patches, layers, colours)
-    clean = f"Router confidence on clean {medium_of(patches['tokens']).plural}"
+    clean = f"Router confidence on clean {modality_of(patches['tokens']).plural}"
     return {"confidence": panels.finish(figure, patches, title=title or clean)}
 
 

@@ -18,7 +18,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_images, open_view, pick_images
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
@@ -205,8 +205,8 @@ def _foreign_input(model: Checkpoint) -> _Input:
 def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Question:
     """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
     view = open_view(name, dataset=dataset)
-    if view.medium is not IMAGE:
-        raise UserError(f"The view {name!r} perturbs {view.medium.plural}, which have no patches to draw.")
+    if view.modality is not IMAGE:
+        raise UserError(f"The view {name!r} perturbs {view.modality.plural}, which have no patches to draw.")
     if severity is None and not isinstance(view, PairView):
         raise UserError(
             f"The view {name!r} is compared with the clean image; say how strong it is, "

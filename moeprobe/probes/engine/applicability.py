@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.base import Analysis, LayerAnalysis
 from moeprobe.routing.record import LayerRouting
 
@@ -41,9 +41,9 @@ def check_applies(
 def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
     """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
     for model in models:
-        if model.framing.medium is not IMAGE:
+        if model.framing.modality is not IMAGE:
             raise UserError(
-                f"{model.name} reads {model.framing.medium.plural}, which have no patches, so {consequence}."
+                f"{model.name} reads {model.framing.modality.plural}, which have no patches, so {consequence}."
             )
 
 

@@ -8,7 +8,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.masks import Masked
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.medium import IMAGE, TEXT
+from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
@@ -40,7 +40,7 @@ def make_question(
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = view_name.partition(":")[0]
-    _check_medium(probe, models, dataset, data, view, view_name)
+    _check_modality(probe, models, dataset, data, view, view_name)
     steps = _steps(probe, view, view_name)
     _check_layers(models, options.layers)
     analyses = probe.analyses
@@ -103,7 +103,7 @@ def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, spl
             + (
                 f"; where it was imported, import it again with --classes {data}; where it is a module of your own, "
                 f"say so by its key classes: {data}."
-                if dataset.medium is IMAGE
+                if dataset.modality is IMAGE
                 else ": they are those of the next token."
             )
         )
@@ -117,11 +117,11 @@ def _open_data(data: str, options: Options) -> Dataset:
     if options.masks is None:
         return dataset
     if not isinstance(dataset, ImageDataset):
-        raise UserError(f"--masks are of images, and {data} holds {dataset.medium.plural}.")
+        raise UserError(f"--masks are of images, and {data} holds {dataset.modality.plural}.")
     return Masked(dataset, options.masks)
 
 
-def _check_medium(
+def _check_modality(
     probe: Probe[Any],
     models: Sequence[Checkpoint],
     dataset: Dataset,
@@ -130,24 +130,24 @@ def _check_medium(
     view_name: str,
 ) -> None:
     """Raise ``UserError`` unless data, view and models are all about images, or all about texts."""
-    medium = dataset.medium
+    modality = dataset.modality
     for model in models:
-        if model.framing.medium is not medium:
-            reads = model.framing.medium
+        if model.framing.modality is not modality:
+            reads = model.framing.modality
             example = "text:PATH" if reads is TEXT else "folder:PATH"
             raise UserError(
-                f"{model.name} reads {reads.plural}, and {data} holds {medium.plural}; name {reads.plural}, e.g. "
+                f"{model.name} reads {reads.plural}, and {data} holds {modality.plural}; name {reads.plural}, e.g. "
                 f"--data {example}."
             )
-    if view is not None and view.medium is not medium:
+    if view is not None and view.modality is not modality:
         suited = PairView if probe.views is Views.PAIRS else SeverityView
         fitting = [
             name
             for name in VIEWS.names()
-            if VIEWS.get(name).medium is medium and issubclass(VIEWS.get(name), suited)
+            if VIEWS.get(name).modality is modality and issubclass(VIEWS.get(name), suited)
         ]
         raise UserError(
-            f"The view {view_name!r} perturbs {view.medium.plural}, and {data} holds {medium.plural}; use one of "
+            f"The view {view_name!r} perturbs {view.modality.plural}, and {data} holds {modality.plural}; use one of "
             f"{', '.join(fitting)}, e.g. --view {fitting[0]}."
         )
 

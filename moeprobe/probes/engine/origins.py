@@ -10,7 +10,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.named_files import Files
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 
 # A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: where it ran lies so many folders above.
 _MOST_ABOVE = 3
@@ -28,25 +28,25 @@ class Origin:
         name: what the tables call it.
         data: what it was trained on, as the training was given it; None if it does not say.
         folder: where the checkpoint lies; None if that is not known.
-        medium: what it reads.
+        modality: what it reads.
     """
 
     name: str
     data: str | None
     folder: Path | None
-    medium: Medium = IMAGE
+    modality: Modality = IMAGE
 
 
 def origin_of(model: Checkpoint) -> Origin:
     """Return what a loaded checkpoint says of its training."""
-    return make_origin(model.name, model.provenance, medium=model.framing.medium)
+    return make_origin(model.name, model.provenance, modality=model.framing.modality)
 
 
-def make_origin(name: str, about: Mapping[str, Any], *, medium: Medium = IMAGE) -> Origin:
+def make_origin(name: str, about: Mapping[str, Any], *, modality: Modality = IMAGE) -> Origin:
     """Return the origin that a checkpoint's provenance tells of, as it stands in a sidecar."""
     path = about.get("path")
     return Origin(
-        name, about.get("training", {}).get("data"), None if path is None else Path(path).parent, medium
+        name, about.get("training", {}).get("data"), None if path is None else Path(path).parent, modality
     )
 
 
@@ -76,7 +76,7 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
         raise UserError("Name the data, e.g. --data digits or --data folder:PATH.")
     for origin in origins:
         if origin.data is None:
-            examples = "imagenet:PATH or --data folder:PATH" if origin.medium is IMAGE else "text:PATH"
+            examples = "imagenet:PATH or --data folder:PATH" if origin.modality is IMAGE else "text:PATH"
             raise UserError(
                 f"{origin.name} does not say what it was trained on; name the data, e.g. --data {examples}."
             )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.inputs.medium import medium_of
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.registry import covers, find
@@ -38,8 +38,8 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     if patches.empty:
         return {}
     layers = panels.layers(patches)
-    medium = medium_of(patches["tokens"])
-    raw_label = _RAW.get(first, "share of {tokens}").format(tokens=medium.tokens)
+    modality = modality_of(patches["tokens"])
+    raw_label = _RAW.get(first, "share of {tokens}").format(tokens=modality.tokens)
     draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
     figure, axes = draw_panels(patches, layers, names, colours)
     axes[0, 0].set_ylabel(raw_label)
@@ -50,10 +50,10 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
         raw.set_ylim(0, 1.03)
     # One entry for the kind of mark: its colour says whose it is.
     axes[0, 0].plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
-    axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {medium.name}")
+    axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {modality.name}")
     view = patches["view"].iloc[0]
     what = "Same routing of" if first in (SLOT_MATCH.name, WEIGHT_COSINE.name) else "Same experts for"
-    title = f"{what} corresponding {medium.tokens}: {view}"
+    title = f"{what} corresponding {modality.tokens}: {view}"
     drawn = patches[patches["null"].isin(["", "pooled", "image"])]
     return {"match-ratio": panels.finish(figure, drawn, title=title, notes=panels.undrawn(table))}
 

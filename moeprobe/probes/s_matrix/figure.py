@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from moeprobe.inputs.medium import TEXT, medium_of
+from moeprobe.inputs.modality import TEXT, modality_of
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
@@ -41,13 +41,13 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> di
     many = entries[["expert", "expert_b"]].max(axis=None) >= _MOST_WHOLE
     highest = entries["value"].quantile(0.99) if many else entries["value"].max()
     scale = Normalize(0, float(highest) if np.isfinite(highest) and highest > 0 else 1.0)
-    medium = medium_of(table["tokens"])
-    title = f"Correlation of the gates of corresponding {medium.tokens}: {entries['view'].iloc[0]}"
+    modality = modality_of(table["tokens"])
+    title = f"Correlation of the gates of corresponding {modality.tokens}: {entries['view'].iloc[0]}"
     if len(layers) <= panels.MOST_PANELS:
         return {
             "s-matrix": panels.finish(_large(table, layers, scale), entries, title=title, mark="brackets")
         }
-    first = "view 1" if medium is TEXT else "view 1, which covers less"
+    first = "view 1" if modality is TEXT else "view 1, which covers less"
     notes = [f"Rows: experts of {first}. Columns: experts of view 2"]
     maps = panels.finish(_small(entries, layers, scale), entries, title=title, notes=notes, mark=None)
     means = table[table["metric"].isin(list(_MEANS))]
@@ -133,7 +133,7 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     matrix = _matrix(rows[rows["metric"] == "s"])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
     axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
-    first = "" if medium_of(rows["tokens"]) is TEXT else " (covers less)"
+    first = "" if modality_of(rows["tokens"]) is TEXT else " (covers less)"
     axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
     step = int(np.ceil(len(matrix) / 10))
     axes.set_xticks(range(0, len(matrix), step))

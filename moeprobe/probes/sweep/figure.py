@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from moeprobe.inputs.medium import medium_of
+from moeprobe.inputs.modality import modality_of
 from moeprobe.metrics.attribution import ACCURACY as ACCURACY_PARTS
 from moeprobe.metrics.attribution import CLASS_PROBABILITY, LOGIT_DISTANCE
 from moeprobe.metrics.confidence import GATE_HIGHEST
@@ -53,7 +53,7 @@ def draw(
             routing["metric"].isin([metric for metric, _ in rows])
             & routing["null"].isin(["", "pooled", "image"])
         ]
-        title = f"Routing against the clean {medium_of(routing['tokens']).name}: {view}"
+        title = f"Routing against the clean {modality_of(routing['tokens']).name}: {view}"
         if len(panels.layers(table)) > panels.MOST_PANELS:
             figure, mark = _over_layers(routing, rows, colours, unit), "bars"
             notes = ["In the table only: the noise floor"] if len(floors) else []
@@ -113,7 +113,7 @@ def _by_layer(
                 floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
                 _floor(panel, floor)
             if find(metric).kind == "kappa":
-                within = f"κ within the {medium_of(routing['tokens']).name}"
+                within = f"κ within the {modality_of(routing['tokens']).name}"
                 _chance(panel, here, metric, "image", "--", within, colours)
             panel.set_ylabel(label if column == 0 else "")
         axes[0, column].set_title(layer)

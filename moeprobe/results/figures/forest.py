@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from moeprobe.inputs.medium import ORDINARY
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.reading_order import compared_first
 from moeprobe.metrics.registry import find

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
-from moeprobe.inputs.medium import ORDINARY, medium_of
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.results.figures import STYLE
 
@@ -82,8 +82,8 @@ def finish(
     first = drawn.iloc[0]
     images = sorted(set(drawn["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    medium = medium_of(drawn["tokens"])
-    what = medium.plural if images[-1] != 1 else medium.name
+    modality = modality_of(drawn["tokens"])
+    what = modality.plural if images[-1] != 1 else modality.name
     rests = "" if mark is None else f", {count} {what}; {_intervals(drawn, mark)}"
     data = f"{first['dataset']} {first['split']}".strip()
     figure.suptitle(wrapped(title, figure.get_figwidth()))
@@ -132,7 +132,7 @@ def _legend(figure: Figure) -> Legend | None:
 
 
 def _intervals(table: pd.DataFrame, mark: str) -> str:
-    units = medium_of(table["tokens"]).plural
+    units = modality_of(table["tokens"]).plural
     if table["ci_low"].notna().any():
         return f"{mark}: 95 % over {units}"
     return f"no intervals: they need at least 20 {units}"

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.compute as pc
 
-from moeprobe.inputs.medium import IMAGE
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.results.folder import Result
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from moeprobe.inputs.medium import IMAGE, Medium
+from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.studies.report.cells import Cell, Table
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
@@ -33,10 +33,10 @@ def asked(run: Run) -> list[tuple[str, str]]:
             text = _capacity(run, trained=bool(given))
         if name == "severities" and run.sidecar.get("severity_unit"):
             text += f" ({run.sidecar['severity_unit']})"
-        called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.medium.plural)
+        called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.modality.plural)
         lines.append((called, text))
     if run.images is not None:
-        lines.append((run.medium.plural, f"{run.images:,}"))
+        lines.append((run.modality.plural, f"{run.images:,}"))
         lines.append(("intervals", _intervals(run)))
     notes = run.sidecar.get("notes")
     if notes:
@@ -69,8 +69,8 @@ def _capacity(run: Run, *, trained: bool) -> str:
 def _intervals(run: Run) -> str:
     tables = [table for table in (run.table, run.comparison) if table is not None]
     if any(table["ci_low"].notna().any() for table in tables):
-        return f"95 % interval over {run.medium.plural}, shown as [low, high]; differences are paired"
-    return f"none: they need at least 20 {run.medium.plural}"
+        return f"95 % interval over {run.modality.plural}, shown as [low, high]; differences are paired"
+    return f"none: they need at least 20 {run.modality.plural}"
 
 
 def _text(given: Any) -> str:
@@ -92,11 +92,13 @@ def _bracketed(part: Any) -> str:
     return f"[{_text(part)}]" if isinstance(part, (list, dict)) else _text(part)
 
 
-def reading(mediums: Sequence[Medium]) -> dict[str, str]:
+def reading(modalities: Sequence[Modality]) -> dict[str, str]:
     """Return the words for what was read, with which a report explains its numbers."""
     words = {"unit": "name", "units": "plural", "token": "token", "tokens": "tokens"}
-    said = {key: " or ".join(getattr(medium, name) for medium in mediums) for key, name in words.items()}
-    return said | {"crop": " or in another crop" if IMAGE in mediums else ""}
+    said = {
+        key: " or ".join(getattr(modality, name) for modality in modalities) for key, name in words.items()
+    }
+    return said | {"crop": " or in another crop" if IMAGE in modalities else ""}
 
 
 def scope(runs: Sequence[Run]) -> str:
@@ -106,7 +108,7 @@ def scope(runs: Sequence[Run]) -> str:
     for run in runs:
         where = " ".join(str(run.settings[part]) for part in ("data", "split") if run.settings.get(part))
         if run.images is not None:
-            where += f" ({run.images:,} {run.medium.plural})"
+            where += f" ({run.images:,} {run.modality.plural})"
         data.append(where.strip())
     with_counts = [where for where in dict.fromkeys(data) if where]
     # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.

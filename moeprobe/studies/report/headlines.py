@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.medium import ORDINARY
+from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import CHANCE, KAPPA
 from moeprobe.metrics.reading_order import tokens_choose

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.medium import Medium, medium_of
+from moeprobe.inputs.modality import Modality, modality_of
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
@@ -120,9 +120,9 @@ class Run:
         return int(max(table["images"].max() for table in tables)) if tables else None
 
     @property
-    def medium(self) -> Medium:
+    def modality(self) -> Modality:
         """What the checkpoints read."""
-        return medium_of(
+        return modality_of(
             token
             for table in (self.table, self.comparison)
             if table is not None

@@ -133,12 +133,12 @@ def markdown_text(parts: Sequence[Section]) -> str:
 def _context(parts: Sequence[Section]) -> dict[str, object]:
     runs = [part.run for part in parts]
     names = about.checkpoint_names(runs)
-    mediums = list(dict.fromkeys(run.medium for run in runs))
+    modalities = list(dict.fromkeys(run.modality for run in runs))
     anchors = {id(part.run): part.anchor for part in parts}
     return {
         "title": f"Routing of {about.listing(names)}" if 0 < len(names) <= 3 else "Routing report",
         "version": __version__,
-        "reading": about.reading(mediums),
+        "reading": about.reading(modalities),
         "scope": about.scope(runs),
         "findings": [(finding, anchors[id(finding.run)]) for finding in summary.findings(runs)],
         "headlines": summary.headline_table(runs),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.medium import ORDINARY, Medium
+from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.reading_order import (
     compared_along_severities,
     compared_first,
@@ -37,7 +37,7 @@ def short_tables(run: Run) -> list[Table]:
         layout = _sweep if along else _side_by_side
         tables += layout(run, table, comparison)
     if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
-        tables.append(_differences(comparison, total=len(run.comparison), medium=run.medium))
+        tables.append(_differences(comparison, total=len(run.comparison), modality=run.modality))
     if "patches.csv" in run.csvs:
         tables += _changed_patches(run.csvs["patches.csv"])
     return tables
@@ -69,14 +69,14 @@ def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
 
 def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return the table of the patches and the output, and apart from it that of the prefix tokens."""
-    medium = run.medium
+    modality = run.modality
     prefix = table["tokens"] == "prefix"
     tables = []
     if not prefix.all():
-        tables.append(_lines(table[~prefix], comparison, medium=medium, caption="What was measured"))
+        tables.append(_lines(table[~prefix], comparison, modality=modality, caption="What was measured"))
     if prefix.any():
-        caption = f"The same for the prefix ({medium.prefix}) token"
-        tables.append(_lines(table[prefix], comparison, medium=medium, caption=caption, folded=True))
+        caption = f"The same for the prefix ({modality.prefix}) token"
+        tables.append(_lines(table[prefix], comparison, modality=modality, caption=caption, folded=True))
     return tables
 
 
@@ -84,7 +84,7 @@ def _lines(
     table: pd.DataFrame,
     comparison: pd.DataFrame | None,
     *,
-    medium: Medium,
+    modality: Modality,
     caption: str,
     folded: bool = False,
 ) -> Table:
@@ -102,7 +102,7 @@ def _lines(
         cells = [Cell(layer), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
-        cells += [Cell(find(metric).full_label(null, medium))]
+        cells += [Cell(find(metric).full_label(null, modality))]
         cells += [value(found.get(name)) for name in checkpoints]
         cells += [value(found.get(pair), signed=True) for pair in pairs]
         there = [found[name] for name in checkpoints if name in found]
@@ -110,7 +110,7 @@ def _lines(
     columns = ["layer", "tokens"] if with_layers else []
     columns += (["view"] if with_views else []) + (["severity"] if with_severity else [])
     columns += ["metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
-    return Table(caption, [*columns, medium.plural, "trials"], rows, folded=folded)
+    return Table(caption, [*columns, modality.plural, "trials"], rows, folded=folded)
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -124,27 +124,27 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     The noise floor comes last.
     """
     gates = run.settings.get("replayed_gates", "recomputed")
-    medium = run.medium
+    modality = run.modality
     output = ("", "")
     found = [
         *(
             _severity_table(
                 table,
                 comparison,
-                f"{layer}, {medium.tokens}",
-                (layer, medium.token),
-                routing_along_severity(agreement_of(table), medium),
-                medium=medium,
+                f"{layer}, {modality.tokens}",
+                (layer, modality.token),
+                routing_along_severity(agreement_of(table), modality),
+                modality=modality,
             )
             for layer in dict.fromkeys(table["layer"])
             if layer
         ),
         _severity_table(
-            table, comparison, "Output of the model", output, output_along_severity(), medium=medium
+            table, comparison, "Output of the model", output, output_along_severity(), modality=modality
         ),
         *(
             _severity_table(
-                table, comparison, sentence_case(attribution(name, gates)), output, columns, medium=medium
+                table, comparison, sentence_case(attribution(name, gates)), output, columns, modality=modality
             )
             for name, columns in ATTRIBUTION.items()
         ),
@@ -173,10 +173,10 @@ def _noise_floor(run: Run) -> Table | None:
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
     what = sentence_case(find(first).full_label())
-    note = f"{what} of clean {run.medium.plural} with themselves: what is missing from 1 is arithmetic."
+    note = f"{what} of clean {run.modality.plural} with themselves: what is missing from 1 is arithmetic."
     for name, lines in again.groupby("checkpoint", sort=False):
         note += f" {random_router(name, lines['value'].min(), first=first)}."
-    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), run.medium.plural, "trials"]
+    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), run.modality.plural, "trials"]
     return Table("Noise floor", columns, rows, note)
 
 
@@ -187,7 +187,7 @@ def _severity_table(
     place: tuple[str, str],
     columns: Sequence[tuple[str, str, str]],
     *,
-    medium: Medium,
+    modality: Modality,
 ) -> Table | None:
     wanted = [column[:2] for column in columns]
     lines: dict[tuple[str, float], dict[tuple[str, str], Row]] = {}
@@ -219,13 +219,13 @@ def _severity_table(
         images, trials = (
             counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
         )
-        resting.setdefault(f"{images} {medium.plural}, {trials} trials", []).append(heading)
+        resting.setdefault(f"{images} {modality.plural}, {trials} trials", []).append(heading)
     rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
     note = f"What the values rest on: {rests}."
     return Table(caption, ["checkpoint", "severity", *(heading for _, _, heading in columns)], rows, note)
 
 
-def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Table:
+def _differences(comparison: pd.DataFrame, *, total: int, modality: Modality) -> Table:
     """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
     rows = [row for row in comparison.to_dict("records") if row["tokens"] in (*ORDINARY, "")]
     few = not comparison["severity"].notna().any()
@@ -238,7 +238,7 @@ def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Tab
     lines = []
     for row in chosen:
         cells = [
-            Cell(find(row["metric"]).full_label(row["null"], medium)),
+            Cell(find(row["metric"]).full_label(row["null"], modality)),
             Cell(f"{row['checkpoint']} − {row['reference']}"),
             Cell(row["layer"] or "output"),
             severity(row["severity"]),
@@ -251,7 +251,7 @@ def _differences(comparison: pd.DataFrame, *, total: int, medium: Medium) -> Tab
     note = f"{len(lines):,} of {total:,} differences; all of them are in comparison.csv."
     if judged:
         note += " A verdict goes by the simultaneous interval, which holds for all layers and severities of a metric."
-    return Table("Differences", [*columns, medium.plural, "trials"], lines, note)
+    return Table("Differences", [*columns, modality.plural, "trials"], lines, note)
 
 
 def _simultaneous(row: Row) -> Cell:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from moeprobe.inputs.medium import IMAGE, ORDINARY
+from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import agreement, compared_first
 from moeprobe.probes.registry import of_kind
@@ -107,7 +107,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
         rows.append(
             [
                 Cell(run.label),
-                Cell(registry.find(which[0]).full_label(which[1], run.medium)),
+                Cell(registry.find(which[0]).full_label(which[1], run.modality)),
                 *(value(by_name.get(name)) for name in checkpoints),
                 *(value(by_pair.get(pair), signed=True) for pair in pairs),
                 Cell(found.layer or "output"),
@@ -115,9 +115,11 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
                 *(counts(row[what] for row in found.rows[which]) for what in ("images", "trials")),
             ]
         )
-    mediums = list(dict.fromkeys(run.medium for run, _, _ in lines))
-    tokens = " or ".join("patch tokens" if medium is IMAGE else medium.tokens for medium in mediums)
-    units, unit = (" or ".join(getattr(medium, kind) for medium in mediums) for kind in ("plural", "name"))
+    modalities = list(dict.fromkeys(run.modality for run, _, _ in lines))
+    tokens = " or ".join("patch tokens" if modality is IMAGE else modality.tokens for modality in modalities)
+    units, unit = (
+        " or ".join(getattr(modality, kind) for modality in modalities) for kind in ("plural", "name")
+    )
     columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", units, "trials"]
     keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
     note = (
@@ -182,7 +184,7 @@ def _place(run: Run, found: Found) -> str:
     """Return where a headline was measured, and on how much; the beginning of a sentence."""
     rows = found.rows[found.headline.which]
     images, trials = (counts(row[what] for row in rows).text for what in ("images", "trials"))
-    rests_on = f"{images} {run.medium.plural}"
+    rests_on = f"{images} {run.modality.plural}"
     if images != trials:
         rests_on += f", {trials} trials"
     parts = []
@@ -245,13 +247,13 @@ def _verdicts(run: Run) -> list[str]:
     said = run.sidecar.get("verdicts")
     families = [family for family in said if isinstance(family, dict)] if isinstance(said, list) else []
     by = (
-        f"by simultaneous intervals over {run.images:,} {run.medium.plural}"
+        f"by simultaneous intervals over {run.images:,} {run.modality.plural}"
         if run.images
         else "by simultaneous intervals"
     )
     first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
     return [
-        f"{sentence_case(registry.find(which[0]).full_label(which[1], run.medium))}, {by}: {family['sentence']}"
+        f"{sentence_case(registry.find(which[0]).full_label(which[1], run.modality))}, {by}: {family['sentence']}"
         for which in compared_first(first)
         for family in families
         if (family.get("metric"), family.get("null")) == which and family.get("tokens") in (*ORDINARY, "")

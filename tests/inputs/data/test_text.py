@@ -8,14 +8,14 @@ import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.text import Text
-from moeprobe.inputs.medium import TEXT
+from moeprobe.inputs.modality import TEXT
 
 
 def test_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lines.txt"
     path.write_text("  one\n\n \t\ntwo words\r\nŁódź\n", encoding="utf-8")
     data = Text(split="test", location=str(path))
-    assert data.medium is TEXT and data.class_names is None and len(data) == 3
+    assert data.modality is TEXT and data.class_names is None and len(data) == 3
     assert list(data.image_ids) == ["lines/0", "lines/3", "lines/4"]
     assert [data.example(index).text for index in range(3)] == ["one", "two words", "Łódź"]
     assert data.labels().tolist() == [-1, -1, -1]

@@ -17,7 +17,7 @@ from moeprobe.inputs.views.base import PairView, SeverityView, View
 from moeprobe.inputs.views.randaugment import OPERATIONS, Randaugment
 from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
 from moeprobe.runtime import catalog
-from tests.adapters.mediums import IMAGE_VIEWS
+from tests.adapters.modalities import IMAGE_VIEWS
 from tests.inputs.views.dots import SIZE, Count, centroid, follow, picture, redness
 
 # A cutout may hide half a dot, whose centre is then elsewhere; it is looked at in test_randaugment.

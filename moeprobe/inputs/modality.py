@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Medium:
+class Modality:
     """A kind of input, and what people call it.
 
     Attributes:
@@ -27,19 +27,19 @@ class Medium:
     prefix: str
 
 
-IMAGE = Medium("image", "images", "patch", "patches", "CLS")
-TEXT = Medium("text", "texts", "token", "tokens", "BOS")
-# The ordinary tokens of any medium: what tables and figures show first.
+IMAGE = Modality("image", "images", "patch", "patches", "CLS")
+TEXT = Modality("text", "texts", "token", "tokens", "BOS")
+# The ordinary tokens of any modality: what tables and figures show first.
 ORDINARY = (IMAGE.token, TEXT.token)
 
 
-def medium_of(tokens: Iterable[str]) -> Medium:
-    """Return the medium that a column ``tokens`` speaks of; images where it speaks of none."""
+def modality_of(tokens: Iterable[str]) -> Modality:
+    """Return the modality that a column ``tokens`` speaks of; images where it speaks of none."""
     return TEXT if TEXT.token in set(tokens) else IMAGE
 
 
-def sources(count: int, medium: Medium, *, data: str, split: str) -> str:
+def sources(count: int, modality: Modality, *, data: str, split: str) -> str:
     """Return how many inputs of which data, e.g. ``360 images of digits test``; of requests there is no data set."""
     if data == "requests":
         return f"{count:,} request{'' if count == 1 else 's'}"
-    return f"{count:,} {medium.name if count == 1 else medium.plural} of {data} {split}".rstrip()
+    return f"{count:,} {modality.name if count == 1 else modality.plural} of {data} {split}".rstrip()
