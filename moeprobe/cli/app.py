@@ -14,6 +14,7 @@ from moeprobe.cli import (
     correspond,
     demo,
     doctor,
+    explain,
     import_trace,
     inspect,
     listing,
@@ -112,4 +113,5 @@ exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as anothe
 exporting.command("vmoe")(vmoe.export_vmoe)
 app.add_typer(exporting, name="export")
 app.command("list")(listing.listing)
+app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)

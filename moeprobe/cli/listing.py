@@ -10,6 +10,7 @@ KINDS = (
     "views",
     "data",
     "analyses",
+    "metrics",
     "objectives",
     "adapters",
     "models",
@@ -23,7 +24,7 @@ def listing(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}; none lists these.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What there is: routers, views, data sets, analyses, objectives, adapters, models, configurations, keys, sweeps.
+    """What there is: plug-ins of all kinds, metrics, models, configurations with their keys, and sweeps.
 
     Example: `moeprobe list views`
     """
@@ -85,10 +86,13 @@ def _print_keys(*, as_json: bool) -> None:
 
 def _find(kind: str) -> dict[str, str]:
     """Return name -> first line of the description."""
+    from moeprobe.metrics.registry import declared
     from moeprobe.models import config_files, grid
     from moeprobe.models.architectures import list_architectures
     from moeprobe.runtime import catalog
 
+    if kind == "metrics":
+        return {one.name: one.about for one in declared()}
     if kind == "configs":
         return {name: _first_comment(config_files.path_of(name)) for name in config_files.names()}
     if kind == "sweeps":

@@ -183,3 +183,9 @@ class MetricFamily:
     def representative(self) -> Metric:
         """One of the metrics, to say what all of them are."""
         return self.make(*self.example)
+
+    @property
+    def about(self) -> str:
+        """What they are, by one of them."""
+        one = self.representative
+        return f"e.g. {one.name}: {one.about}"

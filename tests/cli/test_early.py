@@ -53,11 +53,13 @@ REFUSALS = {
     "tradeoff nosuch --out x": "There is no sweep and no folder of a training called nosuch",
     "tradeoff routers-digits epoch=5 --out x": "epoch",
     "list routrs": "Did you mean 'routers'?",
+    "explain chrun": "Nothing is called 'chrun'. Did you mean 'churn'?",
 }
 # What lists plug-ins reads what they say of themselves, and imports none; help is no reason to either.
 LIGHT = (
     *(f"list {kind}" for kind in listing.KINDS),
     *(f"{command.name} --help" for command in app.registered_commands),
+    *(f"explain {name}" for name in ("churn_kappa", "sim_low", "few_images", "pooled")),
     "import --help",
     "export --help",
 )

@@ -1,0 +1,78 @@
+"""What a name means, in the terminal."""
+
+import json
+
+import pytest
+
+from moeprobe.cli.explain import explanations, names
+from moeprobe.metrics import registry
+from moeprobe.runtime.catalog import ROUTERS, VIEWS
+from tests.commands import run
+
+# What is asked for -> what is printed, in this order.
+MEANINGS = {
+    "churn": ["churn, metric", "Of the tokens that an expert processes", "better", "less", "churn, analysis"],
+    "churn_kappa": ["κ of churn", "κ = 1 − value / chance", "more", "the analysis churn", "match-ratio"],
+    "top1_match_kappa": [
+        "κ = (value − chance) / (1 − chance)",
+        "same first expert",
+        "position: the same at each",
+    ],
+    "top9_set_match": ["top-9 match, any order", "choose the same 9 experts"],
+    "switches_above_{x}": ["metrics, such as switches_above_0.01"],
+    "step_seconds": ["Median time of a training step", "less", "seconds"],
+    "image": ["chance level", "another patch of the same image"],
+    "collapsed": [
+        "column of moeprobe compare",
+        "who has collapsed",
+        "word of the column flag",
+        "chance is 1",
+    ],
+    "sim_low": ["column of moeprobe compare", "lower end of the simultaneous 95 % interval"],
+    "gaussian_noise": ["gaussian_noise, view", "its own steps: 0, 0.05", "clip", "default True"],
+    "softmax_expert_choice": ["router", "given by the model", "noise_std", "default 1.0"],
+    "prc": ["objective", "diagonal_weight"],
+    "digits": ["data set", "Handwritten digits"],
+    "match-ratio": ["command", "Example:", "--view"],
+    "import vmoe": ["command", "PREFIX"],
+}
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_a_name_is_explained(name: str) -> None:
+    result = run("explain", name)
+    assert result.exit_code == 0, result.output
+    at = -1
+    for text in MEANINGS[name]:
+        at = result.output.replace("\n", " ").find(text, at + 1)
+        assert at >= 0, (text, result.output)
+
+
+def test_all_that_is_named_can_be_explained() -> None:
+    known = names()
+    assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot"} <= {*known}
+    assert {*VIEWS.names(), *ROUTERS.names(), *registry.names()} <= {*known}
+    for name in known:
+        found = list(explanations(name))
+        assert found and all(one.text or one.title for one in found), name
+
+
+def test_json_holds_every_meaning() -> None:
+    found = json.loads(run("explain", "churn_kappa", "--json").output)
+    assert [(one["kind"], one["facts"]["better"]) for one in found] == [("metric", "more")]
+    assert [one["kind"] for one in json.loads(run("explain", "confidence", "--json").output)] == [
+        "analysis",
+        "command",
+    ]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    result = run("explain", "chrun")
+    assert result.exit_code == 2
+    assert "Did you mean 'churn'?" in result.stderr
+
+
+def test_metrics_are_listed() -> None:
+    listed = json.loads(run("list", "metrics", "--json").output)
+    assert list(listed) == list(registry.names())
+    assert listed["churn"].startswith("of the tokens that an expert processes")
