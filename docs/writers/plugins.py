@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.probes import registry
 from moeprobe.runtime import catalog
 from moeprobe.runtime.catalog import Catalog
-from writers.markdown import code, inline, page, table
+from writers.markdown import code, first_sentence, inline, page, table
 
 # What a router is given by the model it is built into; everything else is a parameter of its own.
 _OF_THE_MODEL = {
@@ -27,6 +28,8 @@ def pages() -> dict[str, str]:
         "*pairs* gives two random versions of it, as `match-ratio` compares them. Views of texts: "
         "[Language models](../guide/language-models.md).",
         table(["view", "makes", "what it does", "severity; its own steps", "parameters"], views()),
+        "## Probes\n\nWhat can be asked of checkpoints. Options: [Probe commands](commands-probes.md).",
+        table(["probe", "question", "analyses"], probes()),
         "## Data sets\n\n`--data NAME` or `--data NAME:LOCATION`; how files must lie is in [Data](../guide/data.md).",
         table(["data set", "what it is"], described(catalog.DATA)),
         "## Routers\n\n`model.router=NAME` and `model.router.PARAMETER=VALUE`; how they work is in "
@@ -53,6 +56,13 @@ def with_parameters(plugins: Catalog) -> Iterator[list[str]]:
     """Return rows with the parameters too."""
     for name, meaning in described(plugins):
         yield [name, meaning, parameters(plugins.get(name.strip("`")))]
+
+
+def probes() -> Iterator[list[str]]:
+    """Return a row per probe: its command, its question, what it measures."""
+    for kind in registry.kinds():
+        question = inspect.getdoc(kind) or ""
+        yield [code(kind.name), first_sentence(question), ", ".join(map(code, kind.analyses))]
 
 
 def views() -> Iterator[list[str]]:

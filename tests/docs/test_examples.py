@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,19 +16,22 @@ import yaml
 import moeprobe
 from moeprobe.adapters.hooks.settings import FileSettings
 from tests.commands import run
-from tests.contracts import test_views as contract
+from tests.contracts import test_probes as probe_contract
+from tests.contracts import test_views as view_contract
 from tests.docs.pages import PAGES, README, ROOT, TEXT, blocks, documented_commands, name_of, text
+from tests.routing.routings import aligned, routing
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
 OWN_MODEL = ROOT / "docs" / "guide" / "own-model.md"
 PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
+PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 
 
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, PLUGINS: 3, ADAPTER: 2,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
     }  # fmt: skip
 
 
@@ -54,7 +58,7 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the module that the examples import."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for name in ("my_models", "contrast", "sharp_token_choice", "colors", "tutorial"):
+    for name in ("my_models", "contrast", "sharp_token_choice", "colors", "tutorial", "sure", "certainty"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "my_models.py").write_text(
         "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\nvit, net = zoo.vit, zoo.vit()\n"
@@ -95,11 +99,11 @@ def module(code: str, name: str, folder: Path) -> ModuleType:
 
 def test_the_view_of_the_page_keeps_the_contract(my_models: Path) -> None:
     view = module(blocks("python", PLUGINS)[0], "contrast", my_models).Contrast()
-    contract.test_a_view_is_a_frozen_described_dataclass_of_a_known_kind(view)
-    contract.test_pixels_and_maps(view, contract.FRAMINGS[0], contract.SOURCES[0])
-    contract.test_a_sweep_starts_at_the_clean_view_bit_for_bit(view)
-    contract.test_severities_that_are_no_amounts_are_refused(view)
-    contract.test_an_aligned_view_never_moves(view)
+    view_contract.test_a_view_is_a_frozen_described_dataclass_of_a_known_kind(view)
+    view_contract.test_pixels_and_maps(view, view_contract.FRAMINGS[0], view_contract.SOURCES[0])
+    view_contract.test_a_sweep_starts_at_the_clean_view_bit_for_bit(view)
+    view_contract.test_severities_that_are_no_amounts_are_refused(view)
+    view_contract.test_an_aligned_view_never_moves(view)
 
 
 def test_the_router_of_the_page_routes(my_models: Path) -> None:
@@ -123,6 +127,25 @@ def test_the_adapter_of_the_page_can_be_probed(my_models: Path) -> None:
     result = run("match-ratio", "py:tutorial:model", "--data", "digits", "--limit", 30, "--json")
     assert result.exit_code == 0, result.output
     assert "tutorial-8" in result.output
+
+
+def test_the_metric_of_the_page_is_computed(my_models: Path) -> None:
+    analysis = module(blocks("python", PROBE)[0], "sure", my_models).Sure()
+    pair = aligned(routing(seed=1), routing(seed=2))
+    assert analysis.applies(pair.view)
+    columns = {key: column.numpy() for key, column in analysis.sums(pair)["patch"].items()}
+    (found,) = analysis.estimators(columns, aligned=True)
+    assert found.name == "sure"
+    assert found.statistic.evaluate(np.ones((3, 1))) == pytest.approx(columns["sure"].sum() / 18)
+
+
+def test_the_probe_of_the_page_is_run(my_models: Path, trained: dict[str, Path]) -> None:
+    _, declaration, call = blocks("python", PROBE)
+    made = vars(module(declaration, "certainty", my_models))
+    probe_contract.test_a_probe_is_a_frozen_dataclass_whose_docstring_is_the_help(made["Certainty"])
+    probe_contract.test_options_of_a_probe_are_its_own(made["Certainty"])
+    exec(compile(call.replace("checkpoints/demo-prc", str(trained["prc"])), str(PROBE), "exec"), made)
+    assert {"gate_highest", "load_entropy"} <= set(made["result"].table["metric"])
 
 
 def test_papers_that_the_code_follows_are_named() -> None:

@@ -39,7 +39,7 @@ def import_trace(
     overwrite: bool = False,
     watcher: Watcher | None = None,
 ) -> ImportedTrace:
-    """Make a trace of a log of JSON lines (see ``formats.trace_log``).
+    """Make a trace of a log of JSON lines (see ``routing.traces.log``).
 
     Args:
         log: the file.
