@@ -62,12 +62,15 @@ from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import Comparison, compare, plan_comparison
 from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
 from moeprobe.studies.report import Document, report
 from moeprobe.studies.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
 from moeprobe.studies.train import train
+
+# As it is called where it is given.
+Watcher = Progress
 
 __all__ = [
     "Checkpoint",
@@ -87,6 +90,7 @@ __all__ = [
     "PaperPlan",
     "PaperResult",
     "Plan",
+    "Progress",
     "Recorded",
     "Report",
     "Result",

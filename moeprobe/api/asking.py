@@ -9,7 +9,7 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.options import Keywords, Options, combine
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
 
@@ -19,7 +19,7 @@ def ask(
     models: Models,
     data: str | None,
     options: Options | None,
-    watcher: Watcher | None,
+    watcher: Progress | None,
     changes: Keywords,
 ) -> R:
     """Run a probe with its own defaults, where no options are given, and the changes applied."""

@@ -11,7 +11,7 @@ from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
 
@@ -29,7 +29,7 @@ def overlay(
     severities: Sequence[float] | None = None,
     animate: bool = False,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> OverlayResult:
     """Show which expert each patch chooses on the clean and on the perturbed image.
@@ -65,7 +65,7 @@ def record(
     severities: Sequence[float] | None = None,
     all_gates: bool = False,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Recorded:
     """Write what the routers decide for each token to ``out``: CHECKPOINT/VIEW.parquet.

@@ -19,7 +19,7 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import Result
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
 
@@ -31,7 +31,7 @@ def match_ratio(
     data: str | None = None,
     view: str = MatchRatio.view,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure how often corresponding patches of two random views choose the same experts.
@@ -56,7 +56,7 @@ def s_matrix(
     data: str | None = None,
     view: str = SMatrix.view,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure the correlation matrix S of the gates of corresponding patches, and the terms of the PRC loss.
@@ -72,7 +72,7 @@ def confidence(
     *,
     data: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure how sure the routers are on clean images: highest gate, second, rest, and the margin.
@@ -91,7 +91,7 @@ def sweep(
     severities: Sequence[float] | None = None,
     attribute: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure match with the clean image, confidence, load, agreement and accuracy along a severity.
@@ -120,7 +120,7 @@ def noise_sweep(
     sigmas: Sequence[float] | None = None,
     attribute: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Sweep over Gaussian noise; ``sigmas`` in units of the [0, 1] pixel range. Otherwise as ``sweep``."""
@@ -134,7 +134,7 @@ def evaluate(
     *,
     data: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure accuracy, top-5 accuracy and cross-entropy on clean images. Arguments as in ``match_ratio``."""
@@ -148,7 +148,7 @@ def contagion(
     data: str | None = None,
     share: float = Contagion.share,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure how many tokens change experts when batch-mates, other tokens or other patches are exchanged.
@@ -175,7 +175,7 @@ def fewshot(
     shots: Sequence[int] = (10,),
     draws: int = Fewshot.draws,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure the accuracy of ridge regressions on frozen features of a few training images per class.
@@ -206,7 +206,7 @@ def discontinuity(
     files: Sequence[str | Path] = (),
     count: int = Discontinuity.count,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> DiscontinuityResult:
     """Follow the output while a severity grows, find every switch of experts and measure its jump by replay.
@@ -240,7 +240,7 @@ def probe(
     severities: Sequence[float] | None = None,
     attribute: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> R:
     """Ask checkpoints what a probe asks, e.g. ``"match-ratio"`` or ``MatchRatio(view="prc_crops")``.

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moeprobe.inputs.modality import modality_of, sources
+from moeprobe.runtime import progress
 from moeprobe.runtime.filenames import REQUEST
-from moeprobe.runtime.progress import Watcher
 from moeprobe.runtime.records import RECORD
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def console() -> Console:
     return _Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
 
 
-class Bar(Watcher):
+class Bar(progress.Progress):
     """A progress bar on standard error, silent when that is not a terminal; ``unit`` is what it counts."""
 
     def __init__(self, unit: str = "images") -> None:

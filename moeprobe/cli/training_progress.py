@@ -7,13 +7,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from moeprobe.cli.live import evaluation_line
-from moeprobe.studies.tradeoff import TradeoffWatcher
+from moeprobe.studies.tradeoff import TradeoffProgress
 
 if TYPE_CHECKING:
     from moeprobe.models.training.reporting import Report
 
 
-class Bars(TradeoffWatcher):
+class Bars(TradeoffProgress):
     """Two bars on standard error, over the cells and inside of one; a line per evaluation where that is no terminal."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Watcher:
+class Progress:
     """Progress callback; the command line draws a bar with it. This base class ignores every event."""
 
     def start(self, description: str, total: int) -> None:
@@ -17,9 +17,9 @@ class Watcher:
         """Report ``count`` more of them."""
 
 
-def watching(watcher: Watcher | None) -> Watcher:
-    """Return the watcher that was given; without one, a progress bar in a notebook and none elsewhere."""
-    return watcher or (NotebookBar() if in_notebook() else Watcher())
+def progress_of(watcher: Progress | None) -> Progress:
+    """Return the progress that was given; without one, a progress bar in a notebook and none elsewhere."""
+    return watcher or (NotebookBar() if in_notebook() else Progress())
 
 
 def in_notebook() -> bool:
@@ -29,7 +29,7 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-class NotebookBar(Watcher):
+class NotebookBar(Progress):
     """A progress bar under the cell of a notebook; needs nothing but the notebook."""
 
     _PAUSE = 0.2  # seconds between two drawings
@@ -69,4 +69,4 @@ class NotebookBar(Watcher):
             self._handle.update(self)
 
 
-Progress = Callable[[int], None]
+Advance = Callable[[int], None]

@@ -24,7 +24,7 @@ from moeprobe.results.summaries import About
 from moeprobe.results.tables import over_draws
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare_gate import check_metric, failing
 from moeprobe.studies.compare_sources import analyses_of, are_runs, gather, is_aligned
 
@@ -74,7 +74,7 @@ def compare(
     fail_if_worse: str | None = None,
     fail_unless_no_worse_than: float | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Comparison:
     """Compare checkpoints, the first of them being the reference.
@@ -101,7 +101,7 @@ def compare(
     """
     options = combine(options, changes, defaults=_defaults(given, probe))
     asked: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
-    watcher, started = watching(watcher), time.perf_counter()
+    watcher, started = progress_of(watcher), time.perf_counter()
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"--margin takes a number from 0 up; got {margin}.")
     allowed = fail_unless_no_worse_than
@@ -193,7 +193,7 @@ def _request(measured: Measured, margin: float) -> dict[str, Any]:
 
 
 def _differences(
-    measured: Measured, *, margin: float, together: str | None, options: Options, watcher: Watcher
+    measured: Measured, *, margin: float, together: str | None, options: Options, watcher: Progress
 ) -> pd.DataFrame:
     request = measured.request
     groups, seeds = measured.training("group"), measured.training("seed")

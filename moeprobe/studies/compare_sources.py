@@ -23,7 +23,7 @@ from moeprobe.results.finished import Measured
 from moeprobe.results.folder import FinishedError, Result
 from moeprobe.results.summaries import Analyses
 from moeprobe.runtime.catalog import VIEWS
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 # The run of a comparison of checkpoints, inside its output folder.
 _PROBE = "probe"
@@ -38,7 +38,7 @@ class Gathered(Protocol):
     def sample(self) -> Measured:
         """Return sums enough to know which metrics there will be."""
 
-    def measure(self, watcher: Watcher) -> Measured:
+    def measure(self, watcher: Progress) -> Measured:
         """Return the sums of all checkpoints."""
 
 
@@ -56,7 +56,7 @@ class FinishedRuns:
         """Return the runs."""
         return self.measured
 
-    def measure(self, watcher: Watcher) -> Measured:
+    def measure(self, watcher: Progress) -> Measured:
         """Return the runs."""
         return self.measured
 
@@ -76,7 +76,7 @@ class ToProbe:
         """Return the sums of a batch of every checkpoint."""
         return dataclasses.replace(self.asked(), images=self.work.sample(self.work.options.batch_size))
 
-    def measure(self, watcher: Watcher) -> Measured:
+    def measure(self, watcher: Progress) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
         work = self.work
         out = None if work.options.out is None else work.options.out / _PROBE

@@ -18,7 +18,7 @@ from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.results.folder import Result
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 from moeprobe.studies.report import report as write_report
 from moeprobe.studies.train import train
 
@@ -49,7 +49,7 @@ def run(
     device: str = "auto",
     command: str = "",
     report: Callable[[str, str], Callable[[Report], None]] = lambda *_: lambda _: None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
 ) -> DemoResult:
     """Train both models (same views, steps and budget; only the objective differs), run the four analyses, report.
 

@@ -15,7 +15,7 @@ from moeprobe import api
 from moeprobe.results.folder import Result
 from moeprobe.results.numbers import interval
 from moeprobe.results.showing import Figures, table_html
-from moeprobe.runtime.progress import NotebookBar, Watcher, watching
+from moeprobe.runtime.progress import NotebookBar, Progress, progress_of
 
 Trained = dict[str, Path]
 
@@ -110,9 +110,9 @@ def test_long_tables_say_how_much_is_left_out() -> None:
 
 
 def test_a_bar_in_notebooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(watching(None)) is Watcher
-    own = Watcher()
-    assert watching(own) is own
+    assert type(progress_of(None)) is Progress
+    own = Progress()
+    assert progress_of(own) is own
     shown: list[Any] = []
 
     class Handle:
@@ -130,7 +130,7 @@ def test_a_bar_in_notebooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     notebook.display.display = display
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
-    bar = watching(None)
+    bar = progress_of(None)
     assert isinstance(bar, NotebookBar)
     bar.start("eval: <a>", 1000)
     bar.advance(999)
@@ -139,4 +139,4 @@ def test_a_bar_in_notebooks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown[-1] == "<progress value='1000' max='1000'></progress> eval: &lt;a&gt; 1,000/1,000"
     # An ordinary terminal with IPython is no notebook.
     notebook.get_ipython = object
-    assert type(watching(None)) is Watcher
+    assert type(progress_of(None)) is Progress

@@ -22,7 +22,7 @@ from moeprobe.results.packed import Place, read_pack, read_packed_images
 from moeprobe.results.tables import COLUMNS, write_images
 from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
-from moeprobe.studies.tradeoff import TradeoffWatcher, questions
+from moeprobe.studies.tradeoff import TradeoffProgress, questions
 from moeprobe.studies.tradeoff.run import _Work
 from moeprobe.studies.tradeoff.table import TRADEOFF_COLUMNS, published
 from moeprobe.studies.tradeoff.trainings import find_cells
@@ -313,7 +313,7 @@ def test_a_cell_that_another_process_trains_is_left_to_it(
     lock = Lock(copy / "checkpoints" / "small" / f".{CELLS[0]}.lock")
     seen: list[str] = []
 
-    class Watch(TradeoffWatcher):
+    class Watch(TradeoffProgress):
         def cell(self, name: str, number: int, total: int) -> None:
             seen.append(name)
 
@@ -363,7 +363,7 @@ def test_a_place_for_checkpoints_that_cannot_be_written_is_found_before_anything
     # What was writable then may not be any more.
     cell = find_cells([tmp_path / "small.yaml"], out=tmp_path / "out", checkpoints=tmp_path / "file")[0]
     with pytest.raises(UserError, match=r"Cannot write .*small: Not a directory"):
-        _Work("cpu", "", TradeoffWatcher()).finish(cell, 1, wait=False)
+        _Work("cpu", "", TradeoffProgress()).finish(cell, 1, wait=False)
 
 
 @pytest.mark.slow

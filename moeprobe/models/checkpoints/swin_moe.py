@@ -16,7 +16,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 
 # What leaves no trace in the parameters: Swin-MoE's own values, but that nothing is dropped unless somebody says so.
 _UNSEEN = {
@@ -58,7 +58,7 @@ def import_swin_moe(
     renormalise: bool = False,
     classes: str | None = None,
     overwrite: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **settings: Unpack[Unseen],
 ) -> ImportedSwinMoe:
     """Make a checkpoint of moeprobe of a Swin-MoE's files, one per rank.
@@ -79,7 +79,7 @@ def import_swin_moe(
         UserError: a file is missing, damaged, of another checkpoint or no Swin-MoE's, a setting does not fit, or the
             folder holds something else.
     """
-    source, folder, watcher = Path(source), Path(folder), watching(watcher)
+    source, folder, watcher = Path(source), Path(folder), progress_of(watcher)
     check_folder(folder, source, overwrite=overwrite)
     files, master = find_files(source)
     watcher.start(f"import {source.name}", len(files) + (master is not None))

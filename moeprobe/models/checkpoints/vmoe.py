@@ -23,7 +23,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 
 _TRAINED = "params/"
 # What leaves no trace in the parameters: V-MoE's own values, but that nothing is dropped unless somebody says so.
@@ -94,7 +94,7 @@ def import_vmoe(
     *,
     classes: str | None = None,
     overwrite: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **settings: Unpack[UnseenOfVmoe],
 ) -> Imported:
     """Make a checkpoint of moeprobe of one of V-MoE's.
@@ -114,7 +114,7 @@ def import_vmoe(
     Raises:
         UserError: the source is damaged or no V-MoE, a setting does not fit, or the folder holds something else.
     """
-    source, folder, watcher = Path(source), Path(folder), watching(watcher)
+    source, folder, watcher = Path(source), Path(folder), progress_of(watcher)
     check_folder(folder, source, overwrite=overwrite)
     found = find(source)
     config = _config(found.sizes, settings)

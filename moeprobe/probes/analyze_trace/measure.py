@@ -33,7 +33,7 @@ from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import sha256
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
 # What is said of a single trace.
@@ -49,7 +49,7 @@ def analyze_trace(
     paths: str | Path | Sequence[str | Path],
     *,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
     """Measure routing that was recorded by ``record`` or made of a log by ``import_trace``.
@@ -67,7 +67,7 @@ def analyze_trace(
         UserError: a file is damaged or no trace, or they cannot be compared.
     """
     options = combine(options, changes)
-    watcher, started = watching(watcher), time.perf_counter()
+    watcher, started = progress_of(watcher), time.perf_counter()
     given = several(paths)
     if not given:
         raise UserError("Name at least one trace.")
@@ -111,7 +111,7 @@ def analyze_trace(
 
 
 def _measure(
-    traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Watcher
+    traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress
 ) -> pa.Table:
     """Return the sums per input of every trace."""
     accumulators: dict[str, Accumulator] = {}

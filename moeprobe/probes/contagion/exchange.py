@@ -37,7 +37,7 @@ from moeprobe.routing.capabilities import Routable, Traceable
 from moeprobe.routing.correspondence import settle
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 from moeprobe.runtime.seeds import generator
 
 BLOCK_IMAGES = 256
@@ -171,7 +171,7 @@ def run_block(
     question: Question,
     checkpoint: Checkpoint,
     block: Sequence[int],
-    progress: Progress | None,
+    progress: Advance | None,
     *,
     exchange: Exchange,
 ) -> tuple[Accumulator, list[str]]:

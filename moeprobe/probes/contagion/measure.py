@@ -19,7 +19,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import Routable
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 
 class ContagionMeasurement(Measurement[Result]):
@@ -70,7 +70,7 @@ class ContagionMeasurement(Measurement[Result]):
         model: Checkpoint,
         *,
         parts: Path | None = None,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
     ) -> tuple[pa.Table, list[str]]:
         """Return one checkpoint's sums; every checkpoint's blocks are cut at the same groups."""
         size = self.options.group_images

@@ -32,7 +32,7 @@ from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.catalog import is_foreign
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.runtime.seeds import random_state_kept
 
 # The grid where no checkpoint says otherwise: that of V-MoE-S/32, 7 x 7 patches.
@@ -94,7 +94,7 @@ def correspond(
     image_size: int | None = None,
     patch_size: int | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> CorrespondResult:
     """Show which patches of two views of an image correspond. The views are those that a probe would draw.
@@ -120,7 +120,7 @@ def correspond(
     from moeprobe.results.figures import save
 
     options = combine(options, changes)
-    watcher = watching(watcher)
+    watcher = progress_of(watcher)
     if count < 1:
         raise UserError(f"The number of images must be positive; got {count}.")
     if lines < 1:

@@ -23,7 +23,7 @@ from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 from moeprobe.runtime.seeds import generator
 
 # A switch is located to this share of the range of severities.
@@ -51,7 +51,7 @@ class _Subject:
 
 
 def run_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, and the names of unreadable ones; see ``engine.loop.run``."""
     accumulator = Accumulator()

@@ -24,7 +24,7 @@ from moeprobe.probes.engine.question import Question
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         model: Checkpoint,
         *,
         parts: Path | None = None,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
     ) -> tuple[pa.Table, list[str]]:
         """Return one checkpoint's sums per image."""
         return loop.run(

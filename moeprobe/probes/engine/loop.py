@@ -41,13 +41,13 @@ from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.correspondence import pair_up, settle
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
 
 # Class scores, if wanted, and routing.
 _Pass = tuple[Tensor | None, RoutingTrace]
-RunBlock = Callable[[Question, Checkpoint, Sequence[int], Progress | None], tuple[Accumulator, list[str]]]
+RunBlock = Callable[[Question, Checkpoint, Sequence[int], Advance | None], tuple[Accumulator, list[str]]]
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     checkpoint: Checkpoint,
     *,
     parts: Path | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     run_block: RunBlock | None = None,
     block_images: int | None = None,
 ) -> tuple[pa.Table, list[str]]:
@@ -122,7 +122,7 @@ def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[s
 
 
 def _run_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     accumulator = Accumulator()
     skipped: list[str] = []

@@ -26,7 +26,7 @@ from moeprobe.results.folder import OutputFolder, Result, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.tables import concatenate
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.progress import Progress, Watcher
+from moeprobe.runtime.progress import Advance, Progress
 
 M_co = TypeVar("M_co", bound=Result, covariant=True)
 
@@ -70,7 +70,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         model: Checkpoint,
         *,
         parts: Path | None = None,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
     ) -> tuple[pa.Table, list[str]]:
         """Return one checkpoint's sums per image, and the images that were skipped."""
         return loop.run(question, model, parts=parts, progress=progress)
@@ -106,7 +106,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
         return concatenate([self.run(few, model)[0] for model in self.models])
 
-    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> M_co:
+    def execute(self, folder: OutputFolder | None, watcher: Progress) -> M_co:
         """Measure, write the tables, then the figures, and mark the folder as finished."""
         result = self._measure(None if folder is None else folder.parts, watcher)
         if folder is not None:
@@ -119,7 +119,7 @@ class Measurement(Work[M_co], Generic[M_co]):
             folder.finish(found.sidecar)
         return found
 
-    def _measure(self, parts: Path | None, watcher: Watcher) -> Result:
+    def _measure(self, parts: Path | None, watcher: Progress) -> Result:
         """Run every checkpoint over the images and put the tables together; only part files are written."""
         question, options = self.question, self.options
         started = time.perf_counter()

@@ -9,7 +9,7 @@ from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.results.folder import output_folder
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 
 R = TypeVar("R")
 
@@ -20,7 +20,7 @@ def run(
     *,
     data: str | None = None,
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
 ) -> R:
     """Ask checkpoints what a probe asks.
 
@@ -39,7 +39,7 @@ def run(
         raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
     work = prepare(probe, models, data=data, options=options)
     with output_folder(options.out, work.request, overwrite=options.overwrite) as folder:
-        return work.execute(folder, watching(watcher))
+        return work.execute(folder, progress_of(watcher))
 
 
 def plan(probe: Probe[R], models: Models, *, data: str | None = None, options: Options | None = None) -> Plan:

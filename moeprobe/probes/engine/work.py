@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.folder import OutputFolder
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -36,7 +36,7 @@ class Work(ABC, Generic[R_co]):
     request: dict[str, Any]
 
     @abstractmethod
-    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> R_co:
+    def execute(self, folder: OutputFolder | None, watcher: Progress) -> R_co:
         """Do the work, write all files but those of the folder itself, and mark the folder as finished."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from moeprobe.probes.fewshot.ridge import STRENGTHS
 from moeprobe.probes.fewshot.shots import Cases, choose_shots, features_block, judge
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import Featured
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 _L2 = f"powers of 2 from {STRENGTHS[0]:g} to {STRENGTHS[-1]:g}"
 # How the strength is chosen, and what the released program does otherwise; for the record of every run.
@@ -71,7 +71,7 @@ class FewshotMeasurement(Measurement[Result]):
         model: Checkpoint,
         *,
         parts: Path | None = None,
-        progress: Progress | None = None,
+        progress: Advance | None = None,
     ) -> tuple[pa.Table, list[str]]:
         """Return the sums of the judged images; the chosen strengths are kept."""
         table, skipped, self._strengths[model.name] = judge(

@@ -29,7 +29,7 @@ from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import cells
 from moeprobe.routing.capabilities import Featured
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 from moeprobe.runtime.seeds import generator
 
 # Images of each class that choose the strength, where there are as many.
@@ -120,7 +120,7 @@ def judge(
     *,
     shots: Shots,
     parts: Path | None = None,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> tuple[pa.Table, list[str], dict[Cases, float]]:
     """Fit the classifiers of one checkpoint and judge them on the images of the question.
 
@@ -146,7 +146,7 @@ def judge(
 
 
 def features_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Progress | None
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     """Return labels and features ``(B, D)`` of some images, and the names of those that could not be read."""
     accumulator, skipped = Accumulator(), list[str]()
@@ -160,7 +160,7 @@ def _features(
     checkpoint: Checkpoint,
     block: Sequence[int],
     skipped: list[str],
-    progress: Progress | None,
+    progress: Advance | None,
 ) -> Iterator[tuple[Batch, Array]]:
     """Yield batches with their features ``(B, D)``; names of images that could not be read go to ``skipped``.
 
@@ -218,7 +218,7 @@ def _judge_block(
     question: Question,
     checkpoint: Checkpoint,
     block: Sequence[int],
-    progress: Progress | None,
+    progress: Advance | None,
     *,
     classifiers: Mapping[Cases, Classifier],
 ) -> tuple[Accumulator, list[str]]:

@@ -13,11 +13,11 @@ from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.probes.overlay.record import Overlay, overlay
 from moeprobe.routing import finite
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 
 def overlays(
-    question: Question, checkpoints: Sequence[Checkpoint], *, progress: Progress | None = None
+    question: Question, checkpoints: Sequence[Checkpoint], *, progress: Advance | None = None
 ) -> list[Overlay]:
     """Return the overlays of every checkpoint, severity, layer and image; ``question`` holds the severities and images.
 

@@ -29,7 +29,7 @@ from moeprobe.results.folder import OutputFolder, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 SEVERITY = 0.2
 # What a figure can hold and an eye can take in.
@@ -90,7 +90,7 @@ class Drawing(Work[OverlayResult]):
             "animate": probe.animate,
         }
 
-    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> OverlayResult:
+    def execute(self, folder: OutputFolder | None, watcher: Progress) -> OverlayResult:
         """Run the images, draw them, and write the figures and the table."""
         watcher.start("overlay", len(self.models) * len(self.question.indices))
         shown = exhibits.overlays(self.question, self.models, progress=watcher.advance)
@@ -162,7 +162,7 @@ def _animations(
     question: Question,
     shown: Sequence[Overlay],
     folder: Path,
-    watcher: Watcher,
+    watcher: Progress,
     *,
     colours: Mapping[str, str],
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:

@@ -22,7 +22,7 @@ from moeprobe.results.folder import OutputFolder, provenance
 from moeprobe.routing.traces.format import FORMAT, VERSION
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Recording(Work[Recorded]):
         request = make_request(probe, self.question, models, data=self.data, options=options)
         self.request = request | {"format": f"{FORMAT} {VERSION}"}
 
-    def execute(self, folder: OutputFolder | None, watcher: Watcher) -> Recorded:
+    def execute(self, folder: OutputFolder | None, watcher: Progress) -> Recorded:
         """Write the traces; those that an interrupted run has finished are kept."""
         assert folder is not None, "``needs_folder`` says so"
         started, question, options = time.perf_counter(), self.question, self.options

@@ -27,7 +27,7 @@ from moeprobe.routing.traces.format import metadata, writing
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.routing.traces.rows import to_rows
 from moeprobe.runtime.characters import exact
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def write(
     *,
     views: list[Shown],
     all_gates: bool,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
 ) -> list[str]:
     """Write a trace per view into ``folder``; returns the names of the images that could not be read.
 

@@ -10,7 +10,7 @@ from moeprobe.routing.traces.log import Log
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.progress import Watcher, watching
+from moeprobe.runtime.progress import Progress, progress_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def import_trace(
     name: str | None = None,
     data: str = "requests",
     overwrite: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
 ) -> ImportedTrace:
     """Make a trace of a log of JSON lines (see ``routing.traces.log``).
 
@@ -71,7 +71,7 @@ def import_trace(
     for value in (about["name"], data):
         if not is_unicode(str(value)):
             raise UserError(f"A trace calls things by names in UTF-8; got {value!r}.")
-    watcher = watching(watcher)
+    watcher = progress_of(watcher)
     if not log.is_file():
         raise UserError(f"There is no log {log}.")
     watcher.start(f"import {log.name}", log.stat().st_size)

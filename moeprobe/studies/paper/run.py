@@ -34,7 +34,7 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
 from moeprobe.runtime.files import atomic_file
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import compare
 from moeprobe.studies.paper import numbers, tables
 from moeprobe.studies.report.reading import read_runs
@@ -130,7 +130,7 @@ def paper(
     jump_images: int = JUMP_IMAGES,
     remarks: Sequence[str] = (),
     options: Options | None = None,
-    watcher: Watcher | None = None,
+    watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> PaperResult:
     """Make the tables and figures of the PRC paper for two checkpoints; the tables for further pairs too.
@@ -176,7 +176,7 @@ def paper(
         },
     }
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        table, load = _numbers(job, watcher or Watcher())
+        table, load = _numbers(job, watcher or Progress())
         dataset = open_data(job.data, split=options.split)
         checkpoints = described(
             [model for pair in job.pairs for model in pair], dataset, job.data, split=options.split
@@ -189,7 +189,7 @@ def paper(
                 folder.path,
                 jump_images=jump_images,
                 given=several(models)[1],
-                watcher=watcher or Watcher(),
+                watcher=watcher or Progress(),
             )
             write_csv(folder.path / "seeds.csv", table)
             write_csv(folder.path / "load.csv", load)
@@ -199,7 +199,7 @@ def paper(
     return PaperResult(table, load, text, job.notes, sidecar)
 
 
-def _numbers(job: _Job, watcher: Watcher) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _numbers(job: _Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure all pairs; returns their numbers, and the load of their experts."""
     rows: list[dict[str, object]] = []
     loads: list[dict[str, object]] = []
@@ -295,7 +295,7 @@ def _limited(options: Options, most: int) -> Options:
 
 
 def _result(
-    job: _Job, pair: tuple[Checkpoint, Checkpoint], probe: Probe[Result], watcher: Watcher, out: Path | None
+    job: _Job, pair: tuple[Checkpoint, Checkpoint], probe: Probe[Result], watcher: Progress, out: Path | None
 ) -> Result:
     """Return the result of a probe: from its folder where an earlier call has finished it, else run.
 
@@ -316,7 +316,7 @@ def _result(
     return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
 
 
-def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Watcher) -> None:
+def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Progress) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given

@@ -6,6 +6,6 @@ When all cells are finished, ``packing`` puts their folders into ``OUT/cells.par
 """
 
 from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
-from moeprobe.studies.tradeoff.run import TradeoffResult, TradeoffWatcher, tradeoff
+from moeprobe.studies.tradeoff.run import TradeoffProgress, TradeoffResult, tradeoff
 
-__all__ = ["TradeoffPlan", "TradeoffResult", "TradeoffWatcher", "plan_tradeoff", "tradeoff"]
+__all__ = ["TradeoffPlan", "TradeoffProgress", "TradeoffResult", "plan_tradeoff", "tradeoff"]

@@ -21,7 +21,7 @@ from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.results import finished
 from moeprobe.results.sidecars import read_sidecar
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Question:
     probe: Probe[Any]
     severities: Sequence[float] = ()
 
-    def ask(self, model: Checkpoint, *, data: str, options: Options, watcher: Watcher) -> None:
+    def ask(self, model: Checkpoint, *, data: str, options: Options, watcher: Progress) -> None:
         """Measure a cell's checkpoint into ``options.out``."""
         options = dataclasses.replace(options, **self.probe.defaults)
         # Loaded once more where the probe has groups of several images, unlike the others.

@@ -21,14 +21,14 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import check_can_write, read_json, write_json, write_text
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.locks import InUseError, Lock
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 from moeprobe.studies.tradeoff.packing import pack
 from moeprobe.studies.tradeoff.table import make_table, published
 from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train
 
 
-class TradeoffWatcher(Watcher):
+class TradeoffProgress(Progress):
     """Told how a trade-off advances, over the cells and inside of them. This one ignores it."""
 
     def cell(self, name: str, number: int, total: int) -> None:
@@ -68,7 +68,7 @@ def tradeoff(
     device: str = "auto",
     overwrite: bool = False,
     command: str = "",
-    watcher: TradeoffWatcher | None = None,
+    watcher: TradeoffProgress | None = None,
 ) -> TradeoffResult:
     """Put trainings beside one another: accuracy and robustness against what they cost.
 
@@ -89,7 +89,7 @@ def tradeoff(
     Raises:
         UserError: something named does not exist or does not fit, or was trained or measured otherwise before.
     """
-    watcher, started = watcher or TradeoffWatcher(), time.perf_counter()
+    watcher, started = watcher or TradeoffProgress(), time.perf_counter()
     out = Path(out)
     cells = find_cells(several(given), out=out, checkpoints=Path(checkpoints), overrides=overrides)
     for cell in cells:
@@ -172,7 +172,7 @@ class _Work:
 
     device: str
     command: str
-    watcher: TradeoffWatcher
+    watcher: TradeoffProgress
 
     def finish(self, cell: Cell, place: int, *, wait: bool) -> str | None:
         """Do what is left of a cell; returns what that was, None where another process is at it and ``wait`` is off."""

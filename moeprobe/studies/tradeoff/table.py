@@ -13,7 +13,7 @@ import pandas as pd
 
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance
 from moeprobe.studies.compare_sources import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.questions import questions
@@ -22,7 +22,7 @@ from moeprobe.studies.tradeoff.trainings import Cell
 PAPER = Path(__file__).with_name("published.csv")
 
 
-def make_table(cells: Sequence[Cell], *, run: str, progress: Progress = lambda _: None) -> pd.DataFrame:
+def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _: None) -> pd.DataFrame:
     """Return the table of cells whose folders hold all that is wanted; ``run`` is the name of the output folder."""
     parts = []
     for cell in cells:

@@ -17,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.analyze_trace import measure as analyzing
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.traces import format as traced_file
-from moeprobe.runtime.progress import Watcher
+from moeprobe.runtime.progress import Progress
 from tests.commands import names_in
 from tests.routing.routings import Softened, checkpoint
 
@@ -358,7 +358,7 @@ def test_a_log_of_one_expert_says_nothing(tmp_path: Path) -> None:
 def test_an_interrupted_recording_goes_on(model: Checkpoint, tmp_path: Path) -> None:
     both = [model, checkpoint("b", seed=1)]
 
-    class Stop(Watcher):
+    class Stop(Progress):
         """Interrupts the second checkpoint."""
 
         def start(self, description: str, total: int) -> None:
