@@ -1,4 +1,4 @@
-"""What must hold in a routing trace (see ``formats.trace``); each fault is one sentence."""
+"""What must hold in a routing trace (see ``format``); each fault is one sentence."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Read a routing trace (see ``formats.trace``), a block of inputs at a time.
+"""Read a routing trace (see ``format``), a block of inputs at a time.
 
 A trace may come from anybody: whatever does not hold together is one sentence.
 
@@ -31,7 +31,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 @dataclass(frozen=True)
 class Layer:
-    """What is the same in all rows of a layer; names as in ``formats.trace.COLUMNS``."""
+    """What is the same in all rows of a layer; names as in ``format.COLUMNS``."""
 
     router: str
     num_experts: int
