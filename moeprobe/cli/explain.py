@@ -164,7 +164,7 @@ def _facts(form: "Form") -> dict[str, str]:
     """Return side, unit, chance levels and who computes a metric."""
     from moeprobe.metrics import registry
     from moeprobe.metrics.declaration import NULLS
-    from moeprobe.probes.registry import kinds
+    from moeprobe.probes.registry import measuring
 
     metric = form.metric
     facts = {
@@ -176,7 +176,7 @@ def _facts(form: "Form") -> dict[str, str]:
     analyses = registry.analyses_of(metric.name)
     if analyses:
         facts["computed by"] = ", ".join(f"the analysis {name}" for name in analyses)
-        facts["measured by"] = ", ".join(one.name for one in kinds() if {*one.analyses} & {*analyses})
+        facts["measured by"] = ", ".join(measuring(metric.name))
     return {name: text for name, text in facts.items() if text not in ("", "other")}
 
 

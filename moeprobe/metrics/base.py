@@ -59,11 +59,13 @@ class Analysis(ABC):
         trial_lists: beginnings of the columns that hold an entry per trial of an image; all others are numbers, or
             histograms, that add up.
         measures: the metrics that it computes.
+        joins: kinds of runs that measure it although their probes do not name it, for plug-ins.
     """
 
     signature: ClassVar[str]
     trial_lists: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[tuple[Metric | MetricFamily, ...]]
+    joins: ClassVar[tuple[str, ...]] = ()
 
     @property
     def of_agreement(self) -> bool:

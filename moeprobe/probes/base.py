@@ -80,18 +80,25 @@ class Headline:
     that of the last block does not.
 
     Attributes:
-        noun: what it is called in the middle of a sentence.
-        which: metric and null.
+        metric: its name in tables.
+        null: the chance level that it is about; empty = none.
         at: which severity is meant where a run has several: "only", "weakest", "strongest".
         beside: numbers without which it is not understood: noun -> metric and null.
         severity: how the severity is put.
+        noun: what it is called in the middle of a sentence; empty = as its metric says.
     """
 
-    noun: str
-    which: Which
+    metric: str
+    null: str = ""
     at: str = "only"
     beside: tuple[tuple[str, Which], ...] = ()
     severity: str = "at severity {severity:g}, the {at} of the run"
+    noun: str = ""
+
+    @property
+    def which(self) -> Which:
+        """Metric and null."""
+        return self.metric, self.null
 
 
 @dataclass(frozen=True)

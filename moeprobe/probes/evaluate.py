@@ -23,7 +23,7 @@ class Evaluate(Probe["Result"]):
     name: ClassVar[str] = "eval"
     title: ClassVar[str] = "Accuracy on clean images"
     analyses: ClassVar[tuple[str, ...]] = ("output",)
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy", ("accuracy", "")),)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy"),)
     layout: ClassVar[Layout] = Layout.ALL
     labels_required: ClassVar[bool] = True
     timed: ClassVar[bool] = True

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Kind, Probe
-from moeprobe.runtime.catalog import PROBES, unknown
+from moeprobe.runtime.catalog import ANALYSES, PROBES, unknown
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -41,6 +41,20 @@ def named(name: str) -> type[Probe[Any]]:
     if name not in known:
         raise UserError(unknown("probe", name, known))
     return known[name]
+
+
+def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
+    """Return the analyses of a kind of run: those that it names, then those that join it (``Analysis.joins``)."""
+    others = (name for name in ANALYSES.names() if name not in kind.analyses)
+    return (*kind.analyses, *(name for name in others if kind.kind in ANALYSES.get(name).joins))
+
+
+def measuring(metric: str) -> list[str]:
+    """Return the commands that measure a metric."""
+    from moeprobe.metrics.registry import analyses_of  # not before a name is asked for: it brings scipy
+
+    analyses = {*analyses_of(metric)}
+    return [kind.name for kind in kinds() if analyses & {*measured_by(kind)}]
 
 
 def comparable() -> list[str]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.metrics import registry
-from moeprobe.probes.registry import kinds
+from moeprobe.probes.registry import measuring
 from moeprobe.results import verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.summaries import estimators
@@ -28,9 +28,8 @@ def check_metric(metric: str, measured: Measured) -> None:
     if metric in names and metric not in known:
         raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
-        computed_by = {*registry.analyses_of(metric)}
-        measured_by = [kind.name for kind in kinds() if computed_by & {*kind.analyses}]
-        where = f" {metric} is measured by: {', '.join(measured_by)}." if measured_by else ""
+        commands = ", ".join(measuring(metric))
+        where = f" {metric} is measured by: {commands}." if commands else ""
         raise UserError(unknown("metric", metric, known) + where)
     times = Counter((name, place) for name, place, _ in found)
     shared = {name for (name, _), number in times.items() if number > 1}

@@ -87,7 +87,7 @@ def test_what_is_0_by_construction_is_a_sentence() -> None:
         for end in ("", "_distance")
     }
     short = _short.side_by_side(result("contagion", numbers), title="t", full=False)
-    assert "when other patches are exchanged" in words(short)[0]
+    assert "when pixels of other patches are exchanged" in words(short)[0]
     assert (
         "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged"
         in words(short)[1]

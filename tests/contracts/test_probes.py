@@ -41,7 +41,7 @@ def test_its_headlines_are_measured_by_it(kind: type[Kind]) -> None:
         if isinstance(headline, Agreement):
             continue
         # Attribution is added to a sweep by its option.
-        assert set(analyses_of(headline.which[0])) & {*kind.analyses, "attribution"}
+        assert set(analyses_of(headline.metric)) & {*kind.analyses, "attribution"}
 
 
 @EVERY_PROBE

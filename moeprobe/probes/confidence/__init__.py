@@ -25,8 +25,8 @@ class Confidence(Probe["Result"]):
     title: ClassVar[str] = "Confidence of the routers"
     analyses: ClassVar[tuple[str, ...]] = ("confidence", "load", "unserved")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
-        Headline("highest gate", ("gate_highest", "")),
-        Headline("load entropy", ("load_entropy", "")),
+        Headline("gate_highest"),
+        Headline("load_entropy"),
     )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

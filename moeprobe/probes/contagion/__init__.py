@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 # In groups of one image there are no batch-mates.
 GROUP_IMAGES = 4
-_EXCHANGED = {"batch": "batch-mates", "token": "other tokens at the router", "attention": "other patches"}
-_MEASURED = {"": "share of tokens that change experts", "_distance": "distance of the weights"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +34,7 @@ class Contagion(Probe["Result"]):
     title: ClassVar[str] = "Dependence of routing on other tokens"
     analyses: ClassVar[tuple[str, ...]] = ("batch_contagion", "token_contagion", "attention_contagion")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = tuple(
-        Headline(f"{noun} when {others} are exchanged", (f"{what}_contagion{suffix}", ""))
-        for what, others in _EXCHANGED.items()
-        for suffix, noun in _MEASURED.items()
+        Headline(f"{what}{measured}") for what in analyses for measured in ("", "_distance")
     )
     defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
 

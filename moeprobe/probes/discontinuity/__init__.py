@@ -30,8 +30,8 @@ class Discontinuity(Probe["DiscontinuityResult"]):
     title: ClassVar[str] = "Jumps of the output where tokens switch experts"
     analyses: ClassVar[tuple[str, ...]] = ("discontinuity",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
-        Headline("sum of the jumps per image", ("jump_sum", "")),
-        Headline("number of switches per image", ("switches", "")),
+        Headline("jump_sum"),
+        Headline("switches"),
     )
     views: ClassVar[Views] = Views.SEVERITIES
     leaves_out: ClassVar[bool] = False

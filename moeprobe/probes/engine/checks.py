@@ -1,5 +1,6 @@
 """What a probe asks of checkpoints, images and a perturbation, checked before anything is run."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,6 @@ from moeprobe.runtime.catalog import ANALYSES, VIEWS
 
 # Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
-# What has a chance level among images of the same class, if asked.
-_MATCHES = ("match", "set_match", "slot_match")
 
 
 def make_question(
@@ -43,7 +42,7 @@ def make_question(
     _check_modality(probe, models, dataset, data, view, view_name)
     steps = _steps(probe, view, view_name)
     _check_layers(models, options.layers)
-    analyses = probe.analyses
+    analyses = registry.measured_by(probe)
     if not all(gives_scores(model) for model in models if probe.optional):
         analyses = tuple(name for name in analyses if name not in probe.optional)
     if analyses:
@@ -155,8 +154,8 @@ def _check_modality(
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
     """Return the analyses called so; ``class_null`` concerns matches."""
     return tuple(
-        ANALYSES.get(name)(class_null=class_null) if name in _MATCHES else ANALYSES.get(name)()
-        for name in names
+        kind(class_null=class_null) if "class_null" in inspect.signature(kind).parameters else kind()
+        for kind in map(ANALYSES.get, names)
     )
 
 

@@ -10,6 +10,7 @@ from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.registry import measured_by
 
 
 def make_request(
@@ -25,7 +26,7 @@ def make_request(
         "view": view,
         "severities": list(question.severities),
         "analyses": [
-            *(name for name in probe.analyses if name != "output" or question.of_output),
+            *(name for name in measured_by(probe) if name != "output" or question.of_output),
             *(("attribution",) if question.corners else ()),
         ],
         "replayed_gates": question.replayed_gates if question.corners else None,

@@ -31,8 +31,7 @@ class Fewshot(Probe["Result"]):
     analyses: ClassVar[tuple[str, ...]] = ("fewshot",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline(
-            "few-shot accuracy",
-            ("fewshot_accuracy", ""),
+            "fewshot_accuracy",
             at="strongest",
             beside=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
             severity="with {severity:g} shots, the most of the run",

@@ -25,9 +25,7 @@ class SMatrix(Probe["Result"]):
     name: ClassVar[str] = "s-matrix"
     title: ClassVar[str] = "Correlation of the experts of corresponding patches"
     analyses: ClassVar[tuple[str, ...]] = ("s_matrix", "load")
-    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
-        Headline("mean diagonal of S", ("s_diagonal", "")),
-    )
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("s_diagonal"),)
     views: ClassVar[Views] = Views.PAIRS
 
     view: Annotated[str, Arg("A view that makes pairs; see: moeprobe list views.", in_request=False)] = (

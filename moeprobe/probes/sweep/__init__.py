@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from moeprobe.results.folder import Result
 
-_CAUSES = {"features": "features", "switching": "switching experts"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlongSeverity(Probe["Result"]):
@@ -25,16 +23,10 @@ class AlongSeverity(Probe["Result"]):
     optional: ClassVar[tuple[str, ...]] = ("output",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Agreement(at="strongest"),
-        Headline("accuracy", ("accuracy", ""), at="weakest"),
-        Headline("accuracy", ("accuracy", ""), at="strongest"),
-        *(
-            Headline(
-                f"change of class probability due to {cause}",
-                (f"class_probability_{share}", ""),
-                at="strongest",
-            )
-            for share, cause in _CAUSES.items()
-        ),
+        Headline("accuracy", at="weakest"),
+        Headline("accuracy", at="strongest"),
+        Headline("class_probability_features", at="strongest"),
+        Headline("class_probability_switching", at="strongest"),
     )
     layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
     views: ClassVar[Views] = Views.SEVERITIES

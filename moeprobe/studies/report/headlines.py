@@ -1,5 +1,6 @@
 """Which numbers of a run are read first, and where they stand in its tables."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,16 +41,22 @@ def _headlines(run: Run, table: pd.DataFrame) -> list[Headline]:
     """Return what is read first of a run of this kind."""
     kind = of_kind(run.kind)
     declared = () if kind is None else kind.headlines
-    return [_of_agreement(one, table) if isinstance(one, Agreement) else one for one in declared]
+    return [_of_agreement(one, table) if isinstance(one, Agreement) else _named(one) for one in declared]
+
+
+def _named(declared: Headline) -> Headline:
+    """Return a headline with a noun."""
+    noun = declared.noun or registry.find(declared.metric).metric.noun
+    return dataclasses.replace(declared, noun=noun)
 
 
 def _of_agreement(declared: Agreement, table: pd.DataFrame) -> Headline:
     """Return the headline about the first kind of agreement that all checkpoints have."""
     first = agreement_of(table)
-    kappa = (f"{first}{KAPPA}", "pooled")
-    noun = "κ" if tokens_choose(first) else registry.find(kappa[0]).full_label("pooled")
+    kappa = registry.find(f"{first}{KAPPA}")
+    noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
     beside = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
-    return Headline(noun, kappa, at=declared.at, beside=beside)
+    return Headline(kappa.name, "pooled", at=declared.at, beside=beside, noun=noun)
 
 
 def find(run: Run) -> list[Found]:
