@@ -146,22 +146,24 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     """Return a line per cell: last MoE layer, patches."""
     from rich.table import Table
 
+    from moeprobe.metrics import costs
+    from moeprobe.metrics.output import ACCURACY
     from moeprobe.metrics.registry import find
     from moeprobe.results.figures.tradeoff import numbers_of, shared_kappa
     from moeprobe.results.numbers import interval
 
     numbers = numbers_of(rows)
-    accuracy = rows[rows["metric"] == "accuracy"].iloc[0]
+    accuracy = rows[rows["metric"] == ACCURACY.name].iloc[0]
     kappa = shared_kappa(rows)
     title = f"{dataset} {accuracy['split']}, {accuracy['images']:,} images"
     if kappa is not None:
         title += f"; κ: {find(kappa).full_label('pooled')}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("cell", no_wrap=True)
-    scales = {"step_seconds": ("ms per step", 1e3), "flops_per_image": ("MFLOPs", 1e-6)}
-    scales |= {"active_parameters": ("active, M", 1e-6)}
+    scales = {costs.STEP_SECONDS.name: ("ms per step", 1e3), costs.FLOPS_PER_IMAGE.name: ("MFLOPs", 1e-6)}
+    scales |= {costs.ACTIVE_PARAMETERS.name: ("active, M", 1e-6)}
     shown = {name: found for name, found in numbers.items() if name not in scales and name != "training_time"}
-    costs = {name: rows[rows["metric"] == name].set_index("checkpoint")["value"] for name in scales}
+    spent_on = {name: rows[rows["metric"] == name].set_index("checkpoint")["value"] for name in scales}
     for name in shown:
         table.add_column(name, justify="right")
     for heading, _ in scales.values():
@@ -172,7 +174,7 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
             for found in shown.values()
         ]
         spent = [
-            f"{costs[name][cell] * scale:,.2f}" if cell in costs[name].index else "–"
+            f"{spent_on[name][cell] * scale:,.2f}" if cell in spent_on[name].index else "–"
             for name, (_, scale) in scales.items()
         ]
         table.add_row(cell, *values, *spent)

@@ -176,8 +176,13 @@ class MetricFamily:
 
     def find(self, name: str) -> Metric | None:
         """Return the metric of a name; None if it is none of these."""
+        groups = self.groups(name)
+        return None if groups is None else self.make(*groups)
+
+    def groups(self, name: str) -> tuple[str, ...] | None:
+        """Return what stands in the name of one of them; None if it is none of these."""
         match = re.fullmatch(self.pattern, name)
-        return None if match is None else self.make(*match.groups())
+        return None if match is None else match.groups()
 
     @property
     def representative(self) -> Metric:

@@ -8,13 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.discontinuity import SWITCHES_ABOVE
 from moeprobe.results.figures import panels
 
 if TYPE_CHECKING:
     from moeprobe.metrics.discontinuity import Path
-
-# Metrics of a table: how many switches have a jump above the number at the end.
-_ABOVE = "switches_above_"
 
 # Jumps that are marked on a path.
 _LARGE = 0.01
@@ -85,18 +83,17 @@ def draw_jumps(table: pd.DataFrame, colours: Mapping[str, str], *, until: str) -
     """Return the figure of how many switches per image have a jump above a size; ``until`` says how far was gone."""
     figure, axes = panels.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
-    counted = [name for name in dict.fromkeys(table["metric"]) if name.startswith(_ABOVE)]
-    thresholds = sorted(x for x in (float(name.removeprefix(_ABOVE)) for name in counted) if x > 0)
-    drawn = table[table["metric"].isin([f"{_ABOVE}{x:g}" for x in thresholds])]
+    counted = filter(None, map(SWITCHES_ABOVE.groups, dict.fromkeys(table["metric"])))
+    thresholds = sorted(x for x in (float(threshold) for (threshold,) in counted) if x > 0)
+    names = [SWITCHES_ABOVE.make(f"{x:g}").name for x in thresholds]
+    drawn = table[table["metric"].isin(names)]
     seen = drawn[drawn["value"] > 0]
     lowest = float(seen["value"].min()) / 3 if len(seen) else 0.01
     # Apart from one another, and well within the 0.48 decades to the next size.
     apart = min(0.08, 0.24 / max(len(colours) - 1, 1))
     for number, (checkpoint, colour) in enumerate(colours.items()):
         x = np.asarray(thresholds) * 10 ** (apart * (number - (len(colours) - 1) / 2))
-        rows = panels.by_metric(
-            panels.select(drawn, checkpoint=checkpoint), [f"{_ABOVE}{x:g}" for x in thresholds]
-        )
+        rows = panels.by_metric(panels.select(drawn, checkpoint=checkpoint), names)
         # A logarithm has no 0: such points have no place, and bars down to 0 end at the edge.
         rows = rows.assign(
             value=rows["value"].where(rows["value"] > 0), ci_low=rows["ci_low"].clip(lower=lowest / 10)

@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.declaration import CHANCE
+from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.results.figures import panels
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a place per number of shots; colours are of checkpoints."""
-    accuracy = table[table["metric"] == "fewshot_accuracy"]
+    accuracy = table[table["metric"] == FEWSHOT_ACCURACY.name]
     shots, checkpoints = sorted(set(accuracy["severity"])), panels.checkpoints(accuracy)
     figure, axes = panels.panels(1, 1, width=2.6 + 1.1 * max(len(shots), 2), height=3.4)
     panel = axes[0, 0]
@@ -25,7 +27,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
         )
         x = np.searchsorted(shots, together["severity"]) + shift
         panels.points(panel, x, together, colour=colours[checkpoint], label=checkpoint)
-        chance = panels.select(table, checkpoint=checkpoint, metric="fewshot_accuracy_chance")
+        chance = panels.select(table, checkpoint=checkpoint, metric=f"{FEWSHOT_ACCURACY.name}{CHANCE}")
         chance = chance[chance["draw"].isna()]
         x = np.searchsorted(shots, chance["severity"]) + shift
         panel.plot(x, chance["value"].to_numpy(float), "_", color=colours[checkpoint], markersize=14)

@@ -11,6 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import TEXT, modality_of
+from moeprobe.metrics.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
@@ -23,7 +24,7 @@ _MOST_NUMBERED = 10
 _MOST_WHOLE = 16
 # Small heat maps side by side.
 _MOST_COLUMNS = 8
-_MEANS = {"s_diagonal": ("mean $S_{ii}$", 2), "s_offdiagonal": ("mean $S_{i≠j}$", 3)}
+_MEANS = {S_DIAGONAL.name: ("mean $S_{ii}$", 2), S_OFFDIAGONAL.name: ("mean $S_{i≠j}$", 3)}
 
 
 def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> dict[str, Figure]:
@@ -33,7 +34,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> di
     diagonal and of the rest along the layers, in the ``colours`` of checkpoints. Empty where no gates are a
     distribution.
     """
-    entries = table[table["metric"] == "s"]
+    entries = table[table["metric"] == S.name]
     if entries.empty:
         return {}
     layers = panels.layers(entries)
@@ -70,7 +71,7 @@ def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> N
 
 def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
     """Draw a labelled heat map for each layer and checkpoint."""
-    entries = table[table["metric"] == "s"]
+    entries = table[table["metric"] == S.name]
     checkpoints = panels.checkpoints(entries)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(3.6 * len(checkpoints) + 1.2, 4.0 * len(layers) + 0.7), layout="constrained")
@@ -78,7 +79,7 @@ def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figu
     for row, layer in enumerate(layers):
         for column, checkpoint in enumerate(checkpoints):
             here = panels.ordinary(panels.select(table, layer=layer, checkpoint=checkpoint))
-            if not (here["metric"] == "s").any():
+            if not (here["metric"] == S.name).any():
                 axes[row, column].set_axis_off()  # this checkpoint has no such layer
                 continue
             _heat_map(axes[row, column], here, scale)
@@ -130,7 +131,7 @@ def _matrix(rows: pd.DataFrame) -> np.ndarray:
 
 
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
-    matrix = _matrix(rows[rows["metric"] == "s"])
+    matrix = _matrix(rows[rows["metric"] == S.name])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
     axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
     first = "" if modality_of(rows["tokens"]) is TEXT else " (covers less)"

@@ -11,15 +11,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.attention_contagion import AttentionContagion
+from moeprobe.metrics.batch_contagion import BatchContagion
+from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS, TRAINING_STEPS
+from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
+from moeprobe.metrics.load import LOAD_ENTROPY
+from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
+from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.results.figures import panels
 from moeprobe.results.palette import COLOURS
 
 _MARKS = "osD^vP*X"
 _COSTS = (
     ("training_time", "time of the training steps, s\n(median step × steps)", 1.0),
-    ("flops_per_image", "MFLOPs per image", 1e-6),
-    ("active_parameters", "active parameters, millions", 1e-6),
+    (FLOPS_PER_IMAGE.name, "MFLOPs per image", 1e-6),
+    (ACTIVE_PARAMETERS.name, "active parameters, millions", 1e-6),
 )
 _COLUMNS = 3
 _TASKS = {"jft": "JFT-300M, top-1", "imagenet_10shot": "ImageNet-1k, 10-shot"}
@@ -74,7 +81,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         )
     title = "Accuracy, robustness and cost of trainings"
     return panels.finish(
-        figure, table[table["metric"] == "accuracy"], title=title, notes=notes, mark="pale bars"
+        figure, table[table["metric"] == ACCURACY.name], title=title, notes=notes, mark="pale bars"
     )
 
 
@@ -89,11 +96,11 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
             found[name] = rows.drop_duplicates("checkpoint").set_index("checkpoint")
 
     clean = table[table["view"].isin(["clean", ""])]
-    take("accuracy", panels.select(clean, metric="accuracy"))
-    steps = panels.select(table, metric="training_steps").set_index("checkpoint")["value"]
-    seconds = panels.select(table, metric="step_seconds")
+    take("accuracy", panels.select(clean, metric=ACCURACY.name))
+    steps = panels.select(table, metric=TRAINING_STEPS.name).set_index("checkpoint")["value"]
+    seconds = panels.select(table, metric=STEP_SECONDS.name)
     take("training_time", seconds.assign(value=seconds["value"] * seconds["checkpoint"].map(steps)))
-    for name in ("flops_per_image", "active_parameters"):
+    for name in (FLOPS_PER_IMAGE.name, ACTIVE_PARAMETERS.name):
         take(name, panels.select(table, metric=name))
     kappa = shared_kappa(table)
     for view in dict.fromkeys(table["view"]):
@@ -105,13 +112,14 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
                 f"κ, {view}{at}",
                 panels.select(strongest, metric=kappa, null="pooled"),
             )
-        take(f"accuracy, {view}{at}", panels.select(strongest, metric="accuracy"))
-    take("load entropy", panels.select(clean, metric="load_entropy"))
-    few = table[(table["metric"] == "fewshot_accuracy") & table["draw"].isna()]
+        take(f"accuracy, {view}{at}", panels.select(strongest, metric=ACCURACY.name))
+    take(LOAD_ENTROPY.noun, panels.select(clean, metric=LOAD_ENTROPY.name))
+    few = table[(table["metric"] == FEWSHOT_ACCURACY.name) & table["draw"].isna()]
     for shots, rows in few.groupby("severity"):
         take(f"{shots:g}-shot accuracy", rows)
-    for kind in ("batch", "token", "attention"):
-        take(f"{kind} contagion", panels.select(table, metric=f"{kind}_contagion"))
+    for kind in (BatchContagion, TokenContagion, AttentionContagion):
+        share, *_ = kind.measures
+        take(share.label, panels.select(table, metric=share.name))
     return found
 
 
@@ -123,7 +131,7 @@ def _last(layers: pd.Series) -> str:
 
 def shared_kappa(table: pd.DataFrame) -> str | None:
     """Return the match beyond chance that most of the cells have, the first of several; None without any."""
-    rows = table[table["metric"].str.endswith("_kappa") & (table["null"] == "pooled")]
+    rows = table[(table["null"] == "pooled") & table["metric"].map(lambda name: find(name).kind == "kappa")]
     count = rows.groupby("metric", sort=False)["checkpoint"].nunique()
     return None if count.empty else str(count.index[int(np.argmax(count.to_numpy()))])
 

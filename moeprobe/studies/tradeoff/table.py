@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.metrics import costs
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.progress import Advance
@@ -68,16 +69,17 @@ def _costs(cell: Cell) -> pd.DataFrame:
     assert about is not None
     training, model = about["training"], about["model"]
     found = [
-        ("training_steps", training.get("steps"), 0, "training"),
-        ("step_seconds", training.get("step_seconds"), training.get("timed_steps", 0), "training"),
-        ("training_seconds", training.get("training_seconds"), 0, "training"),
-        ("flops_per_image", model["flops_per_image"], 0, "model"),
-        ("active_parameters", model["active_parameters"], 0, "model"),
-        ("parameters", model["parameters"], 0, "model"),
+        (costs.TRAINING_STEPS, training.get("steps"), 0, "training"),
+        (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
+        (costs.TRAINING_SECONDS, training.get("training_seconds"), 0, "training"),
+        (costs.FLOPS_PER_IMAGE, model["flops_per_image"], 0, "model"),
+        (costs.ACTIVE_PARAMETERS, model["active_parameters"], 0, "model"),
+        (costs.PARAMETERS, model["parameters"], 0, "model"),
     ]
     rows = [
-        _identity(cell) | {"metric": name, "value": value, "images": 0, "trials": trials, "source": source}
-        for name, value, trials, source in found
+        _identity(cell)
+        | {"metric": metric.name, "value": value, "images": 0, "trials": trials, "source": source}
+        for metric, value, trials, source in found
         if value is not None
     ]
     return pd.DataFrame(rows)
