@@ -23,7 +23,8 @@ def pages() -> dict[str, str]:
         "the docstrings of the plug-ins",
         "Each is one file, and its name is the file's. `moeprobe list views` (routers, data, analyses, objectives, "
         "adapters) prints these names too. How to add one: "
-        "[adding a view, router or data set](../contributing/adding-a-view-router-data.md).",
+        "[adding a view, router or data set](../contributing/adding-a-view-router-data.md); from a file of your own: "
+        "[plug-ins of your own](../guide/plugins.md).",
         "## Views\n\nA view with *severities* is compared with the clean input, as `sweep` does; a view that makes "
         "*pairs* gives two random versions of it, as `match-ratio` compares them. Views of texts: "
         "[Language models](../guide/language-models.md).",
@@ -48,7 +49,7 @@ def pages() -> dict[str, str]:
 
 def described(plugins: Catalog) -> Iterator[list[str]]:
     """Return a row per plug-in: its name and the first line of its docstring."""
-    for name in plugins.names():
+    for name in plugins.built_in():
         yield [code(name), inline(plugins.describe(name))]
 
 

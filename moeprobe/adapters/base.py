@@ -1,15 +1,19 @@
 """A model to be probed, as adapters hand it over, and what adapters share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import unknown
+
+if TYPE_CHECKING:
+    import torch
 
 
 def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[str]:
@@ -22,6 +26,27 @@ def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[st
         if name not in known:
             raise UserError(unknown("MoE layer", name, known))
     return [name for name in known if layers is None or name in layers]
+
+
+class Adapter(ABC):
+    """What opens models of a kind by name, ``scheme:reference``; a plug-in's scheme is its name in the catalog."""
+
+    @classmethod
+    @abstractmethod
+    def open(
+        cls, reference: str, *, device: "torch.device", trained_capacity: bool, group_images: int
+    ) -> "Checkpoint":
+        """Return the model that a reference means, on a device.
+
+        Args:
+            reference: what follows the colon.
+            device: where the model is to run.
+            trained_capacity: keep the capacity that the model evaluates with, instead of no limit.
+            group_images: images that compete for that capacity.
+
+        Raises:
+            UserError: there is none, or it cannot be probed.
+        """
 
 
 AnyFraming = Framing | TextFraming

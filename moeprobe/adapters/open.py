@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from moeprobe.adapters.base import Checkpoint, Model
+from moeprobe.adapters.base import Checkpoint, Model, Models  # noqa: F401
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.runtime.catalog import ADAPTERS, SCHEMES, is_foreign
+from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
 from moeprobe.runtime.keywords import checked
@@ -73,6 +73,8 @@ def load_model(
             "capacity": _capacity(traceable, trained=trained_capacity),
             "group_images": traceable.group_images,
             "training": info.training,
+            # Weights alone do not say how a router from outside of the package routes.
+            **({"router": info.model.router_name} if info.model.router_name in ROUTERS.outside() else {}),
         },
     )
 
@@ -118,7 +120,7 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
     scheme, _, reference = source.partition(":")
-    return _checked(ADAPTERS.get(SCHEMES[scheme]).open(reference, **more))
+    return _checked(ADAPTERS.get(SCHEMES.get(scheme, scheme)).open(reference, **more))
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:

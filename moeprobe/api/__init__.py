@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks import Hooks
-from moeprobe.adapters.open import as_checkpoint, load_model, wrap
+from moeprobe.adapters.open import Model, Models, as_checkpoint, load_model, wrap
 from moeprobe.api.pictures import overlay, record
 from moeprobe.api.planning import (
     plan,
@@ -59,6 +59,7 @@ from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
+from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
 from moeprobe.runtime.keywords import checked
@@ -136,6 +137,7 @@ __all__ = [
     "trace",
     "tradeoff",
     "train",
+    "use_plugins",
     "wrap",
 ]
 

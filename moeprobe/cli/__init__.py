@@ -10,8 +10,10 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli.app import USER_ERROR, app
-from moeprobe.cli.environment import prepare
+from moeprobe.cli.environment import USER_ERROR, prepare
+from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import use_plugins
+from moeprobe.runtime.plugins import asked
 
 
 def main() -> None:
@@ -20,7 +22,13 @@ def main() -> None:
     0 done, 1 a bug, 2 the user's input is wrong, 3 what --fail-if-worse names is worse, 130 interrupted.
     """
     wrong = prepare(sys.argv[1:])
-    if wrong is not None:
-        sys.stderr.write(f"Error: {wrong}\n")
+    try:
+        if wrong is not None:
+            raise UserError(wrong)
+        # Before the application is made, whose commands and help texts follow from the catalogs.
+        use_plugins(asked(sys.argv[1:]))
+        from moeprobe.cli.app import app
+    except UserError as error:
+        sys.stderr.write(f"Error: {error.sentence}\n")
         sys.exit(USER_ERROR)
     app()

@@ -2,6 +2,8 @@
 
 import contextlib
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,12 +27,14 @@ from moeprobe.cli import (
     train,
     vmoe,
 )
+from moeprobe.cli.environment import USER_ERROR
 from moeprobe.cli.probe_command import probe_command
 from moeprobe.cli.signals import Ending
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
+from moeprobe.runtime.catalog import use_plugins
 
-USER_ERROR, INTERRUPTED = 2, 130
+INTERRUPTED = 130
 
 
 class _Group(TyperGroup):
@@ -82,11 +86,30 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _plugins(files: list[Path] | None) -> None:
+    # ``main`` has read the option before, so that there are commands for probes; this is for whoever calls ``app``.
+    try:
+        use_plugins(files or [])
+    except UserError as error:
+        typer.echo(f"Error: {error.sentence}", err=True)
+        raise typer.Exit(USER_ERROR) from error
+
+
 @app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    plugins: Annotated[
+        list[Path] | None,
+        typer.Option(
+            callback=_plugins,
+            is_eager=True,
+            metavar="FILE.py",
+            help="A Python file with plug-ins (views, routers, ...) for this command; may be given several times. The "
+            "environment variable MOEPROBE_PLUGINS names files too. They are run: name only what you trust.",
+        ),
+    ] = None,
 ) -> None:
     pass
 
@@ -115,3 +138,11 @@ app.add_typer(exporting, name="export")
 app.command("list")(listing.listing)
 app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
+_names = Counter(command.name for command in app.registered_commands)
+_names.update(group.name for group in app.registered_groups)
+for _probe in registry.probes():
+    if _names[_probe.name] > 1:
+        raise UserError(
+            f"The probe {_probe.__name__} of a plug-in is called {_probe.name!r}, as another command is; give it "
+            "another name."
+        )

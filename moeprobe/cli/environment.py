@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from moeprobe.runtime.characters import is_unicode
 
+# Exit code where the user's input is wrong.
+USER_ERROR = 2
 # Signs that have no ASCII letters in them, as somebody without them would write them.
 _PLAIN = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "→": "->", "←": "<-", "×": "x", "±": "+/-", "≥": ">=", "≤": "<=", "≠": "!=",

@@ -12,11 +12,13 @@ from typing import Literal
 from moeprobe.inputs.modality import IMAGE, Modality
 from moeprobe.metrics import costs
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
-from moeprobe.runtime import catalog
+from moeprobe.runtime import catalog, plugins
 
 Declaration = Metric | MetricFamily
 Kind = Literal["raw", "chance", "kappa"]
 _SUFFIXES: dict[Kind, str] = {"raw": "", "chance": CHANCE, "kappa": KAPPA}
+# What declarations are read from: the catalog, and which files from outside the package it knows.
+_Key = tuple[catalog.Catalog, str]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def kappa(null: str, modality: Modality = IMAGE) -> str:
 
 def find(column: str) -> Form:
     """Return the metric and the form that a name of the column ``metric`` is about."""
-    return _find(catalog.ANALYSES, column)
+    return _find(_key(), column)
 
 
 def declared() -> tuple[Declaration, ...]:
@@ -94,7 +96,7 @@ def declared() -> tuple[Declaration, ...]:
 
 def by_analysis() -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
     """Return the declarations in that order with the analysis that computes them; "" for costs, which none does."""
-    return _by_analysis(catalog.ANALYSES)
+    return _by_analysis(_key())
 
 
 def analyses_of(column: str) -> tuple[str, ...]:
@@ -111,7 +113,8 @@ def names() -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _by_analysis(analyses: catalog.Catalog) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
+def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
+    analyses, _ = key
     found = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
     return (
         *sorted(found, key=lambda item: min((_example(one).rank for one in item[1]), default=100)),
@@ -119,20 +122,24 @@ def _by_analysis(analyses: catalog.Catalog) -> tuple[tuple[str, tuple[Declaratio
     )
 
 
+def _key() -> _Key:
+    return catalog.ANALYSES, plugins.version()
+
+
 @functools.lru_cache(maxsize=4096)
-def _find(analyses: catalog.Catalog, column: str) -> Form:
-    metric = _exactly(analyses, column)
+def _find(key: _Key, column: str) -> Form:
+    metric = _exactly(key, column)
     if metric is not None:
         return Form(metric)
     for kind, suffix in _SUFFIXES.items():
         if suffix and column.endswith(suffix):
-            form = _find(analyses, column.removesuffix(suffix))
+            form = _find(key, column.removesuffix(suffix))
             return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
     return Form(Metric(column, about="", unit="other"), declared=False)
 
 
-def _exactly(analyses: catalog.Catalog, name: str) -> Metric | None:
-    for _, measures in _by_analysis(analyses):
+def _exactly(key: _Key, name: str) -> Metric | None:
+    for _, measures in _by_analysis(key):
         for one in measures:
             if covers(one, name):
                 return one.find(name) if isinstance(one, MetricFamily) else one

@@ -23,6 +23,7 @@ from moeprobe import __version__
 from moeprobe.errors import UserError
 from moeprobe.results import showing
 from moeprobe.results.tables import write_images
+from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, PARTS, REQUEST
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
@@ -115,6 +116,9 @@ class OutputFolder:
     ) -> None:
         self.path = path = absolute(path)
         request = json.loads(json.dumps(request))
+        # Named only where there are any, so that other runs are still of the same question.
+        self._plugins = plugins_in(request)
+        request |= {"plugins": self._plugins} if self._plugins else {}
         # Before anything is made, and once more when nobody else can change it.
         _check_outside(path, request, overwrite=overwrite, again=again)
         self._own = RunFolder(path, _family(path), shared=again)
@@ -149,6 +153,8 @@ class OutputFolder:
             UserError: something that was written is not there any more.
         """
         self._own.check(besides=PARTS)
+        if self._plugins:
+            sidecar = {**sidecar, "request": {**sidecar["request"], "plugins": self._plugins}}
         write_json(self.path / FINISHED, sidecar)
         self._own.remove(PARTS)
 

@@ -2,40 +2,104 @@
 
 ``inputs/views/gaussian_noise.py`` holds the class ``GaussianNoise`` and is called ``gaussian_noise`` in YAML, in the
 tables and on the command line. Listing names reads the folder and imports nothing, so it costs no start-up time.
+
+Plug-ins from outside the package (``plugins``) are called by their classes in the same way: a class of a named file or
+an installed module belongs to the catalog whose contract, the class in ``base.py``, it is derived from.
 """
 
 import ast
 import difflib
 import importlib
+import inspect
 import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.runtime import plugins
 
+# All that there are; those of further packages join when they are made.
+CATALOGS: "list[Catalog]" = []
 # How much alike a suggested name is at least, and what a part that is alike counts beside the whole.
 _LIKE, _PART = 0.5, 0.95
 
 
+@dataclass(frozen=True)
+class Outside:
+    """A plug-in from outside the package: its class, and where that is from."""
+
+    made: type
+    source: plugins.Source
+
+
 class Catalog:
-    """The plug-ins of one package.
+    """The plug-ins of one package, and those from outside that keep to its contract.
 
     Args:
         package: dotted name, e.g. ``"moeprobe.inputs.views"``.
         kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
+        base: name of the contract's class in the package's ``base``.
         beside: what lies in the package and is no plug-in, apart from ``base``, the contract, and from names with a
             leading underscore.
     """
 
-    def __init__(self, package: str, kind: str, *, beside: Iterable[str] = ()) -> None:
+    def __init__(self, package: str, kind: str, *, base: str, beside: Iterable[str] = ()) -> None:
         self.package = package
         self.kind = kind
+        self.base = base
         self._no_plugins = {"base", *beside}
+        CATALOGS.append(self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in() or name in self.outside()
 
     def names(self) -> list[str]:
-        """Return the sorted names, without importing any plug-in."""
+        """Return the sorted names; no plug-in of the package is imported.
+
+        Raises:
+            UserError: a plug-in from outside cannot be imported, or its name is taken.
+        """
+        return sorted([*self.built_in(), *self.outside()])
+
+    def outside(self) -> dict[str, Outside]:
+        """Return the plug-ins from outside the package by name.
+
+        Raises:
+            UserError: one cannot be imported, or its name is taken.
+        """
+        found: dict[str, Outside] = {}
+        for source in plugins.sources():
+            for made in filter(self.takes, source.classes()):
+                name = plugin_name(made.__name__)
+                if name in self.built_in():
+                    raise UserError(
+                        f"{source.name} has a {self.kind} {name!r} (class {made.__name__}), and so has moeprobe; give "
+                        "the class another name."
+                    )
+                if name in found and found[name].source != source:
+                    other = found[name].source.name
+                    raise UserError(
+                        f"{other} and {source.name} both have a {self.kind} {name!r}; leave one out."
+                    )
+                if missing := _missing(made):
+                    raise UserError(
+                        f"The {self.kind} {made.__name__} of {source.name} does not say its {missing[0]}; see "
+                        f"{self.package}.base.{self.base}."
+                    )
+                found[name] = Outside(made, source)
+        return found
+
+    def takes(self, made: type) -> bool:
+        """Whether a class keeps to the contract; nothing is imported to find out."""
+        wanted = (f"{self.package}.base", self.base)
+        derived = any((one.__module__, one.__name__) == wanted for one in made.__mro__[1:])
+        return derived and not inspect.isabstract(made)
+
+    def built_in(self) -> list[str]:
+        """Return the sorted names of the package's own plug-ins, without importing any."""
         found = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
         return sorted(name for name in found if name not in self._no_plugins and not name.startswith("_"))
 
@@ -46,21 +110,27 @@ class Catalog:
             UserError: there is none; the sentence names the nearest one and lists them all.
         """
         self.check(name)
+        if name not in self.built_in():
+            return self.outside()[name].made
         module = importlib.import_module(f"{self.package}.{name}")
         return getattr(module, class_name(name))
 
     def check(self, name: str) -> None:
-        """Raise what ``get`` raises, and import nothing."""
-        if name not in self.names():
+        """Raise what ``get`` raises, and import nothing of the package."""
+        if name not in self:
             raise UserError(unknown(self.kind, name, self.names()))
 
     def describe(self, name: str) -> str:
-        """Return the first line of the plug-in's docstring, as plain text; nothing is imported.
+        """Return the first line of the plug-in's docstring, as plain text, and where it is from if from outside.
 
         Raises:
             UserError: there is no such plug-in.
         """
         self.check(name)
+        if name not in self.built_in():
+            found = self.outside()[name]
+            lines = (found.made.__dict__.get("__doc__") or "").strip().splitlines()
+            return " ".join([*(line.replace("``", "") for line in lines[:1]), f"(from {found.source.shown})"])
         path = self._folder / f"{name}.py"
         module = ast.parse((path if path.is_file() else self._folder / name / "__init__.py").read_bytes())
         described = [
@@ -79,6 +149,66 @@ class Catalog:
 def class_name(name: str) -> str:
     """Return the class that file ``name`` must hold: ``prc_crops`` -> ``PrcCrops``."""
     return "".join(part.capitalize() for part in name.split("_"))
+
+
+def plugin_name(made: str) -> str:
+    """Return what the class of a plug-in is called by: ``PrcCrops`` -> ``prc_crops``."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", made).lower()
+
+
+def _missing(made: type) -> list[str]:
+    """Return what the contracts declare of every class, and this one lacks."""
+    declared = {
+        name
+        for one in made.__mro__
+        if one.__module__.startswith("moeprobe.") and one.__module__.endswith(".base")
+        for name, annotation in inspect.get_annotations(one).items()
+        if "ClassVar" in str(annotation)
+    }
+    return sorted(name for name in declared if not hasattr(made, name))
+
+
+def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
+    """Take plug-in files into the catalogs of this process and of those it starts.
+
+    Args:
+        files: Python files with plug-ins, which are run; name only what you trust.
+
+    Raises:
+        UserError: a file does not exist, cannot be imported or holds no plug-in, or a name is taken.
+    """
+    with plugins.added([files] if isinstance(files, str | Path) else files):
+        for source in plugins.sources():
+            if not any(catalog.takes(made) for made in source.classes() for catalog in CATALOGS):
+                bases = ", ".join(f"{catalog.package}.base.{catalog.base}" for catalog in CATALOGS)
+                raise UserError(
+                    f"{source.name} holds no plug-in: no class in it is derived from one of {bases}."
+                )
+        for catalog in CATALOGS:
+            catalog.outside()
+
+
+def plugins_in(content: Any) -> list[dict[str, str]]:
+    """Return where the plug-ins from outside are from that a request (JSON) names: ``source`` and its ``sha256``."""
+    names = {text.partition(":")[0] for text in _texts(content)}
+    found = [
+        outside.source
+        for catalog in CATALOGS
+        for name, outside in catalog.outside().items()
+        # Probes are called by their commands.
+        if names & {name, getattr(outside.made, "kind", name)}
+    ]
+    used = {source.shown: source.sha256 for source in found}
+    return [{"source": shown, "sha256": used[shown]} for shown in sorted(used)]
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        yield from (text for value in content.values() for text in _texts(value))
+    elif isinstance(content, Sequence):
+        yield from (text for value in content for text in _texts(value))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -112,13 +242,14 @@ def _likeness(name: str, known: str) -> float:
     return max(whole, _PART * max(of_parts, default=0.0))
 
 
-ROUTERS = Catalog("moeprobe.models.nn.routers", "router", beside=("rules",))
-VIEWS = Catalog("moeprobe.inputs.views", "view", beside=("crops", "text"))
-DATA = Catalog("moeprobe.inputs.data", "data set", beside=("readers",))
-OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective")
+ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", beside=("rules",))
+VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", beside=("crops", "text"))
+DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", beside=("readers",))
+OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="Objective")
 ANALYSES = Catalog(
     "moeprobe.metrics",
     "analysis",
+    base="Analysis",
     beside=(
         "applicable",
         "contagion",
@@ -131,13 +262,13 @@ ANALYSES = Catalog(
         "token_kinds",
     ),
 )
-PROBES = Catalog("moeprobe.probes", "probe", beside=("engine", "registry"))
-ADAPTERS = Catalog("moeprobe.adapters", "adapter", beside=("inspection", "open"))
-# Models of other programs, ``scheme:reference``, and the adapter that opens them.
+PROBES = Catalog("moeprobe.probes", "probe", base="Kind", beside=("engine", "registry"))
+ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", beside=("inspection", "open"))
+# Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}
 
 
 def is_foreign(source: str | Path) -> bool:
     """Whether a model is named ``scheme:reference``, and is no path."""
     scheme, _, reference = str(source).partition(":")
-    return bool(reference) and scheme in SCHEMES
+    return bool(reference) and (scheme in SCHEMES or scheme in ADAPTERS.outside())

@@ -113,7 +113,7 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
             free = [name for name in known if name not in fixed]
             raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, free))
         try:
-            TypeAdapter(hints[key]).validate_python(value, strict=True)
+            TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)
         except ValidationError as error:
             message = lower_first(error.errors()[0]["msg"])
             raise UserError(f"In the {what} {plugin.name!r}, {key}: {message}; got {value!r}.") from None

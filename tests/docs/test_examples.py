@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import yaml
 
 import moeprobe
 from moeprobe.adapters.hooks.settings import FileSettings
+from moeprobe.runtime.catalog import VIEWS
 from tests.commands import run
 from tests.contracts import test_probes as probe_contract
 from tests.contracts import test_views as view_contract
@@ -23,6 +25,7 @@ from tests.routing.routings import aligned, routing
 
 NOTEBOOK = ROOT / "docs" / "guide" / "python.md"
 OWN_MODEL = ROOT / "docs" / "guide" / "own-model.md"
+OUTSIDE = ROOT / "docs" / "guide" / "plugins.md"
 PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
@@ -31,7 +34,7 @@ ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
     }  # fmt: skip
 
 
@@ -104,6 +107,20 @@ def test_the_view_of_the_page_keeps_the_contract(my_models: Path) -> None:
     view_contract.test_a_sweep_starts_at_the_clean_view_bit_for_bit(view)
     view_contract.test_severities_that_are_no_amounts_are_refused(view)
     view_contract.test_an_aligned_view_never_moves(view)
+
+
+def test_the_plugin_file_of_the_guide_is_taken(
+    trained: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOEPROBE_PLUGINS", "")
+    (example,) = blocks("python", OUTSIDE)
+    file = tmp_path / "my_plugins.py"
+    file.write_text(example, encoding="utf-8")
+    probed = ("sweep", trained["prc"], "--data", "digits", "--view", "fading", "--limit", 20, "--json")
+    result = run("--plugins", file, *probed)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["sidecar"]["request"]["severities"] == [0, 0.25, 0.5, 0.75]
+    view_contract.test_a_sweep_starts_at_the_clean_view_bit_for_bit(VIEWS.get("fading")())
 
 
 def test_the_router_of_the_page_routes(my_models: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Checkpoint, wanted_layers
+from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
 from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.reading import described
@@ -30,7 +30,7 @@ from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.files import sha256
 
 
-class Hooks:
+class Hooks(Adapter):
     """Any torch module whose routers are submodules, read by forward hooks; nothing is left on it.
 
     On making it a few images are run, together and one by one: to find the routers' order and shapes, and whether an

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.base import Checkpoint, wanted_layers
+from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
 from moeprobe.adapters.huggingface.outputs import learn
 from moeprobe.adapters.huggingface.routers import (
@@ -37,7 +37,7 @@ from moeprobe.runtime.files import expanded
 _LESSON = 24
 
 
-class Huggingface:
+class Huggingface(Adapter):
     """A mixture-of-experts language model of Hugging Face's ``transformers``, ready to be probed.
 
     Gates are the router's softmax (or sigmoid, …) over all experts, before those of the chosen ones are brought to any

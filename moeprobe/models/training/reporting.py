@@ -8,6 +8,7 @@ from typing import Any
 
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.models.config import TrainConfig
+from moeprobe.runtime.catalog import plugins_in
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def training_record(
     config: TrainConfig, *, step: int, total_steps: int, val_accuracy: float
 ) -> dict[str, Any]:
     """Return what a checkpoint says of its training."""
+    used = plugins_in(config.model_dump())
     return {
         "name": config.name,
         "group": config.group,
@@ -80,4 +82,5 @@ def training_record(
         "step": step,
         "total_steps": total_steps,
         "val_accuracy": val_accuracy,
+        **({"plugins": used} if used else {}),
     }

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, Unpack
 
 import pandas as pd
 
-from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.open import Model, Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe

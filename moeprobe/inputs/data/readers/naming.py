@@ -23,7 +23,7 @@ def named(name: str) -> tuple[Any, str | None]:
         UserError: there is no such data set; where the name is that of a file or folder, the sentence says so.
     """
     kind, _, location = name.partition(":")
-    if kind in DATA.names():
+    if kind in DATA:
         return DATA.get(kind), location or None
     path = expanded(name)
     if is_folder(path):
