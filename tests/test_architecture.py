@@ -34,13 +34,6 @@ WIDE = {
     "probes.correspond.measure.correspond",
     "studies.compare.compare",
 }
-# Files that are longer and do not say why. Entries go as they fall.
-LONG = {
-    "probes.analyze_trace.measure",
-    "probes.contagion.exchange",
-    "probes.engine.loop",
-    "studies.paper.run",
-}
 # How a file that is longer says why, in its docstring.
 REASON = f"more than {LINES} lines"
 
@@ -124,7 +117,7 @@ def test_files_stay_readable(path: Path) -> None:
     """A file of more than 300 lines says in its docstring why it is one."""
     text = path.read_text(encoding="utf-8")
     reason = REASON in (ast.get_docstring(ast.parse(text)) or "")
-    assert len(text.splitlines()) <= LINES or reason or module_of(path) in LONG
+    assert len(text.splitlines()) <= LINES or reason
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -41,7 +41,7 @@ def analyze_trace(
     from moeprobe import api
     from moeprobe.cli.screen import Bar, print_result
     from moeprobe.cli.short import along_severity, side_by_side
-    from moeprobe.probes.analyze_trace.measure import along_a_severity, labelled, steps_alone
+    from moeprobe.probes.analyze_trace.figure import along_a_severity, labelled, steps_alone
 
     with Bar("inputs") as bar:
         result = api.analyze_trace(

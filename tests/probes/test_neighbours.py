@@ -26,7 +26,7 @@ from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.probes.contagion import exchange as neighbours
-from moeprobe.probes.contagion.exchange import Exchange
+from moeprobe.probes.contagion.donors import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.tables import cells

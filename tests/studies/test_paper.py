@@ -10,8 +10,8 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.studies.paper.job import PROBES
 from moeprobe.studies.paper.numbers import dead
-from moeprobe.studies.paper.run import _PROBES
 from moeprobe.studies.paper.tables import markdown, published
 from tests.commands import Trained, refused, run
 
@@ -115,7 +115,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CutOffError
 
     monkeypatch.setattr("moeprobe.studies.paper.run._figures", end)
-    monkeypatch.setattr("moeprobe.studies.paper.run._PROBES", {"confidence": _PROBES["confidence"]})
+    monkeypatch.setattr("moeprobe.studies.paper.job.PROBES", {"confidence": PROBES["confidence"]})
 
 
 def test_an_interrupted_call_does_not_go_on_as_another(

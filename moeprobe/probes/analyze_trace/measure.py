@@ -12,14 +12,14 @@ from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
-from matplotlib.figure import Figure
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.weights import Weights
 from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.analyze_trace.figure import figures_of
+from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.probes.engine.loop import sums_of_layer, to_host
 from moeprobe.probes.engine.measurement import save_figures
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
@@ -274,56 +274,3 @@ def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -
 def _most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
     """Return the tokens of the longest of the inputs."""
     return max(traces[0].trace.num_tokens[layer][name] for name in ids)
-
-
-def labelled(result: Result) -> Result:
-    """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
-    names = {
-        (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
-        for trace in result.sidecar["traces"]
-    }
-
-    def called(row: Any) -> str:
-        severity = row["severity"]
-        return names[row["checkpoint"], row["view"], None if severity != severity else severity]
-
-    of_each = {label: name for (name, _, _), label in names.items()}
-    if len(names) == len(set(of_each.values())):
-        return result
-    rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
-    table = result.table.assign(checkpoint=[called(row) for row in rows])
-    sidecar = result.sidecar | {"colours": colours(list(of_each))}
-    return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
-
-
-def along_a_severity(result: Result) -> bool:
-    """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
-    steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
-    severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
-    places = {(step["checkpoint"], step["severity"]) for step in steps}
-    return len(severities) > 1 and len(views) == 1 and len(places) == len(steps)
-
-
-def steps_alone(result: Result) -> Result:
-    """Return a result without what has no severity."""
-    tables = [
-        None if table is None else table[table["severity"].notna()]
-        for table in (result.table, result.comparison)
-    ]
-    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
-
-
-def figures_of(result: Result) -> dict[str, Figure]:
-    """Return the figures of recorded routing by name."""
-    from moeprobe.probes.confidence import figure
-    from moeprobe.probes.match_ratio import figure as match_ratio
-    from moeprobe.probes.sweep import figure as sweep
-
-    if along_a_severity(result):
-        unit = result.sidecar["severity_unit"] or "severity"
-        return sweep.draw(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
-    shown = labelled(result)
-    palette = shown.sidecar["colours"]
-    views = result.sidecar["request"]["view"]["name"]
-    drawn = match_ratio.draw(shown.table.assign(view=views), colours=palette)
-    return drawn | figure.draw(shown.table, colours=palette, title="Router confidence, recorded")

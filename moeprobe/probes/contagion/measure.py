@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.metrics import contagion
 from moeprobe.metrics.batch_contagion import BatchContagion
 from moeprobe.probes.contagion import Contagion, exchange
-from moeprobe.probes.contagion.exchange import Exchange
+from moeprobe.probes.contagion.donors import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.measurement import Measurement

@@ -7,13 +7,12 @@ where it stopped.
 import dataclasses
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,31 +21,17 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.batches import Batch, batches
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.inputs.views.base import SeverityView
-from moeprobe.metrics.base import (
-    CornerAnalysis,
-    Corners,
-    LayerAnalysis,
-    ModelAnalysis,
-    OutputAnalysis,
-    OutputPair,
-    Subject,
-)
+from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.probes.engine.batch_sums import Pass, corner_sums, layer_sums, output_sums, to_host
 from moeprobe.probes.engine.noise_floor import repeats
 from moeprobe.probes.engine.question import Question, recipe
-from moeprobe.probes.engine.replay import exchange
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table, in_order, read_images, read_note, write_images
-from moeprobe.routing import finite
-from moeprobe.routing.capabilities import Replayable
-from moeprobe.routing.correspondence import pair_up, settle
-from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
 
-# Class scores, if wanted, and routing.
-_Pass = tuple[Tensor | None, RoutingTrace]
 RunBlock = Callable[[Question, Checkpoint, Sequence[int], Advance | None], tuple[Accumulator, list[str]]]
 
 
@@ -152,7 +137,7 @@ def _run_batch(
     layers = question.layers_of(model)
     output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in question.analyses)
 
-    def trace(view: int) -> _Pass:
+    def trace(view: int) -> Pass:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
     reference = trace(0)
@@ -163,12 +148,12 @@ def _run_batch(
             view, shown = reference, 0
         else:
             view, shown = trace(number), number
-        found = _layer_sums(question, checkpoint, batch, reference[1], view[1], shown)
+        found = layer_sums(question, checkpoint, batch, reference[1], view[1], shown)
         if output_wanted:
             compared = None if question.view is None else reference[0]
-            found[Cell()] = _output_sums(question, checkpoint, batch, compared, view[0])
+            found[Cell()] = output_sums(question, checkpoint, batch, compared, view[0])
             if question.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
-                found[Cell()] |= _corner_sums(question, checkpoint, batch, reference, view, shown)
+                found[Cell()] |= corner_sums(question, checkpoint, batch, reference, view, shown)
         _add(accumulator, question, batch, found, view=question.view_name, severity=severity)
     if question.floor_images:
         _run_floors(question, checkpoint, batch, reference[1], accumulator)
@@ -195,7 +180,7 @@ def _run_floors(
     model = checkpoint.model
     device = next(iter(reference.layers.values())).gates.device
     for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
-        found = _layer_sums(matching, checkpoint, batch, reference, routing, 0)
+        found = layer_sums(matching, checkpoint, batch, reference, routing, 0)
         _add(accumulator, question, batch, found, view=name, severity=float("nan"), rows=rows)
 
 
@@ -216,108 +201,3 @@ def _add(
         placed = dataclasses.replace(cell, view=view, severity=severity)
         arrays = {name: to_host(column)[chosen] for name, column in columns.items()}
         accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
-
-
-def _labels(question: Question, batch: Batch | TextBatch) -> Tensor:
-    """Return the labels that the model's scores are about."""
-    return batch.labels if question.labelled else torch.full_like(batch.labels, -1)
-
-
-def to_host(column: Tensor) -> NDArray[np.generic]:
-    """Return a column as the tables keep it: float32 belongs to the device, and ends there."""
-    array = column.cpu().numpy()
-    return array.astype(np.float64) if column.is_floating_point() else array
-
-
-def _layer_sums(
-    question: Question,
-    checkpoint: Checkpoint,
-    batch: Batch | TextBatch,
-    reference: RoutingTrace,
-    view: RoutingTrace,
-    shown: int,
-) -> dict[Cell, dict[str, Tensor]]:
-    found: dict[Cell, dict[str, Tensor]] = {}
-    analyses = [analysis for analysis in question.analyses if isinstance(analysis, LayerAnalysis)]
-    for name, layer in view.layers.items():
-        pair, left_out = settle(
-            pair_up(
-                batch,
-                reference.layers[name],
-                layer,
-                shown,
-                aligned=question.aligned,
-                symmetric=question.is_pair,
-            ),
-            batch.image_ids,
-            checkpoint=checkpoint.name,
-            layer=name,
-            allow=question.allow_not_finite,
-        )
-        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, name, pair).items()}
-    return found
-
-
-def sums_of_layer(
-    analyses: Iterable[LayerAnalysis], name: str, pair: LayerPair
-) -> dict[Cell, dict[str, Tensor]]:
-    """Return what those of the analyses that apply to a layer say of it, for each kind of tokens."""
-    found: dict[Cell, dict[str, Tensor]] = {}
-    layer = pair.view
-    for analysis in analyses:
-        if analysis.applies(layer):
-            for tokens, columns in analysis.sums(pair).items():
-                cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
-                found.setdefault(cell, {}).update(columns)
-    return found
-
-
-def _output_sums(
-    question: Question,
-    checkpoint: Checkpoint,
-    batch: Batch | TextBatch,
-    reference: Tensor | None,
-    view: Tensor | None,
-) -> dict[str, Tensor]:
-    assert view is not None
-    left_out = finite.settle_scores(
-        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
-    )
-    pair = OutputPair(reference, view, _labels(question, batch).to(view.device))
-    analyses = (analysis for analysis in question.analyses if isinstance(analysis, OutputAnalysis))
-    return _sums(analyses, pair) | left_out
-
-
-def _corner_sums(
-    question: Question,
-    checkpoint: Checkpoint,
-    batch: Batch | TextBatch,
-    clean: _Pass,
-    perturbed: _Pass,
-    shown: int,
-) -> dict[str, Tensor]:
-    """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
-    model = checkpoint.model
-    assert isinstance(model, Replayable)
-    assert clean[0] is not None
-    assert perturbed[0] is not None
-    logits = exchange(
-        model,
-        (batch.views[0], clean[0], clean[1]),
-        (batch.views[shown], perturbed[0], perturbed[1]),
-        gates=question.replayed_gates,
-    )
-    left_out = finite.settle_scores(
-        logits, batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
-    )
-    corners = Corners(logits, _labels(question, batch).to(clean[0].device))
-    analyses = (analysis for analysis in question.analyses if isinstance(analysis, CornerAnalysis))
-    return _sums(analyses, corners) | left_out
-
-
-def _sums(analyses: Iterable[ModelAnalysis[Subject]], subject: Subject) -> dict[str, Tensor]:
-    """Return the columns of all of these analyses."""
-    columns: dict[str, Tensor] = {}
-    for analysis in analyses:
-        columns |= analysis.sums(subject)
-    return columns

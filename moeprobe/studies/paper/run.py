@@ -1,35 +1,27 @@
 """Make the PRC paper's tables and figures for pairs of checkpoints: which probes it takes, and its folder."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import pandas as pd
 
-from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import Model, Models
-from moeprobe.errors import UserError
+from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
-from moeprobe.probes.confidence import Confidence
 from moeprobe.probes.correspond.measure import correspond
 from moeprobe.probes.discontinuity import Discontinuity
 from moeprobe.probes.engine import run as engine
-from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
-from moeprobe.probes.engine.models import load_models
+from moeprobe.probes.engine.applicability import routing_of_blank_input
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.probes.engine.origins import choose_data, described
+from moeprobe.probes.engine.origins import described
 from moeprobe.probes.engine.work import Plan
-from moeprobe.probes.evaluate import Evaluate
-from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
-from moeprobe.results.folder import FinishedError, Result, output_folder, provenance
+from moeprobe.results.folder import Result, output_folder, provenance
 from moeprobe.results.tables import read_images
-from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
@@ -37,20 +29,12 @@ from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import compare
 from moeprobe.studies.paper import numbers, tables
+from moeprobe.studies.paper.job import Job, limited, made, make_job
 from moeprobe.studies.report.reading import read_runs
 
-T = TypeVar("T")
 KIND = "paper"
 # Following one image takes hundreds of passes: a hundred images are enough to tell jumps apart.
 JUMP_IMAGES = 100
-# Folder of a probe -> the probe, and what ``numbers.NUMBERS`` calls it.
-_PROBES: dict[str, tuple[Probe[Result], str]] = {
-    "match-ratio": (MatchRatio(), "random_crop"),
-    "match-ratio-prc-crops": (MatchRatio(view="prc_crops"), "prc_crops"),
-    "confidence": (Confidence(), "confidence"),
-    "noise-sweep": (NoiseSweep(), "noise"),
-    "eval": (Evaluate(), numbers.EVALUATION),
-}
 
 
 @dataclass(frozen=True)
@@ -78,47 +62,6 @@ class PaperPlan:
 
     parts: dict[str, Plan]
     seconds: float
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What is to be made: pairs of checkpoints, what the tables call the two of a pair, and the data."""
-
-    pairs: list[tuple[Checkpoint, Checkpoint]]
-    names: tuple[str, str]
-    data: str
-    options: Options
-    labelled: bool
-    replayable: bool
-
-    @property
-    def probes(self) -> dict[str, tuple[Probe[Result], str]]:
-        """The probes that there are for these models and data."""
-        return {
-            name: (self._attributed(probe), number)
-            for name, (probe, number) in _PROBES.items()
-            if self.labelled or not probe.labels_required
-        }
-
-    def _attributed(self, probe: Probe[Result]) -> Probe[Result]:
-        """Return a sweep that says what of the change is switching, where the models can tell."""
-        attributes = isinstance(probe, NoiseSweep) and self.replayable
-        return dataclasses.replace(probe, attribute=True) if attributes else probe  # type: ignore[call-arg]
-
-    @property
-    def hashed(self) -> bool:
-        """Whether the first pair can be recognised; a checkpoint without a hash is never taken for that of before."""
-        return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
-
-    @property
-    def notes(self) -> list[str]:
-        """What is left out, in sentences."""
-        notes = []
-        if not self.labelled:
-            notes.append(f"No accuracy: {self.data} has no labels of the models' classes.")
-        if not self.replayable:
-            notes.append("No jumps and no attribution: a model cannot replay a routing.")
-        return notes
 
 
 @with_options
@@ -152,7 +95,7 @@ def paper(
         UserError: something named does not exist or does not fit.
     """
     options = combine(options, changes)
-    job = _job(several(models), data=data, names=names, options=options)
+    job = make_job(several(models), data=data, names=names, options=options)
     request = {
         "kind": KIND,
         "data": job.data,
@@ -199,7 +142,7 @@ def paper(
     return PaperResult(table, load, text, job.notes, sidecar)
 
 
-def _numbers(job: _Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _numbers(job: Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Measure all pairs; returns their numbers, and the load of their experts."""
     rows: list[dict[str, object]] = []
     loads: list[dict[str, object]] = []
@@ -227,7 +170,7 @@ def plan_paper(
 ) -> PaperPlan:
     """Say what ``paper`` would take before it draws, by running a few images of the first pair and writing nothing."""
     options = combine(options, changes)
-    job = _job(several(models), data=data, names=None, options=options)
+    job = make_job(several(models), data=data, names=None, options=options)
     pair = job.pairs[0]
     parts = {
         name: engine.plan(probe, pair, data=job.data, options=options)
@@ -237,65 +180,14 @@ def plan_paper(
     parts["s-matrix"] = engine.plan(SMatrix(), pair, data=job.data, options=options)
     seconds += parts["s-matrix"].seconds
     if job.replayable:
-        followed = _limited(options, jump_images)
+        followed = limited(options, jump_images)
         parts["discontinuity"] = engine.plan(Discontinuity(), pair, data=job.data, options=followed)
         seconds += parts["discontinuity"].seconds
     return PaperPlan(parts, seconds)
 
 
-def _job(models: Sequence[Model], *, data: str | None, names: Sequence[str] | None, options: Options) -> _Job:
-    """Return what is to be made, checked before anything is run."""
-    if len(models) < 2 or len(models) % 2:
-        raise UserError(
-            "The paper compares pairs: name a reference and a checkpoint to compare with it (and more such pairs); "
-            f"got {len(models)} checkpoint{'s' if len(models) != 1 else ''}."
-        )
-    if names is not None and (len(names) != 2 or len(set(names)) < 2):
-        raise UserError(f"--names takes two different names, for the two of a pair; got {', '.join(names)}.")
-    loaded = load_models(models, options)
-    check_images(loaded, "the paper's tables and figures cannot be made")
-    for model in loaded:
-        for layer in routing_of_blank_input(model, options.layers):
-            if not layer.tokens_choose:
-                raise UserError(
-                    f"The paper's tables are of routers whose tokens choose experts, and {model.name} has "
-                    f"{layer.router}; use match-ratio or sweep, which measure any."
-                )
-    data = choose_data(data, loaded)
-    classes = open_data(data, split=options.split).class_names
-    pairs = list(zip(loaded[::2], loaded[1::2], strict=True))
-    return _Job(
-        pairs=pairs,
-        names=(names[0], names[1]) if names is not None else (pairs[0][0].name, pairs[0][1].name),
-        data=data,
-        options=options,
-        labelled=all(bool(model.class_names) and model.class_names == classes for model in loaded),
-        replayable=all(
-            isinstance(model.model, Replayable) and model.model.group_images == 1 for model in pairs[0]
-        ),
-    )
-
-
-def _made(job: _Job, run: Callable[[Options], T], out: Path | None) -> T | None:
-    """Run a probe in a folder of its own; None where an earlier call has finished it there.
-
-    Raises:
-        UserError: something else was run in that folder meanwhile.
-    """
-    options = dataclasses.replace(job.options, out=out, overwrite=False)
-    try:
-        return run(options)
-    except FinishedError:
-        return None if job.hashed else run(dataclasses.replace(options, overwrite=True))
-
-
-def _limited(options: Options, most: int) -> Options:
-    limit = most if options.limit is None else min(most, options.limit)
-    return dataclasses.replace(options, limit=limit)
-
-
 def _result(
-    job: _Job, pair: tuple[Checkpoint, Checkpoint], probe: Probe[Result], watcher: Progress, out: Path | None
+    job: Job, pair: tuple[Checkpoint, Checkpoint], probe: Probe[Result], watcher: Progress, out: Path | None
 ) -> Result:
     """Return the result of a probe: from its folder where an earlier call has finished it, else run.
 
@@ -303,20 +195,20 @@ def _result(
     """
     if isinstance(probe, NoiseSweep) and out is None:
         probe = NoiseSweep(severities=(numbers.SIGMA,))
-    made = _made(
+    own = made(
         job,
         lambda options: engine.run(probe, pair, data=job.data, options=options, watcher=watcher),
         out,
     )
-    if made is not None:
-        return made
+    if own is not None:
+        return own
     assert out is not None
     (earlier,) = read_runs([out])
     assert earlier.table is not None
     return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
 
 
-def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher: Progress) -> None:
+def _figures(job: Job, folder: Path, *, jump_images: int, given: Model, watcher: Progress) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
     source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
@@ -326,7 +218,7 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
             probe,
             pair,
             data=data,
-            options=options if most is None else _limited(options, most),
+            options=options if most is None else limited(options, most),
             watcher=watcher,
         )
 
@@ -345,7 +237,7 @@ def _figures(job: _Job, folder: Path, *, jump_images: int, given: Model, watcher
     if job.replayable:
         drawn["discontinuity"] = draw(Discontinuity(), most=jump_images)
     for name, make in drawn.items():
-        _made(job, make, folder / name)
+        made(job, make, folder / name)
 
 
 def _of_a_run(options: Options) -> Options:

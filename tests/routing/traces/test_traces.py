@@ -14,7 +14,7 @@ import pytest
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.probes.analyze_trace import measure as analyzing
+from moeprobe.probes.analyze_trace import figure, measure
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.traces import format as traced_file
 from moeprobe.runtime.progress import Progress
@@ -292,11 +292,11 @@ def test_views_of_several_kinds_have_a_column_each(model: Checkpoint, traces: Pa
         [model], view="brightness", severities=[0.2, 0.4], layers=ONE, limit=LIMIT, out=out
     ).files
     noise = sorted((traces / "gaussian_noise" / "a").iterdir())
-    assert analyzing.along_a_severity(api.analyze_trace(noise))
-    assert not analyzing.along_a_severity(api.analyze_trace(noise[:2]))
+    assert figure.along_a_severity(api.analyze_trace(noise))
+    assert not figure.along_a_severity(api.analyze_trace(noise[:2]))
     mixed = api.analyze_trace([noise[0], noise[2], *bright[1:]])
-    assert not analyzing.along_a_severity(mixed)
-    shown = analyzing.labelled(mixed).table
+    assert not figure.along_a_severity(mixed)
+    shown = figure.labelled(mixed).table
     assert set(shown["checkpoint"]) == {
         "a clean", "a gaussian_noise 0.3", "a brightness 0.2", "a brightness 0.4",
     }  # fmt: skip
@@ -390,7 +390,7 @@ def test_weights_of_long_inputs_are_left_out_and_said_to_be(
     files = [api.import_trace(tmp_path / "l.jsonl", tmp_path / f"{name}.parquet").path for name in "ab"]
     whole = api.analyze_trace(files)
     assert (whole.table["metric"] == "weight_cosine").any() and whole.sidecar["notes"] == []
-    monkeypatch.setattr(analyzing, "_LONGEST", 2)
+    monkeypatch.setattr(measure, "_LONGEST", 2)
     found = api.analyze_trace(files)
     assert not found.table["metric"].str.startswith("weight_").any()
     assert found.sidecar["notes"] == ["the weights in l, as inputs have more than 2 tokens"]
@@ -399,5 +399,5 @@ def test_weights_of_long_inputs_are_left_out_and_said_to_be(
 def test_blocks_change_nothing(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = sorted((traces / "rotation" / "a").iterdir())
     whole = api.analyze_trace(files)
-    monkeypatch.setattr(analyzing, "_BLOCK", 7)
+    monkeypatch.setattr(measure, "_BLOCK", 7)
     assert api.analyze_trace(files).images.equals(whole.images)

@@ -1,0 +1,61 @@
+"""Recorded routing: a column per trace, or along the severity of one view."""
+
+import dataclasses
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from moeprobe.probes.confidence.figure import draw as draw_confidence
+from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
+from moeprobe.probes.sweep.figure import draw as draw_sweep
+from moeprobe.results.folder import Result
+from moeprobe.results.palette import colours
+
+
+def labelled(result: Result) -> Result:
+    """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
+    names = {
+        (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
+        for trace in result.sidecar["traces"]
+    }
+
+    def called(row: Any) -> str:
+        severity = row["severity"]
+        return names[row["checkpoint"], row["view"], None if severity != severity else severity]
+
+    of_each = {label: name for (name, _, _), label in names.items()}
+    if len(names) == len(set(of_each.values())):
+        return result
+    rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
+    table = result.table.assign(checkpoint=[called(row) for row in rows])
+    sidecar = result.sidecar | {"colours": colours(list(of_each))}
+    return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
+
+
+def along_a_severity(result: Result) -> bool:
+    """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
+    steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
+    severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
+    places = {(step["checkpoint"], step["severity"]) for step in steps}
+    return len(severities) > 1 and len(views) == 1 and len(places) == len(steps)
+
+
+def steps_alone(result: Result) -> Result:
+    """Return a result without what has no severity."""
+    tables = [
+        None if table is None else table[table["severity"].notna()]
+        for table in (result.table, result.comparison)
+    ]
+    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
+def figures_of(result: Result) -> dict[str, Figure]:
+    """Return the figures of recorded routing by name."""
+    if along_a_severity(result):
+        unit = result.sidecar["severity_unit"] or "severity"
+        return draw_sweep(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
+    shown = labelled(result)
+    palette = shown.sidecar["colours"]
+    views = result.sidecar["request"]["view"]["name"]
+    drawn = draw_match_ratio(shown.table.assign(view=views), colours=palette)
+    return drawn | draw_confidence(shown.table, colours=palette, title="Router confidence, recorded")
