@@ -172,6 +172,7 @@ def light() -> list[str]:
         "import moeprobe.cli",
         "import " + ", ".join(light()),
         "import moeprobe.probes.fewshot.ridge",
+        "import moeprobe.studies.compare",
         "import moeprobe.adapters.base, moeprobe.routing.capabilities, moeprobe.routing.pairs",
         "from moeprobe.runtime import catalog; catalog.VIEWS.names(); catalog.ROUTERS.names()",
         "from moeprobe.metrics import registry; registry.find('churn_kappa')",

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from moeprobe.adapters.base import Checkpoint, Model, Models  # noqa: F401
+from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.swin_moe import SwinMoe
 from moeprobe.adapters.vmoe import Vmoe

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import Tensor
 
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.adapters.hooks import Hooks
-from moeprobe.adapters.open import Model, Models, as_checkpoint, load_model, wrap
+from moeprobe.adapters.open import as_checkpoint, load_model, wrap
 from moeprobe.api.pictures import overlay, record
 from moeprobe.api.planning import (
     plan,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from moeprobe.adapters.open import Models
+from moeprobe.adapters.base import Models
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Probe

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, Unpack
 
-from moeprobe.adapters.open import Models
+from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.overlay import Overlay

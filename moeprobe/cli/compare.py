@@ -71,9 +71,10 @@ def compare(
 
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
-    from moeprobe import api
+    # Not by the API, which imports torch: finished runs are compared without.
     from moeprobe.cli.plan import print_plan
     from moeprobe.cli.screen import Bar
+    from moeprobe.studies import compare as comparing
 
     asked: dict[str, Any] = {
         "probe": probe,
@@ -82,10 +83,10 @@ def compare(
         "severities": numbers(severities, "--severities"),
     }
     if common.dry_run:
-        print_plan(api.plan_comparison(given, **asked, **common.changes), as_json=common.json)
+        print_plan(comparing.plan_comparison(given, **asked, **common.changes), as_json=common.json)
         return
     with Bar() as bar:
-        found = api.compare(
+        found = comparing.compare(
             given,
             **asked,
             margin=margin,

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import pandas as pd
 
-from moeprobe.adapters.open import Models
+from moeprobe.adapters.base import Models
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options

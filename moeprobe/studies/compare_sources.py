@@ -4,17 +4,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import Model
+from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.errors import UserError
 from moeprobe.probes.base import CLEAN, arg_of, fields_of, flag_of
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import prepare, run
 from moeprobe.probes.registry import to_compare
@@ -24,6 +22,9 @@ from moeprobe.results.folder import FinishedError, Result
 from moeprobe.results.summaries import Analyses
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from moeprobe.probes.engine.measurement import Measurement
 
 # The run of a comparison of checkpoints, inside its output folder.
 _PROBE = "probe"
@@ -65,7 +66,7 @@ class FinishedRuns:
 class ToProbe:
     """Checkpoints, and what is asked of each."""
 
-    work: Measurement[Result]
+    work: "Measurement[Result]"
 
     def asked(self) -> Measured:
         """Return the request and the checkpoints, without sums."""
@@ -105,6 +106,9 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
     _spare(given, options.out)
     if are_runs(given):
         return FinishedRuns(_of_runs([Path(str(path)) for path in given], asked, options))
+    # Here, since it imports torch.
+    from moeprobe.probes.engine.measurement import Measurement
+
     probe = to_compare(asked["probe"], view=asked["view"], severities=asked["severities"])
     work = prepare(probe, given, data=asked["data"], options=options)
     assert isinstance(work, Measurement)

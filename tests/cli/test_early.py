@@ -9,8 +9,9 @@ import pytest
 
 from moeprobe.cli import listing
 from moeprobe.cli.app import app
+from moeprobe.cli.compare import FAILED
 from moeprobe.results.folder import OutputFolder
-from tests.commands import refused
+from tests.commands import Trained, refused, run
 
 # The command line -> what its sentence says.
 REFUSALS = {
@@ -67,6 +68,7 @@ _RUN = """
 import json, sys
 from typer.testing import CliRunner
 from moeprobe.cli.app import app
+from moeprobe.cli.compare import FAILED
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())
     print(json.dumps([line, result.exit_code, result.stderr, "torch" in sys.modules]), flush=True)
@@ -102,6 +104,36 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     # Once imported it stays: the first one is to blame.
     assert [line for line, *_, torch in found if torch][:1] == []
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.usefixtures("unpictured")
+def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained, tmp_path: Path) -> None:
+    for name, options in (
+        ("match", ("match-ratio",)),
+        ("sweep", ("noise-sweep", "--sigmas", "0,0.2")),
+    ):
+        result = run(*options, *trained.values(), "--limit", 24, "--out", tmp_path / name)
+        assert result.exit_code == 0, result.output
+    lines = [
+        "compare match",
+        "compare sweep --fail-if-worse top1_match --full --out compared",
+        "compare match --json",
+        "report match sweep compared --out report",
+        "explain top1_match",
+    ]
+    process = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    found = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [line for line, *_ in found] == lines
+    assert not {line: said for line, code, said, _ in found if code not in (0, FAILED)}
+    assert [line for line, *_, torch in found if torch][:1] == []
+    assert (tmp_path / "compared/comparison.csv").is_file() and (tmp_path / "report/report.html").is_file()
 
 
 def test_help_takes_less_than_a_quarter_of_importing_torch() -> None:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.open import Models, as_checkpoint
+from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options

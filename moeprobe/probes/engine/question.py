@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from moeprobe.adapters.base import AnyFraming
-from moeprobe.inputs.batches import Recipe
 from moeprobe.inputs.data.base import Dataset
-from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
 from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.seeds import generator

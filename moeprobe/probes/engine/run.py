@@ -2,10 +2,9 @@
 
 from typing import TypeVar
 
-from moeprobe.adapters.open import Models
+from moeprobe.adapters.base import Models
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
-from moeprobe.probes.engine.models import load_models
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.results.folder import output_folder
@@ -49,5 +48,8 @@ def plan(probe: Probe[R], models: Models, *, data: str | None = None, options: O
 
 def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> Work[R]:
     """Return the work that ``run`` does, checked."""
+    # Here, since it imports torch, and finished runs are compared without.
+    from moeprobe.probes.engine.models import load_models
+
     probe.check_options(options)
     return probe.prepare(load_models(models, options), data, options)
