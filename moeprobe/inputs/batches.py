@@ -194,16 +194,29 @@ def _stack_images(items: list[_Pictured]) -> Batch:
     )
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How batches are loaded, which changes nothing but speed.
+
+    Attributes:
+        batch_size: most images of a batch, cut down to whole groups; never less than one group.
+        workers: loader processes; 0 = none but this one.
+        pin_memory: put pixels and labels where copies to a CUDA device are quick.
+    """
+
+    batch_size: int
+    workers: int = 0
+    pin_memory: bool = False
+
+
 def batches(
     dataset: Dataset,
     indices: Sequence[int],
     recipe: Recipe,
     *,
-    batch_size: int,
-    workers: int = 0,
+    loading: Loading,
     skip_bad_images: bool = False,
     group_images: int = 1,
-    pin_memory: bool = False,
     masks: bool = False,
 ) -> Iterator[Any]:
     """Yield the images ``indices`` of a data set, in that order, each as the recipe's views: ``Batch``es.
@@ -214,25 +227,23 @@ def batches(
         dataset: where they are from.
         indices: which.
         recipe: what makes the views of one image.
-        batch_size: most images of a batch, cut down to whole groups; never less than one group.
-        workers: loader processes; 0 = none but this one.
+        loading: how they are loaded.
         skip_bad_images: go on without images that cannot be read; batches name them.
         group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.
         masks: say which pixels show the foreground, where the data set knows.
-        pin_memory: put pixels and labels where copies to a CUDA device are quick.
 
     Raises:
         UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it. Or loader processes
             cannot hand over what they load.
     """
-    if workers:
+    if loading.workers:
         _check_shared_memory()
     loader: DataLoader[Any] = DataLoader(
         _Items(dataset, indices, recipe, skip_bad_images=skip_bad_images, masks=masks),
-        batch_size=max(batch_size // group_images, 1) * group_images,
-        num_workers=workers,
+        batch_size=max(loading.batch_size // group_images, 1) * group_images,
+        num_workers=loading.workers,
         collate_fn=partial(_collate, group_images=group_images),
-        pin_memory=pin_memory,
+        pin_memory=loading.pin_memory,
         worker_init_fn=_end_quietly,
         # Its seed for workers, which draw nothing from it, is not to be taken from the caller's random state.
         generator=torch.Generator(),

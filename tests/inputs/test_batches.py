@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.images import Sample, to_tensor
 from moeprobe.runtime.seeds import generator
@@ -42,9 +42,21 @@ def unwilling(image: Image.Image, image_id: str) -> list[Sample]:
     raise UserError("A severity must be positive.")
 
 
-def made(*, bad: frozenset[int] = frozenset(), skip: bool = False, **options: int) -> list[Batch]:
+def made(
+    *,
+    batch_size: int,
+    workers: int = 0,
+    bad: frozenset[int] = frozenset(),
+    skip: bool = False,
+    group_images: int = 1,
+) -> list[Batch]:
     order = [3, 0, 1, 2, 4, 5, 6, 7, 8, 9, 11]
-    return list(batches(Pictures(bad=bad), order, recipe, skip_bad_images=skip, **options))  # type: ignore[arg-type]
+    loading = Loading(batch_size, workers)
+    return list(
+        batches(
+            Pictures(bad=bad), order, recipe, loading=loading, skip_bad_images=skip, group_images=group_images
+        )
+    )
 
 
 def joined(found: list[Batch]) -> list[tuple[object, ...]]:
@@ -84,7 +96,7 @@ def test_a_bad_image_is_one_sentence_or_skipped(workers: int) -> None:
 def test_a_view_that_refuses_is_one_sentence_too(workers: int) -> None:
     for skip in (False, True):
         with pytest.raises(UserError) as error:
-            list(batches(Pictures(), [0], unwilling, batch_size=4, workers=workers, skip_bad_images=skip))
+            list(batches(Pictures(), [0], unwilling, loading=Loading(4, workers), skip_bad_images=skip))
         assert str(error.value) == "A severity must be positive."
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeprobe.inputs.batches import batches
+from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.metrics.base import Estimator
 from moeprobe.metrics.s_matrix import SMatrix
@@ -106,7 +106,7 @@ def test_a_run_agrees_with_the_objective_on_the_same_images() -> None:
     )  # each is the smaller one half of the time
     asked = probe("random_crop", either, analyses=(SMatrix(),), batch_size=7)
     images, _ = run(asked, model)
-    (batch,) = batches(asked.dataset, asked.indices, recipe(asked, model.framing), batch_size=30)
+    (batch,) = batches(asked.dataset, asked.indices, recipe(asked, model.framing), loading=Loading(30))
     traces = [model.model.trace(view, logits=False)[1] for view in batch.views]
     for _, cell, names, columns in cells(images):
         assert sorted(batch.image_ids) == names

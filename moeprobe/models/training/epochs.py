@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.base import PairView
@@ -42,7 +42,5 @@ def epoch_batches(
         data,
         order[offset * size : (offset + count) * size].tolist(),
         recipe,
-        batch_size=size,
-        workers=config.data.workers,
-        pin_memory=pin_memory,
+        loading=Loading(size, config.data.workers, pin_memory=pin_memory),
     )

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moeprobe.inputs.batches import batches
+from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.views.base import Recipe
 from moeprobe.models.nn.capture import moe_layers
@@ -32,7 +32,7 @@ def evaluate(
     batch_size = max(group, batch_size // group * group)
     correct, loss = 0, 0.0
     with torch.inference_mode():
-        for batch in batches(dataset, range(len(dataset)), recipe, batch_size=batch_size, workers=workers):
+        for batch in batches(dataset, range(len(dataset)), recipe, loading=Loading(batch_size, workers)):
             labels = batch.labels.to(device)
             images = normalise(batch.views[0].to(device))
             logits = torch.cat([model(part) for part in _whole_groups(images, group)]).float()

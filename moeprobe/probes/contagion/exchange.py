@@ -19,7 +19,7 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.metrics.attention_contagion import AttentionContagion
@@ -107,8 +107,7 @@ def run_block(
         question.dataset,
         block,
         DonorRecipe(exchange, checkpoint.framing, question.skip_bad_images),
-        batch_size=question.batch_size,
-        workers=question.workers,
+        loading=Loading(question.batch_size, question.workers),
         skip_bad_images=question.skip_bad_images,
         group_images=exchange.group_images,
     )

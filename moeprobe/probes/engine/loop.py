@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
@@ -115,8 +115,7 @@ def _run_block(
         question.dataset,
         block,
         recipe(question, checkpoint.framing),
-        batch_size=question.batch_size,
-        workers=question.workers,
+        loading=Loading(question.batch_size, question.workers),
         skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
         masks=question.view is not None,

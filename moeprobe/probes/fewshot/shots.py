@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
 from moeprobe.metrics.stats.bootstrap import Array
@@ -172,8 +172,7 @@ def _features(
         question.dataset,
         block,
         recipe(question, checkpoint.framing),
-        batch_size=question.batch_size,
-        workers=question.workers,
+        loading=Loading(question.batch_size, question.workers),
         skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
     )

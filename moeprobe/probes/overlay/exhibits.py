@@ -7,7 +7,7 @@ import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.geometry import Correspondence
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine.question import Question, recipe
@@ -29,7 +29,7 @@ def overlays(
             question.dataset,
             question.indices,
             recipe(question, checkpoint.framing),
-            batch_size=question.batch_size,
+            loading=Loading(question.batch_size),
             skip_bad_images=question.skip_bad_images,
             group_images=checkpoint.model.group_images,
         )

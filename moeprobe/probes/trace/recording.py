@@ -16,7 +16,7 @@ from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch, batches
+from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN
@@ -173,8 +173,7 @@ def _batches(
         question.dataset,
         question.indices,
         recipe(question, checkpoint.framing),
-        batch_size=question.batch_size,
-        workers=question.workers,
+        loading=Loading(question.batch_size, question.workers),
         skip_bad_images=question.skip_bad_images,
         group_images=checkpoint.model.group_images,
     )
