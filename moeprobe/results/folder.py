@@ -152,7 +152,7 @@ class OutputFolder:
         Raises:
             UserError: something that was written is not there any more.
         """
-        self._own.check(besides=PARTS)
+        self._own.check(ignored=PARTS)
         if self._plugins:
             sidecar = {**sidecar, "request": {**sidecar["request"], "plugins": self._plugins}}
         write_json(self.path / FINISHED, sidecar)

@@ -26,8 +26,8 @@ class LayerRouting:
         selected: ``(B, T, K)`` int16, the choice before capacity, best first, -1 = none; K = E where experts choose
             their tokens, 0 where every expert gets a share of every token.
         processed: ``(B, T, K)`` bool, which choices found room: "chose another" and "was dropped" stay apart.
-        valid: ``(B, T)`` bool, False for padding, and for special tokens behind a text.
-        grid: how the tokens after the prefix lie in the image; None for a text.
+        valid: ``(B, T)`` bool, False for padding, and for special tokens after a text.
+        grid: layout of the tokens after the prefix in the image; None for a text.
         num_prefix_tokens: tokens before the patches (CLS, registers).
         gates_sum_to_one: whether a token's gates are a distribution over the experts.
         token_local: a token's choice does not depend on the other tokens of its group.
@@ -153,7 +153,7 @@ _PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")
 
 
 def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
-    """Return the routing of the images of all parts, in their order, as of one batch."""
+    """Return the routing of the images of all parts, in their order, as one batch."""
     if len(parts) == 1:
         return parts[0]
     layers = {}

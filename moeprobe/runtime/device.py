@@ -1,4 +1,4 @@
-"""The device that a name stands for."""
+"""The device that a name means."""
 
 import torch
 

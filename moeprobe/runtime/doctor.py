@@ -66,7 +66,7 @@ def _torchvision() -> Finding:
     return Finding(
         "note",
         "torch and torchvision",
-        "do not fit together: torchvision's C++ library was built for another torch (usually CUDA beside a CPU torch). "
+        "do not fit together: torchvision's C++ library was built for another torch (usually CUDA, and torch for CPU). "
         "For moeprobe there is nothing to do, it works around it; other programs may stop at "
         '"operator torchvision::nms does not exist"',
     )

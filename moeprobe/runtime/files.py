@@ -43,7 +43,7 @@ def absolute(path: Path) -> Path:
 
 
 def shown(path: Path) -> Path:
-    """Return a path as sentences show it: from the working directory on where it lies in it."""
+    """Return a path as messages show it: relative to the working directory if it is inside."""
     try:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):  # the working directory is gone; it lies elsewhere
@@ -51,7 +51,7 @@ def shown(path: Path) -> Path:
 
 
 def guard_of(path: Path) -> Guard | None:
-    """Return who has the innermost guarded folder that an absolute path lies in; None where there is none."""
+    """Return the owner of the innermost guarded folder that contains an absolute path; None if there is none."""
     return next((GUARDS[folder] for folder in path.parents if folder in GUARDS), None)
 
 
@@ -164,10 +164,10 @@ def check_can_write(folder: Path) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.
+    """Yield a temporary name next to ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.
 
     Raises:
-        UserError: the folder cannot be written to, or the disk is full. Nothing half-written is left behind.
+        UserError: the folder cannot be written to, or the disk is full. No partial file remains.
     """
     # Where that is now, or a block that changes the working directory would have it renamed to another place.
     path = absolute(path)
@@ -234,11 +234,11 @@ def find_checkpoint(source: str | Path) -> Path:
             raise UserError(f"{path} is not the folder of a checkpoint: it has no {LAST}.")
         return path / LAST
     if not is_file(path):
-        beside = (
+        neighbors = (
             [str(other.parent) for other in path.parent.glob(f"*/{LAST}")] if is_folder(path.parent) else []
         )
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give a run folder or a .safetensors file."
-            f"{did_you_mean(str(path), beside)}"
+            f"{did_you_mean(str(path), neighbors)}"
         )
     return path

@@ -152,14 +152,14 @@ class RunFolder:
                 f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
             )
 
-    def check(self, *, besides: str = "") -> None:
+    def check(self, *, ignored: str = "") -> None:
         """Raise ``UserError`` unless all that was written since the folder was opened is there.
 
         Args:
-            besides: a folder inside that does not count.
+            ignored: a folder inside that is not checked.
         """
         self._check_there()
-        wanted = [name for name in self._written if not (besides and name.startswith(f"{besides}/"))]
+        wanted = [name for name in self._written if not (ignored and name.startswith(f"{ignored}/"))]
         gone = tuple(sorted(name for name in wanted if not os.path.lexists(self.path / name)))
         if gone:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Paths told apart by their ends."""
+"""Paths distinguished by their ends."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long work tells its caller where it is."""
+"""Progress of long work, reported to the caller."""
 
 import html
 import sys

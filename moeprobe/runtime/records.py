@@ -34,7 +34,7 @@ class Family:
         known: which files such a folder may hold: patterns, level by level; those ending in ``/`` are folders that
             are such folders in themselves.
         always: files that another library writes under names of its own, record or not.
-        shares: other files may lie beside those of this kind.
+        shares: other files may be in the same folder.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Family:
 
 @dataclass(frozen=True)
 class Contents:
-    """What lies in a folder, as paths relative to it; a folder that is foreign as a whole ends in ``/``.
+    """The contents of a folder, as paths relative to it; a folder that is foreign as a whole ends in ``/``.
 
     Attributes:
         own: files that moeprobe wrote.
-        temporary: those of writers that did not come to an end, or are not at one yet.
-        foreign: all else.
+        temporary: those of writers that were interrupted or are still at work.
+        foreign: all other files.
         runs: folders inside that are runs of their own, which another process may be writing; their files are among
             the above.
         recorded: whether there is a record.
@@ -72,7 +72,7 @@ class Contents:
 
 
 def look(path: Path, family: Family) -> Contents:
-    """Return what lies in a folder; nothing is changed.
+    """Return the contents of a folder; nothing is changed.
 
     Raises:
         UserError: the folder or its record cannot be read, or ``path`` is no folder.

@@ -1,4 +1,4 @@
-"""Whether a run may have a folder, and what lies in it may be replaced; asked before anything is computed."""
+"""Whether a run may use a folder and replace its contents; checked before anything is computed."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def check_family(path: Path, contents: Contents, family: Family) -> None:
 
 
 def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
-    """Raise ``UserError`` unless all that lies in a folder may be removed by ``--overwrite``."""
+    """Raise ``UserError`` unless ``--overwrite`` may remove everything in a folder."""
     check_family(path, contents, family)
     if family.shares:
         return

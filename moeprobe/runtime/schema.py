@@ -47,7 +47,7 @@ def _key(location: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]:
 
 
 def shortened(value: Any) -> str:
-    """Return a value as it stands in a sentence."""
+    """Return a value as messages show it."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -103,7 +103,7 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
     """Return the plug-in ``kind``, a class, with the configured parameters; ``fixed`` ones go before them.
 
     Raises:
-        UserError: it has no such parameter (``what`` it is stands in the sentence), or a value has the wrong type.
+        UserError: it has no such parameter (the message names ``what`` it is), or a value has the wrong type.
     """
     hints = get_type_hints(kind.__init__)
     known = list(inspect.signature(kind).parameters)

@@ -1,6 +1,6 @@
 """Let a CPU build of torch live with a torchvision whose C++ library was built against CUDA.
 
-timm imports torchvision, whose only wheels are built against CUDA. Beside a CPU torch the C++ library does not
+timm imports torchvision, whose only wheels are built against CUDA. With a CPU torch the C++ library does not
 load, and ``import torchvision`` stops at operators that the library would have declared. Declaring the two that
 are looked up at import time is enough for the transforms and for timm, which are all that moeprobe uses.
 
@@ -39,7 +39,7 @@ def declare_operators() -> bool:
 
 
 def _library_loads() -> bool:
-    """Whether torchvision's own C++ library loads beside this torch; True where torchvision is not installed."""
+    """Whether torchvision's own C++ library loads with this torch; True where torchvision is not installed."""
     spec = PathFinder.find_spec("torchvision")  # not by way of moeprobe's own finder
     if spec is None or spec.origin is None:
         return True

@@ -1,4 +1,4 @@
-"""YAML as people mean it, of a bounded size: numbers are numbers, and a key that stands twice is an error."""
+"""YAML as people mean it, of a bounded size: numbers are numbers, and a duplicate key is an error."""
 
 import re
 from collections import Counter
@@ -29,7 +29,7 @@ class _Loader(_BASE):
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         twice = next((key for key, number in keys.items() if number > 1), None)
         if twice is not None:
-            raise yaml.YAMLError(f"the key {twice!r} stands twice{node.start_mark}")
+            raise yaml.YAMLError(f"the key {twice!r} is given twice{node.start_mark}")
         return super().construct_mapping(node, deep)
 
 

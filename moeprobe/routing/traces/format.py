@@ -2,9 +2,9 @@
 
 The file is Parquet, so that pandas, Arrow or DuckDB read it without moeprobe. One row is one MoE layer of one input (an
 image, or a request to a server). Lists run over the tokens of the input in their order, prefix tokens first; where a
-token has several values they stand side by side: T tokens with K choices are a list of T·K.
+token has several values they are concatenated: T tokens with K choices are a list of T·K.
 
-Columns: see ``COLUMNS``. In the file's metadata, under ``moeprobe-trace``, stands a JSON object:
+Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprobe-trace``:
 
 * ``format``: "moeprobe-trace"; ``version``: 1; ``moeprobe``: the version that wrote it;
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,

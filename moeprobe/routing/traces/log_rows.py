@@ -72,7 +72,7 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
     if not is_unicode(str(identity)):
         raise Fault(f"id holds half a character (a lone surrogate); got {identity!r}")
     if "num_experts" not in found and num_experts is None:
-        raise Fault("num_experts is missing; add it to each line, or tell it for all with --num-experts")
+        raise Fault("num_experts is missing; add it to each line, or set it for all lines with --num-experts")
     most = _whole(found, "num_experts", num_experts or 0, low=1)
     prefix = _whole(found, "num_prefix_tokens", 0, low=0)
     for name, value in (("num_experts", most), ("num_prefix_tokens", prefix)):

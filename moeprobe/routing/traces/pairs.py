@@ -24,8 +24,8 @@ _SOURCE = ("data", "split", "crop_fraction")
 class Named:
     """A trace, and what the tables call it: two of one run differ in their name, view or severity.
 
-    ``moved``: its patches lie elsewhere than in the trace that it is compared with. ``symmetric``: the two are the two
-    random views of one probe.
+    ``moved``: its patches have other positions than in the trace that it is compared with. ``symmetric``: the two are
+    the two random views of one probe.
     """
 
     trace: TraceFile
@@ -49,7 +49,7 @@ class Named:
 def name_all(traces: Sequence[TraceFile]) -> list[Named]:
     """Name traces, the first of which is the reference of the others.
 
-    The name is the checkpoint's; where one name stands for several files, or for one view twice, it is the path's.
+    The name is the checkpoint's; where several files share one name, or one view occurs twice, it is the path's.
 
     Raises:
         UserError: one is named twice, or cannot be compared with the first.
@@ -103,9 +103,9 @@ def _moved(reference: TraceFile, trace: TraceFile) -> bool:
         return True
     if pointed is not None or False in (reference.about["aligned"], trace.about["aligned"]):
         raise UserError(
-            f"The patches of {trace.path} do not lie where those of {reference.path} do, and no correspondence of the "
-            "two was recorded; name the reference first that its patches were recorded against (of a view "
-            "clean.parquet or VIEW-1.parquet beside it)."
+            f"The patches of {trace.path} have other positions than those of {reference.path}, and no correspondence "
+            "of the two was recorded; name the reference first that its patches were recorded against (for a view: "
+            "clean.parquet or VIEW-1.parquet in the same folder)."
         )
     return False
 

@@ -249,7 +249,7 @@ def _about(path: Path, schema: pa.Schema) -> dict[str, Any]:
         raise checks.damaged(path) from error
     if form != FORMAT or version != VERSION:
         raise UserError(
-            f"{path} is a trace of version {version}, and this moeprobe knows version {VERSION}; it takes a newer one."
+            f"{path} is a trace of version {version}, and this moeprobe reads version {VERSION}; update moeprobe."
         )
     checks.about(path, about)
     if not schema.remove_metadata().equals(SCHEMA):

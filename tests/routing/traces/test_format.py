@@ -249,7 +249,7 @@ def test_a_layer_that_an_input_lacks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"version": 2}, "is a trace of version 2, and this moeprobe knows version 1"),
+        ({"version": 2}, "is a trace of version 2, and this moeprobe reads version 1"),
         ({"format": "other"}, "is a trace of version 1"),
         ({"layers": "l"}, "layers in its metadata is not as a trace has it"),
         ({"layers": ["l", "l"]}, "layers in its metadata is not"),

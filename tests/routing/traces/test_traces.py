@@ -173,7 +173,7 @@ def test_what_does_not_correspond_is_refused(model: Checkpoint, traces: Path, tm
         [crops / "random_crop-2.parquet", crops / "random_crop-1.parquet"],
         [noise / "clean.parquet", crops / "random_crop-1.parquet"],
     ):
-        with pytest.raises(UserError, match=r"do not lie where those of .* do, and no correspondence"):
+        with pytest.raises(UserError, match=r"have other positions than those of .*, and no correspondence"):
             api.analyze_trace(files)
     with pytest.raises(UserError, match="was named twice"):
         api.analyze_trace([rotated, rotated])
