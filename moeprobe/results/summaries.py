@@ -12,7 +12,7 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.base import Analysis, Columns, Estimator, trial_lists
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates
 from moeprobe.results.sums import Cell
-from moeprobe.results.tables import FLOORS, cells, frame, over_draws
+from moeprobe.results.tables import FLOORS, cells, frame, pool_draws
 from moeprobe.routing.finite import COLUMN
 
 Analyses = Sequence[Analysis]
@@ -57,7 +57,7 @@ def summarise(
     bootstraps: dict[int, Bootstrap] = {}
     measured = []
     lists = trial_lists(analyses)
-    for checkpoint, cell, image_ids, columns in cells(over_draws(images, lists=lists, keep=True)):
+    for checkpoint, cell, image_ids, columns in cells(pool_draws(images, lists=lists, keep_single=True)):
         found_estimators = estimators(columns, analyses, aligned=about.aligned)
         bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
         found = bootstrap.replicate([(metric.statistic, metric.trials) for metric in found_estimators])

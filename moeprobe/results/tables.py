@@ -67,10 +67,10 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
 
 
-def over_draws(images: pa.Table, *, lists: tuple[str, ...], keep: bool = False) -> pa.Table:
+def pool_draws(images: pa.Table, *, lists: tuple[str, ...], keep_single: bool = False) -> pa.Table:
     """Return the sums with those of an image's draws put together: added up, but for lists of trials and the label.
 
-    Cells without draws stay as they are; with ``keep`` the single draws stay too, after what they come to. ``lists``:
+    Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after what they come to. ``lists``:
     beginnings of the columns that hold an entry per trial (``analyses.base.trial_lists``), which follow one another.
     """
     single = pc.greater(images["draw"], 0)
@@ -88,7 +88,7 @@ def over_draws(images: pa.Table, *, lists: tuple[str, ...], keep: bool = False) 
         }
         together.add(replace(cell, draw=0), names, columns)
         parts.append(image_table(together, checkpoint=checkpoint))
-    return concatenate([*parts, rest, drawn] if keep else [*parts, rest])
+    return concatenate([*parts, rest, drawn] if keep_single else [*parts, rest])
 
 
 def _put_together(

@@ -21,7 +21,7 @@ from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.palette import colours
 from moeprobe.results.showing import Figures, heading, one_line, table_html
 from moeprobe.results.summaries import About
-from moeprobe.results.tables import over_draws
+from moeprobe.results.tables import pool_draws
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress, progress_of
@@ -207,7 +207,7 @@ def _differences(
         groups=groups,
     )
     analyses = analyses_of(measured)
-    images = over_draws(measured.images, lists=trial_lists(analyses))
+    images = pool_draws(measured.images, lists=trial_lists(analyses))
     watcher.start("differences", images.num_rows)
     table = differences.compare(
         images,

@@ -9,7 +9,7 @@ import torch
 from moeprobe.metrics.base import Estimator, OutputPair
 from moeprobe.metrics.fewshot import Fewshot
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import cells, image_table, over_draws
+from moeprobe.results.tables import cells, image_table, pool_draws
 
 CLASSES, IMAGES, DRAWS = 3, 14, 3
 
@@ -21,7 +21,7 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Esti
         columns = Fewshot().sums(OutputPair(None, of_draw, labels))
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
-    ((_, _, _, together),) = cells(over_draws(image_table(sums, checkpoint="a"), lists=Fewshot.trial_lists))
+    ((_, _, _, together),) = cells(pool_draws(image_table(sums, checkpoint="a"), lists=Fewshot.trial_lists))
     return {metric.name: metric for metric in Fewshot().estimators(together, aligned=True)}
 
 

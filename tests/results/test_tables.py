@@ -15,7 +15,7 @@ from moeprobe.results.tables import (
     concatenate,
     image_table,
     in_order,
-    over_draws,
+    pool_draws,
     read_images,
     read_note,
     write_images,
@@ -160,7 +160,7 @@ def test_draws_are_put_together_image_by_image() -> None:
         sums.add(Cell(view="clean"), NAMES, {"label": np.arange(3), "right": np.ones(3, int)})
         parts.append(image_table(sums, checkpoint=checkpoint))
     images = concatenate(parts)
-    together = list(cells(over_draws(images, lists=("chosen",))))
+    together = list(cells(pool_draws(images, lists=("chosen",))))
     by_name = [NAMES.index(image) for image in IN_ORDER]
     assert [(name, cell.draw) for name, cell, _, _ in together] == [(name, 0) for name in "aabbab"]
     for number, (_, cell, names, columns) in enumerate(together[:4]):
@@ -172,7 +172,7 @@ def test_draws_are_put_together_image_by_image() -> None:
         assert np.array_equal(columns["load"], load[number % 2].sum(0)[by_name])
     # What has no draws stays; with ``keep`` so do the single draws.
     assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in together[4:])
-    kept = over_draws(images, lists=("chosen",), keep=True)
+    kept = pool_draws(images, lists=("chosen",), keep_single=True)
     assert kept.num_rows == images.num_rows + 4 * 3
     assert list(cells(kept))[6:] != [] and {cell.draw for _, cell, _, _ in cells(kept)} == {0, 1, 2, 3}
-    assert_complete(over_draws(image_table(accumulated(), checkpoint="a"), lists=()))
+    assert_complete(pool_draws(image_table(accumulated(), checkpoint="a"), lists=()))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.models import config as configuration
 from moeprobe.models import grid
-from moeprobe.models.config import TrainConfig
+from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.filenames import CELLS
@@ -56,7 +55,7 @@ class Cell:
             return (self.checkpoint / "last.safetensors").is_file()
         if not (self.checkpoint / "finished.json").is_file():
             return False
-        if not same_training(configuration.load(str(self.checkpoint / "config.yaml")), self.config):
+        if not same_training(load(str(self.checkpoint / "config.yaml")), self.config):
             raise UserError(
                 f"{self.checkpoint} holds a finished run of another configuration; give the sweep another name "
                 "(name=NAME), or remove the folder to train it anew."
@@ -70,7 +69,7 @@ class Cell:
             UserError: it cannot be read, or is about another configuration.
         """
         about = read_about(self.folder)
-        if about is not None and configuration.parse(about["config"]) != self.config:
+        if about is not None and parse(about["config"]) != self.config:
             raise UserError(
                 f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
             )
@@ -166,7 +165,7 @@ def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureCon
     if (path / "state.safetensors").is_file() and not (path / "finished.json").is_file():
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
     if (path / "last.safetensors").is_file() and (path / "config.yaml").is_file():
-        config = configuration.load(str(path / "config.yaml"))
+        config = load(str(path / "config.yaml"))
         return Cell(name, config, path, out / CELLS / name, measure)
     if name in kept and not path.is_dir():
         return _kept(kept[name])
@@ -176,7 +175,7 @@ def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureCon
 def _kept(folder: Path) -> Cell:
     about = read_about(folder)
     assert about is not None
-    config = configuration.parse(about["config"])
+    config = parse(about["config"])
     measure = MeasureConfig.model_validate(about["measure"])
     return Cell(folder.name, config, Path(about["checkpoint"]), folder, measure)
 
