@@ -70,8 +70,8 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
 def pool_draws(images: pa.Table, *, lists: tuple[str, ...], keep_single: bool = False) -> pa.Table:
     """Return the sums with those of an image's draws put together: added up, but for lists of trials and the label.
 
-    Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after what they come to. ``lists``:
-    beginnings of the columns that hold an entry per trial (``analyses.base.trial_lists``), which follow one another.
+    Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after their pool. ``lists``:
+    beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``), which follow one another.
     """
     single = pc.greater(images["draw"], 0)
     drawn, rest = images.filter(single), images.filter(pc.invert(single))
