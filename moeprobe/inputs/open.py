@@ -10,6 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.named_files import Files
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.schema import Plugin, make_plugin
@@ -59,14 +60,16 @@ def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
 
 
 def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView | SeverityView:
-    """Make a view by name, or ``name:location`` where it needs a file.
+    """Make a view by name, ``name:location`` where it needs a file, with parameters as ``name,key=value``.
 
     On data that must not be mirrored (digits) a view that flips is made not to.
 
     Raises:
         UserError: there is no such view, or it does not take these parameters.
     """
-    name, _, location = name.partition(":")
+    named = parse_view(name)
+    name, location = named.name, named.location
+    parameters = named.parameters | parameters
     kind = VIEWS.get(name)
     fields = {field.name for field in dataclasses.fields(kind)}
     if bool(location) != ("location" in fields):

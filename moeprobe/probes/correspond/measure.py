@@ -20,6 +20,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_images, open_view, pick_images
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import Correspond, pair_up
@@ -135,7 +136,7 @@ def correspond(
         "kind": "correspond",
         "data": data,
         "split": options.split,
-        "view": {"name": view} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
+        "view": {"name": question.view_name} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
         "severities": list(question.severities),
         "seed": options.seed,
         "image_size": taken.framing.size,
@@ -217,7 +218,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
     return Question(
         dataset=dataset,
         indices=(),
-        view_name=name,
+        view_name=parse_view(name).name,
         view=view,
         severities=() if severity is None else (severity,),
         analyses=(),

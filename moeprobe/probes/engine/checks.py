@@ -11,6 +11,7 @@ from moeprobe.inputs.data.readers.masks import Masked
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
 from moeprobe.probes import registry
@@ -38,7 +39,7 @@ def make_question(
     attribute: bool = parameter(probe, "attribute", False)
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
-    view_name = view_name.partition(":")[0]
+    view_name = parse_view(view_name).name
     _check_modality(probe, models, dataset, data, view, view_name)
     steps = _steps(probe, view, view_name)
     _check_layers(models, options.layers)

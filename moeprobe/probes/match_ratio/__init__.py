@@ -27,9 +27,13 @@ class MatchRatio(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(),)
     views: ClassVar[Views] = Views.PAIRS
 
-    view: Annotated[str, Arg("A view that makes pairs; see: moeprobe list views.", in_request=False)] = (
-        "random_crop"
-    )
+    view: Annotated[
+        str,
+        Arg(
+            "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
+            in_request=False,
+        ),
+    ] = "random_crop"
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title with the view."""

@@ -28,9 +28,13 @@ class SMatrix(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("s_diagonal"),)
     views: ClassVar[Views] = Views.PAIRS
 
-    view: Annotated[str, Arg("A view that makes pairs; see: moeprobe list views.", in_request=False)] = (
-        "random_crop"
-    )
+    view: Annotated[
+        str,
+        Arg(
+            "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
+            in_request=False,
+        ),
+    ] = "random_crop"
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what S is, with the view."""

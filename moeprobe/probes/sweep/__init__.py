@@ -73,7 +73,13 @@ class Sweep(AlongSeverity):
 
     name: ClassVar[str] = "sweep"
 
-    view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.", in_request=False)]
+    view: Annotated[
+        str,
+        Arg(
+            "A view with a severity; see: moeprobe list views. With parameters: NAME,key=value.",
+            in_request=False,
+        ),
+    ]
     severities: Annotated[
         Sequence[float] | None,
         Arg("Comma-separated severities; default: the view's own steps.", in_request=False),

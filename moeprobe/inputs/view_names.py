@@ -1,0 +1,48 @@
+"""Views as they are named: ``NAME``, ``NAME:PATH``, and parameters after commas, ``NAME,key=value``."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.yaml import NotYamlError, parse_yaml
+
+# Commas inside a value, e.g. of [0.1, 0.3], are followed by no key.
+_PARAMETER = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
+
+
+@dataclass(frozen=True)
+class ViewName:
+    """What names a view.
+
+    Attributes:
+        name: in the catalog of views.
+        location: a file that it needs; empty = none.
+        parameters: fields of the view.
+    """
+
+    name: str
+    location: str
+    parameters: dict[str, Any]
+
+
+def parse_view(text: str) -> ViewName:
+    """Return the parts of a view's name, e.g. of ``random_crop,first_area=[0.2,0.4]``.
+
+    Raises:
+        UserError: a parameter is named twice, or its value cannot be read.
+    """
+    named, *assignments = _PARAMETER.split(text)
+    name, _, location = named.partition(":")
+    parameters: dict[str, Any] = {}
+    for assignment in assignments:
+        key, _, value = (part.strip() for part in assignment.partition("="))
+        if key in parameters:
+            raise UserError(f"The view {text!r} has the parameter {key} twice; name it once.")
+        try:
+            parameters[key] = parse_yaml(value)
+        except NotYamlError:
+            raise UserError(
+                f"The view {text!r}: {key} takes a value such as 0.3 or [0.2, 0.4]; got {value!r}."
+            ) from None
+    return ViewName(name.strip(), location, parameters)
