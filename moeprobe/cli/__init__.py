@@ -1,4 +1,4 @@
-"""The command line: one file per command; each parses, calls the library once, prints what matters and where it lies.
+"""The command line: one file per command; each parses, calls the library once, prints the results and the files.
 
 Nothing heavy is imported here: ``moeprobe --help`` must not wait for torch.
 """

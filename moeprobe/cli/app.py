@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 
 class _Group(TyperGroup):
-    """Turns what a user can mend into one sentence, and Ctrl-C, SIGTERM and SIGHUP into their exit codes."""
+    """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
         with Ending() as ending:
@@ -87,7 +87,7 @@ def _version(wanted: bool) -> None:
 
 
 def _plugins(files: list[Path] | None) -> None:
-    # ``main`` has read the option before, so that there are commands for probes; this is for whoever calls ``app``.
+    # ``main`` has read the option before, so that there are commands for probes; this is for callers of ``app``.
     try:
         use_plugins(files or [])
     except UserError as error:

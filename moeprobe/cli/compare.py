@@ -43,7 +43,7 @@ def compare(
     margin: Annotated[
         float,
         typer.Option(
-            help="Of shares, κ and gates: intervals that hold 0 and lie inside ± margin are no difference."
+            help="Of shares, κ and gates: intervals that contain 0 and are inside ± margin are no difference."
         ),
     ] = 0.02,
     fail_if_worse: Annotated[

@@ -1,4 +1,4 @@
-"""A comparison on the screen: a table per metric that is read first, then what it comes to."""
+"""A comparison on the screen: a table per headline metric, then the verdicts."""
 
 import math
 from typing import TYPE_CHECKING
@@ -69,7 +69,7 @@ def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
     if len(pairs) > 1:
         table.add_column("reference")
         table.add_column("checkpoint")
-    # A pair that is the only one stands over its values: the reference first, as in all tables.
+    # A single pair is the heading of its values: the reference first, as in all tables.
     sides = ("reference's", "value") if len(pairs) > 1 else pairs[0][::-1]
     for name in (*sides, "difference [simultaneous 95 %]", "p (Holm)"):
         table.add_column(name, justify="right")
@@ -153,9 +153,7 @@ def footing(found: "Comparison") -> str:
         if name not in {*table["checkpoint"], *table["reference"]}
     ]
     if alone:
-        parts.append(
-            f"compared with none, for want of a partner with its training seed or layers: {', '.join(alone)}"
-        )
+        parts.append(f"not compared (no partner with the same training seed or layers): {', '.join(alone)}")
     return "\n".join(f"{part}." for part in parts)
 
 

@@ -99,7 +99,7 @@ def correspond(
     colors = f" Colors say whether both have the same expert in {experts_of}." if experts_of else ""
     screen.print(
         f"Images of {result.data}. View 1 is the one that shows less of the image, else the clean or first one. Each "
-        f"of its patches has a partner if its center lies inside view 2.{colors}",
+        f"of its patches has a partner if its center is inside view 2.{colors}",
         style="dim",
         soft_wrap=True,
     )

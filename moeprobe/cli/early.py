@@ -1,4 +1,4 @@
-"""Refuse what is mistyped before torch is imported, which takes seconds.
+"""Refuse mistyped arguments before torch is imported, which takes seconds.
 
 Everything here is checked again where it is used; the sentences are the same.
 """

@@ -1,4 +1,4 @@
-"""What a command needs of the process it runs in: streams that can write all it says, and no window for figures."""
+"""Set up the process of a command: streams that can write all characters, and no window for figures."""
 
 import codecs
 import os

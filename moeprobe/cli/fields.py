@@ -11,7 +11,7 @@ import typer
 from moeprobe.errors import UserError
 from moeprobe.probes.base import NONE, Arg, arg_of, fields_of, flag_of
 
-# How a sequence is typed, and read: each value has the option again, or all stand between commas.
+# How a sequence is typed, and read: the option repeated for each value, or all values comma-separated.
 _REPEATED = Sequence[str | Path]
 _NUMBERS = (Sequence[float], Sequence[int])
 

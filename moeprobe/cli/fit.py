@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.table import Column, Table
 
-# A name may be folded to this many characters, and one that stands over numbers to fewer.
+# A name may be folded to this many characters, and a heading of numbers to fewer.
 _NAME, _HEADING = 12, 8
-# What a column takes beside its text: a space on either side and a border.
+# Width of a column in addition to its text: a space on either side and a border.
 _AROUND = 3
 
 
@@ -16,7 +16,7 @@ def fit(table: Table, *, keys: int, width: int) -> list[Table]:
 
     Args:
         table: cells and headings are text.
-        keys: how many columns, from the first one on, say what a line is about; they stand in every part.
+        keys: how many columns, from the first one on, identify a line; they are in every part.
         width: of the window.
     """
     first, rest = table.columns[:keys], table.columns[keys:]

@@ -44,17 +44,19 @@ def _allow(context: typer.Context, wanted: bool) -> bool:
 Download = Annotated[
     bool,
     typer.Option(
-        "--download", callback=_allow, help="Fetch hf: and huggingface: names that are not here from the hub."
+        "--download",
+        callback=_allow,
+        help="Download hf: and huggingface: names that are not cached from the hub.",
     ),
 ]
 Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
 File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
 Full = Annotated[
-    bool, typer.Option("--full", help="Print all that was measured, not the verdict and the headlines alone.")
+    bool, typer.Option("--full", help="Print all numbers, not only the verdict and the headlines.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say how many passes it takes and how long; do nothing.")
+    bool, typer.Option("--dry-run", help="Print the number of passes and the time they take; run nothing.")
 ]
 OutOfFigures = Annotated[
     Path | None, typer.Option(help="Folder for the figures and their table; required unless --json.")
@@ -157,7 +159,7 @@ def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) 
 
 
 def command_line() -> str:
-    """Return what was typed, for the record."""
+    """Return the command line as typed, for the sidecar."""
     return shlex.join(["moeprobe", *sys.argv[1:]])
 
 

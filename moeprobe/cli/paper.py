@@ -38,7 +38,7 @@ def paper(
 ) -> None:
     """Make the tables and figures of the PRC paper for any two checkpoints and data set.
 
-    Writes tables.md (the paper's own values beside, for reference), seeds.csv and load.csv, and a folder per probe with
+    Writes tables.md (with the paper's own values for reference), seeds.csv and load.csv, and a folder per probe with
     its figures. Ctrl-C and the same command go on.
 
     Example: `moeprobe paper checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/my-paper`
@@ -74,7 +74,7 @@ def paper(
     request = result.sidecar["request"]
     screen.print(
         f"{int(result.table['images'].max()):,} images of {request['data']} {request['split']}; [low, high]: 95 % "
-        "interval over images, differences paired. The paper's own values stand in tables.md, for reference.",
+        "interval over images, differences paired. The paper's own values are in tables.md, for reference.",
         style="dim",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""What a run would take, as ``--dry-run`` prints it."""
+"""The cost of a run, as ``--dry-run`` prints it."""
 
 import dataclasses
 import json

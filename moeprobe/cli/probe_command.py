@@ -55,7 +55,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
 
 
 def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool) -> None:
-    """Run a probe with a progress bar, and print what it found."""
+    """Run a probe with a progress bar, and print its result."""
     from moeprobe.cli.screen import Bar
     from moeprobe.cli.show import show
     from moeprobe.probes.engine.run import run

@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...", help="Output folders of finished runs, in the order to tell them in."
-        ),
+        typer.Argument(metavar="RUN...", help="Output folders of finished runs, in the order of the report."),
     ],
     out: Annotated[
         Path, typer.Option(help="Folder for report.html, report.md and report-files/; not inside a run.")
     ] = Path("reports/report"),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the report that is there; other files stay.")
+        bool, typer.Option("--overwrite", help="Replace an existing report; other files stay.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -75,7 +75,7 @@ class Bar(progress.Progress):
 def print_result(
     result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], Sequence[Table | str]]
 ) -> None:
-    """Print the tables of a result and where its files lie, or all of it as JSON."""
+    """Print the tables of a result and the folder of its files, or everything as JSON."""
     if as_json:
         comparison = result.comparison
         print(
@@ -102,7 +102,7 @@ def print_result(
 
 
 def print_warnings(screen: Console, sidecar: "dict[str, Any]") -> None:
-    """Print what is to be doubted of the checkpoints."""
+    """Print the warnings about the checkpoints."""
     for name, about in sidecar["checkpoints"].items():
         if "warning" in about:
             screen.print(f"Warning: {name} {about['warning']}", style="bold yellow", soft_wrap=True)
@@ -114,7 +114,7 @@ def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
 
 
 def print_files(screen: Console, out: Path) -> None:
-    """Name every file of an output folder; of many, those that lie in no folder inside, and count the others."""
+    """Name every file of an output folder; of many, those on its top level, and count the others."""
     files = [
         path.relative_to(out)
         for path in sorted(out.rglob("*"))
@@ -129,7 +129,7 @@ def print_files(screen: Console, out: Path) -> None:
 
 
 def footing(result: "Result") -> str:
-    """Return what the numbers rest on."""
+    """Return the notes on what the numbers rest on."""
     from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
 
     request, table = result.sidecar["request"], result.table

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show(probe: Probe[Any], found: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
-    """Print what a probe returned, and where its files lie; or all of it as JSON."""
+    """Print the result of a probe and its files, or everything as JSON."""
     if probe.layout is Layout.TRACES:
         print_traces(found, as_json=as_json)
     elif probe.layout is Layout.OVERLAYS:

@@ -21,9 +21,7 @@ def few_shots(result: "Result") -> list[Table]:
     """Return one table: a line per checkpoint and number of shots, the differences last."""
     draws = result.sidecar["request"]["draws"]
     title = f"Few-shot accuracy of frozen features, {draws} draw{'' if draws == 1 else 's'} of the training images"
-    caption = (
-        "Intervals are about other images to be judged, with the same draws; single draws: lowest to highest."
-    )
+    caption = "Intervals are over the evaluated images, with the same draws; single draws: lowest to highest."
     table = Table(
         title=title, title_justify="left", title_style="bold", caption=caption, caption_justify="left"
     )

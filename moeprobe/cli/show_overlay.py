@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_overlays(result: "OverlayResult", *, out: Path | None, as_json: bool) -> None:
-    """Print the changed patches and where the files lie, or the patches as JSON."""
+    """Print the changed patches and the files, or the patches as JSON."""
     if as_json:
         print(json.dumps({"patches": records(result.table), "files": [str(path) for path in result.files]}))
         return

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def print_traces(found: "Recorded", *, as_json: bool) -> None:
-    """Print what was recorded, where it lies, and what to do with it."""
+    """Print what was recorded, the files, and the next command."""
     files = [str(path) for path in found.files]
     if as_json:
         content = {

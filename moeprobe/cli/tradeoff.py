@@ -19,24 +19,24 @@ def tradeoff(
         typer.Argument(
             metavar="[SWEEP | RUN...] [KEY=VALUE]...",
             help="A sweep of trainings (moeprobe list sweeps, or a YAML file) or folders of finished trainings; "
-            "without any, what --out holds is drawn anew. KEY=VALUE overrides a key of the sweep (measure.limit=100) "
-            "or of its configurations (epochs=5).",
+            "without any, the cells in --out are drawn again. KEY=VALUE overrides a key of the sweep "
+            "(measure.limit=100) or of its configurations (epochs=5).",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for table and figures; one of an earlier call is gone on with."),
+        typer.Option(help="Folder for table and figures; that of an earlier call is continued."),
     ] = None,
     checkpoints: Annotated[
         Path, typer.Option(help="Where a sweep's trainings go, in a folder of its name.")
     ] = Path("checkpoints"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Measure anew what was measured; trainings are kept.")
+        bool, typer.Option("--overwrite", help="Measure again; trainings are kept.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what is left to do and how long it takes; write nothing.")
+        bool, typer.Option("--dry-run", help="Print the remaining work and its time; write nothing.")
     ] = False,
 ) -> None:
     """What does a router bring for what it costs? Accuracy and robustness against training time, FLOPs, parameters.

@@ -19,9 +19,7 @@ def train(
     ] = "",
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Start, go on, or take a finished run as it is: whatever there is to do."
-        ),
+        typer.Option("--resume", help="Start, continue, or keep a finished run, whichever applies."),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")
@@ -61,7 +59,7 @@ def train(
 
 
 def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
-    """Print what a run came to and where it lies."""
+    """Print the results of a run and its folder."""
     import json
 
     from moeprobe.cli.screen import console
@@ -84,7 +82,7 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
         )
         return
     if "split" in summary:
-        screen.print(f"No folders said how to split the data: {summary['split']}.", soft_wrap=True)
+        screen.print(f"No folders define the splits of the data: {summary['split']}.", soft_wrap=True)
     if "upcycled" in summary:
         start = summary["upcycled"]
         screen.print(

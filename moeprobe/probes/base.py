@@ -1,4 +1,4 @@
-"""What can be asked of routing: the declaration of a probe, which all that names, runs, draws or prints it reads.
+"""The declaration of a probe, read by everything that names, runs, draws or prints it.
 
 Nothing here, and nothing in a declaration, imports torch, pandas or matplotlib: ``--help`` and reports are made of it.
 """
@@ -84,7 +84,7 @@ class Headline:
         null: the chance level that it is about; empty = none.
         at: which severity is meant where a run has several: "only", "weakest", "strongest".
         beside: numbers without which it is not understood: noun -> metric and null.
-        severity: how the severity is put.
+        severity: phrase for the severity.
         noun: what it is called in the middle of a sentence; empty = as its metric says.
     """
 
@@ -109,7 +109,7 @@ class Agreement:
 
 
 class Kind:
-    """What a run folder can hold: its names, what it measures, and how that is shown.
+    """The content of a run folder: its names, what it measures, and how that is shown.
 
     Attributes:
         name: the command.

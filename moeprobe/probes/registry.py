@@ -1,4 +1,4 @@
-"""The probes that there are: what commands, comparisons, reports and docs are made of."""
+"""The available probes: commands, comparisons, reports and docs are made from them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def comparable_kind(name: str | None) -> "type[Probe[Result]]":
     if name not in comparable():
         if name in [kind.name for kind in kinds() if kind.headlines]:
             raise UserError(
-                f"{name} asks nothing of checkpoints: run it, moeprobe {name} ... --out FOLDER, and compare the run: "
+                f"{name} does not probe checkpoints: run it, moeprobe {name} ... --out FOLDER, and compare the run: "
                 "moeprobe compare FOLDER."
             )
         raise UserError(unknown("probe", name, comparable()))

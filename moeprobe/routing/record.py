@@ -107,7 +107,7 @@ class LayerRouting:
         import torch
 
         marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
-        # Added, not written: an absent choice stands for expert 0, and must not undo it.
+        # Added, not written: an absent choice is stored as expert 0, and must not undo it.
         return marks.scatter_add(-1, self.selected.long().clamp_min(0), which.to(torch.int8)) > 0
 
     @property

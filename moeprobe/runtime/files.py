@@ -46,7 +46,7 @@ def shown(path: Path) -> Path:
     """Return a path as messages show it: relative to the working directory if it is inside."""
     try:
         return path.relative_to(Path.cwd())
-    except (OSError, ValueError):  # the working directory is gone; it lies elsewhere
+    except (OSError, ValueError):  # the working directory is gone, or the path is elsewhere
         return path
 
 
@@ -55,7 +55,7 @@ def guard_of(path: Path) -> Guard | None:
     return next((GUARDS[folder] for folder in path.parents if folder in GUARDS), None)
 
 
-# A description beside a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
+# A description of a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
 _MOST_FILES = 100_000
 

@@ -196,7 +196,7 @@ def test_what_cannot_be_is_one_sentence(folder: Path, arguments: tuple[str, ...]
             "before is the earlier name of activation; leave it out",
         ),
         ({"weights": "no.safetensors"}, "There is no file of weights"),
-        ({"classes": None}, "say so by its key classes: digits"),
+        ({"classes": None}, "set the key classes: digits"),
     ],
 )
 def test_settings_are_checked(folder: Path, change: dict[str, Any], said: str) -> None:

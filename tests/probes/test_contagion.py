@@ -188,7 +188,7 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
     soft = result.table.query("checkpoint == 'soft'").set_index("metric")["value"]
     assert set(soft.index) == {"batch_contagion_distance", "attention_contagion_distance"}
     assert soft["batch_contagion_distance"] == 0 < soft["attention_contagion_distance"]
-    assert result.sidecar["notes"] == ["no token contagion of soft: its routers cannot be asked one by one"]
+    assert result.sidecar["notes"] == ["no token contagion of soft: its routers cannot be run one by one"]
     assert set(result.table.query("checkpoint == 'local'")["metric"]) == METRICS
     together = figure.draw(result.table, colours=result.sidecar["colours"])["contagion"]
     alone = figure.draw(result.table.query("checkpoint == 'soft'"), colours=result.sidecar["colours"])[

@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(trained: Trained, photo: Path) -> None:
     # Without a checkpoint nothing says which data are meant.
     assert "Name the data" in refused("correspond", "--json")
     digits = ("--data", "digits")
-    assert "leave --severity away" in refused("correspond", *digits, "--severity", 0.2, "--json")
+    assert "omit --severity" in refused("correspond", *digits, "--severity", 0.2, "--json")
     assert "--severity 0.4" in refused("correspond", *digits, "--view", "gaussian_noise", "--json")
     assert "must fill the image" in refused("correspond", *digits, "--image-size", 50, "--json")
     assert "must fill the image" in refused("correspond", *digits, "--patch-size", 0, "--json")

@@ -1,4 +1,4 @@
-"""The declaration of ``analyze-trace``: a question to files, not to checkpoints."""
+"""The declaration of ``analyze-trace``: a probe of files, not of checkpoints."""
 
 from typing import ClassVar
 

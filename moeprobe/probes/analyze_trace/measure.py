@@ -38,7 +38,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 _KIND = AnalyzeTrace.kind
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved")
-# Inputs of a block, and gates of one (64 MiB), whichever is less.
+# Inputs of a block, and gates of one (64 MiB); the smaller of the two limits.
 _BLOCK, _GATES = 256, 2**24
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
 _LONGEST = 512
@@ -61,7 +61,7 @@ def analyze_trace(
         paths: trace files; the first is the reference.
         options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite`` and ``figures``; ``changes`` are
             applied to them by name.
-        watcher: told how the run advances.
+        watcher: receives the progress of the run.
 
     Raises:
         UserError: a file is damaged or no trace, or they cannot be compared.

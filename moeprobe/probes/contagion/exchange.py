@@ -1,4 +1,4 @@
-"""Exchange what stands beside a token, and see whether its routing changes.
+"""Swap a token's context (batch-mates, router tokens, pixels) and measure whether its routing changes.
 
 * batch: the other images of its group are exchanged; the image stays, in its place;
 * token: some of the router's input tokens of its image are exchanged; the others stay bit-equal;

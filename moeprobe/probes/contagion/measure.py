@@ -103,7 +103,7 @@ class ContagionMeasurement(Measurement[Result]):
     def _notes(self) -> list[str]:
         """Return a sentence for each number that is missing."""
         notes = [
-            f"no token contagion of {model.name}: its routers cannot be asked one by one"
+            f"no token contagion of {model.name}: its routers cannot be run one by one"
             for model in self.models
             if not isinstance(model.model, Routable)
         ]

@@ -15,7 +15,7 @@ from moeprobe.probes.correspond.pairs import Correspond
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLOURS
 
-# Where view 2 lies, in sides of a view: lower than view 1, or the lines of a row of patches would cover each other.
+# Offset of view 2, in sides of a view: lower than view 1, or the lines of a row of patches would overlap.
 _ACROSS, _DOWN = 1.25, 0.22
 # More lines get no dark edge: edges of so many would be all that is seen.
 _MOST_EDGED = 64

@@ -1,4 +1,4 @@
-"""The picture of patch correspondence: two views of a few images, and which of their patches show the same thing."""
+"""The picture of patch correspondence: two views of a few images, and which of their patches show the same content."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def correspond(
         image_size: side of the input in pixels, without a checkpoint; None = 224.
         patch_size: side of a patch in pixels, without a checkpoint; None = 32.
         options: of these count split, seed, out, overwrite, command; ``changes`` are applied to them by name.
-        watcher: told how it advances.
+        watcher: receives the progress of the run.
 
     Raises:
         UserError: something named does not exist or does not fit.
@@ -169,7 +169,7 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
     if model is not None:
         if image_size is not None or patch_size is not None:
             raise UserError(
-                "The checkpoint says the size of image and patch; leave --image-size and --patch-size away."
+                "The checkpoint says the size of image and patch; omit --image-size and --patch-size."
             )
         import moeprobe.models.nn  # noqa: F401  (registers the models)
 
@@ -204,7 +204,7 @@ def _foreign_input(model: Checkpoint) -> _Input:
 
 
 def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Question:
-    """Return what is asked of the images: a pair of random views, or one view beside the clean image."""
+    """Return the question: a pair of random views, or the clean image and one view."""
     view = open_view(name, dataset=dataset)
     if view.modality is not IMAGE:
         raise UserError(f"The view {name!r} perturbs {view.modality.plural}, which have no patches to draw.")
@@ -214,7 +214,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
             f"e.g. --severity {view.severities[-1]:g}."
         )
     if severity is not None and not isinstance(view, SeverityView):
-        raise UserError(f"The view {name!r} makes pairs and has no severity; leave --severity away.")
+        raise UserError(f"The view {name!r} makes pairs and has no severity; omit --severity.")
     return Question(
         dataset=dataset,
         indices=(),
@@ -261,7 +261,7 @@ def _experts(
 
 
 def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:
-    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its centre lies there."""
+    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its centre is there."""
     rows = []
     for item in found:
         for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):

@@ -1,6 +1,6 @@
 """Which patches of two views show the same piece of the image? Figure 4 of the PRC paper.
 
-An exhibit of the geometry alone, without a model: a few images, kept as pixels and pairs of patches, to be looked at.
+An illustration of the geometry alone, without a model: a few images, kept as pixels and pairs of patches.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Correspond:
         partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
         experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
         experts_of: which layer of which model they are of.
-        points: ``(P, 2)`` where the centre of each patch of view 1 lies in view 2: x and y in pixels, perhaps outside.
+        points: ``(P, 2)`` position of the centre of each patch of view 1 in view 2: x and y in pixels, perhaps outside.
     """
 
     image_id: str

@@ -1,4 +1,4 @@
-"""Whether what is asked means anything for a model's routing, found out before anything is run or written."""
+"""Whether a probe applies to a model's routing, checked before anything is run or written."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from moeprobe.routing.record import LayerRouting
 def check_choices(
     models: Sequence[Checkpoint], consequence: str, *, layers: tuple[str, ...] | None = None
 ) -> None:
-    """Raise ``UserError`` unless tokens or experts choose in all of the layers; ``consequence`` is of it if not."""
+    """Raise ``UserError`` if a selected layer routes softly (nothing is chosen); ``consequence`` ends the sentence."""
     for model in models:
         for routing in routing_of_blank_input(model, layers):
             if routing.top_k == 0:
@@ -39,7 +39,7 @@ def check_applies(
 
 
 def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
-    """Raise ``UserError`` if a model reads anything but images; ``consequence`` is of it, if not."""
+    """Raise ``UserError`` if a model does not read images; ``consequence`` ends the sentence."""
     for model in models:
         if model.framing.modality is not IMAGE:
             raise UserError(
@@ -48,12 +48,12 @@ def check_images(models: Sequence[Checkpoint], consequence: str) -> None:
 
 
 def gives_scores(model: Checkpoint) -> bool:
-    """Whether a model says anything in the end, and not only how it routes."""
+    """Whether a model returns class scores, and not only its routing."""
     return model.model.trace(model.framing.blank())[0] is not None
 
 
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
-    """Return the routing of one black image, or short text: of what kind it is does not depend on the input."""
+    """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model
     wanted = [name for name in model.layer_names if layers is None or name in layers]
     return list(model.trace(checkpoint.framing.blank(), layers=wanted, logits=False)[1].layers.values())

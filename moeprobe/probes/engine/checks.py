@@ -1,4 +1,4 @@
-"""What a probe asks of checkpoints, images and a perturbation, checked before anything is run."""
+"""Checks of checkpoints, images and a perturbation, before anything is run."""
 
 import inspect
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ FLOOR_IMAGES = 256
 def make_question(
     probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options
 ) -> Question:
-    """Put together what is asked of every checkpoint.
+    """Return the question to every checkpoint.
 
     Raises:
         UserError: something named does not exist or does not fit.
@@ -77,7 +77,7 @@ def make_question(
 
 
 def _check_options(probe: Probe[Any], options: Options) -> None:
-    """Raise ``UserError`` where a common option means nothing for this probe."""
+    """Raise ``UserError`` if a common option has no effect in this probe."""
     for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
         if given and "match" not in probe.analyses:
             known = [one.name for one in registry.probes() if "match" in one.analyses]
@@ -85,7 +85,7 @@ def _check_options(probe: Probe[Any], options: Options) -> None:
     if options.allow_not_finite and not probe.leaves_out:
         known = [one.name for one in registry.probes() if one.leaves_out and one.compares]
         raise UserError(
-            f"{probe.name} needs finite gates and scores of all inputs; leave --allow-not-finite out, or use it with "
+            f"{probe.name} needs finite gates and scores of all inputs; omit --allow-not-finite, or use it with "
             f"{_listed(known)}."
         )
 
@@ -95,14 +95,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> None:
-    """Raise ``UserError`` unless the data have the labels that the models' scores are about."""
+    """Raise ``UserError`` unless the data have labels for the models' classes."""
     unknown = [model.name for model in models if not model.class_names]
     if unknown:
         raise UserError(
-            f"What classes the scores of {unknown[0]} are about is not known, so there is nothing to evaluate"
+            f"The classes of {unknown[0]} are unknown, so there is nothing to evaluate"
             + (
-                f"; where it was imported, import it again with --classes {data}; where it is a module of your own, "
-                f"say so by its key classes: {data}."
+                f"; if it was imported, import it again with --classes {data}; if it is a module of your own, "
+                f"set the key classes: {data}."
                 if dataset.modality is IMAGE
                 else ": they are those of the next token."
             )
@@ -117,7 +117,7 @@ def _open_data(data: str, options: Options) -> Dataset:
     if options.masks is None:
         return dataset
     if not isinstance(dataset, ImageDataset):
-        raise UserError(f"--masks are of images, and {data} holds {dataset.modality.plural}.")
+        raise UserError(f"--masks are for images, and {data} holds {dataset.modality.plural}.")
     return Masked(dataset, options.masks)
 
 
@@ -153,7 +153,7 @@ def _check_modality(
 
 
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
-    """Return the analyses called so; ``class_null`` concerns matches."""
+    """Instantiate analyses by name; ``class_null`` applies to the match analyses."""
     return tuple(
         kind(class_null=class_null) if "class_null" in inspect.signature(kind).parameters else kind()
         for kind in map(ANALYSES.get, names)
@@ -177,7 +177,7 @@ def _check_attribution(
 
 
 def _steps(probe: Probe[Any], view: PairView | SeverityView | None, view_name: str) -> tuple[float, ...]:
-    """Return the severities of a probe, none where it has none; where any view will do, if asked or nothing else fits.
+    """Return the severities of a probe, none where it has none; with any view, if requested or if nothing else fits.
 
     Raises:
         UserError: the view makes no pairs where those are compared, or has no severity where that grows.
@@ -223,7 +223,7 @@ def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) 
 
 
 def _same_classes(model: Checkpoint, dataset: Dataset) -> bool:
-    """Whether the data's labels are known to be about what the model's scores are about."""
+    """Whether the data are known to have the model's classes."""
     return bool(model.class_names) and model.class_names == dataset.class_names
 
 
@@ -233,5 +233,5 @@ def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, sp
         return f"{data} {split} has no labels, so there is nothing to evaluate."
     other = next(model for model in models if not _same_classes(model, dataset))
     trained = origin_of(other).data
-    told = f"; it was trained on {trained}, which is taken where --data is left out" if trained else ""
-    return f"{data} {split} has other classes than the model {other.name}, so there is nothing to evaluate{told}."
+    default = f"; it was trained on {trained}, which is used if --data is omitted" if trained else ""
+    return f"{data} {split} has other classes than the model {other.name}, so there is nothing to evaluate{default}."

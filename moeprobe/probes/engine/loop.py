@@ -79,7 +79,7 @@ def run(
 
 
 def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
-    """Return what a part file must be about to be used again (the folder answers for what is asked)."""
+    """Return what a part file must match to be reused (the folder checks the request)."""
     names = "\n".join(question.dataset.image_ids[index] for index in block)
     return {
         "checkpoint": checkpoint.provenance.get("sha256"),

@@ -57,7 +57,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Raise ``UserError`` where a model cannot be measured so, before any data are opened."""
 
     def make_question(self) -> Question:
-        """Return what is asked of each checkpoint."""
+        """Return the question to each checkpoint."""
         return make_question(self.probe, self.models, data=self.data, options=self.options)
 
     def make_request(self) -> dict[str, Any]:
@@ -86,16 +86,16 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     @property
     def sample_images(self) -> int:
-        """Images enough to judge the time and the metrics of a run by."""
+        """Enough images to estimate the time of a run and to know its metrics."""
         return 2 * self.options.batch_size
 
     @property
     def more_images(self) -> int:
-        """Images that ``run`` needs and that are none of the question's."""
+        """Images that ``run`` needs in addition to those of the question."""
         return 0
 
     def plan(self) -> Plan:
-        """Return what it would take, by measuring two batches of each checkpoint."""
+        """Return an estimate of the cost, from two batches of each checkpoint."""
         return time_sample(
             self.question, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
@@ -173,7 +173,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         )
 
     def _nothing(self, skipped: Sequence[list[str]]) -> UserError:
-        """Return why there is no number at all."""
+        """Return why no number could be computed."""
         count = len(self.question.indices)
         if all(len(bad) == count for bad in skipped):
             return UserError(f"None of the {count} images of {self.data} could be read.")
@@ -197,7 +197,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         return {name: {"warning": text} for name, text in found.items()}
 
     def data_warnings(self) -> dict[str, str]:
-        """Return what is to be said of checkpoints on these data, by their names."""
+        """Return warnings about checkpoints on these data, by their names."""
         return origins.doubts(self.models, self.question.dataset, self.data, split=self.options.split)
 
 

@@ -14,7 +14,7 @@ from moeprobe.runtime.paths import shortest_ends
 
 
 def load_models(models: Models, options: Options) -> list[Checkpoint]:
-    """Load the checkpoints that are not loaded yet, and check that the tables can tell them apart.
+    """Load the checkpoints that are not loaded yet, and check that the tables can distinguish them.
 
     Raises:
         UserError: there is none, something is no checkpoint, or two have one name.
@@ -45,7 +45,7 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
 def _place(model: Checkpoint) -> Path:
     """Return where a model is from, without its suffix.
 
-    The files of one folder (best and last) are told apart by their own names, folders by those they lie in, and modules
+    The files of one folder (best and last) differ in their own names, folders in those of their parents, and modules
     with the same settings by what makes them.
     """
     path = Path(model.provenance.get("path", model.name)).resolve().with_suffix("")
@@ -61,14 +61,14 @@ def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoin
     if max_length is None:
         lengths = [model.framing.max_length for model in models if isinstance(model.framing, TextFraming)]
         return [_cut_one(model, min(lengths)) if lengths else model for model in models]
-    return [_cut_one(model, max_length, told=True) for model in models]
+    return [_cut_one(model, max_length, explicit=True) for model in models]
 
 
-def _cut_one(model: Checkpoint, max_length: int, *, told: bool = False) -> Checkpoint:
+def _cut_one(model: Checkpoint, max_length: int, *, explicit: bool = False) -> Checkpoint:
     framing = model.framing
     if not isinstance(framing, TextFraming):
-        if told:
-            raise UserError(f"--max-length is about texts, and {model.name} reads images.")
+        if explicit:
+            raise UserError(f"--max-length is for texts, and {model.name} reads images.")
         return model
     shortest = framing.blank().ids.shape[1]
     if max_length < shortest:

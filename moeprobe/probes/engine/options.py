@@ -13,7 +13,7 @@ from moeprobe.runtime.keywords import F, checked
 
 
 class Keywords(TypedDict, total=False):
-    """``Options`` as keywords of a function; a name stands for a path, and one name for a list of one."""
+    """``Options`` as keywords of a function; a string is taken as a path, and a single name as a list of one."""
 
     split: str
     layers: str | Sequence[str] | None

@@ -1,4 +1,4 @@
-"""The data that checkpoints were trained on: what a probe takes where none is named, and what it doubts elsewhere."""
+"""The data that checkpoints were trained on: the default of probes, and warnings about other data."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.named_files import Files
 from moeprobe.inputs.modality import IMAGE, Modality
 
-# A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: where it ran lies so many folders above.
+# A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: it ran so many folders above.
 _MOST_ABOVE = 3
 # Splits that hold what a training takes.
 _TRAINED_ON = ("train", "all")
@@ -22,12 +22,12 @@ _WILD = "*?[{"
 
 @dataclass(frozen=True)
 class Origin:
-    """A checkpoint, as far as its training goes.
+    """The training of a checkpoint.
 
     Attributes:
         name: what the tables call it.
         data: what it was trained on, as the training was given it; None if it does not say.
-        folder: where the checkpoint lies; None if that is not known.
+        folder: folder of the checkpoint; None if unknown.
         modality: what it reads.
     """
 
@@ -38,12 +38,12 @@ class Origin:
 
 
 def origin_of(model: Checkpoint) -> Origin:
-    """Return what a loaded checkpoint says of its training."""
+    """Return what a loaded checkpoint records of its training."""
     return make_origin(model.name, model.provenance, modality=model.framing.modality)
 
 
 def make_origin(name: str, about: Mapping[str, Any], *, modality: Modality = IMAGE) -> Origin:
-    """Return the origin that a checkpoint's provenance tells of, as it stands in a sidecar."""
+    """Return the origin in a checkpoint's provenance, as a sidecar has it."""
     path = about.get("path")
     return Origin(
         name, about.get("training", {}).get("data"), None if path is None else Path(path).parent, modality
@@ -70,7 +70,7 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
     if data is not None:
         return data
     if files:
-        # Nothing of it is read; it stands where a data set must stand, and is always there.
+        # A placeholder where a data set is required; nothing of it is read.
         return "digits"
     if not origins:
         raise UserError("Name the data, e.g. --data digits or --data folder:PATH.")
@@ -119,7 +119,7 @@ def find(origin: Origin) -> str:
 
 
 def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str) -> dict[str, str]:
-    """Return what is to be said of checkpoints on other data than they were trained on, or on those very images.
+    """Return warnings about checkpoints on other data than they were trained on, or on their training images.
 
     The images of a training are those of the split ``train``, which are in ``all`` too. A checkpoint that says
     neither its data nor its classes is not doubted, nor are image files of the user's own.
@@ -150,7 +150,7 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: 
 def described(
     models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: str
 ) -> dict[str, dict[str, Any]]:
-    """Return where checkpoints are from, for a sidecar; with a ``warning`` where there are ``doubts``."""
+    """Return where checkpoints are from, for a sidecar; with a ``warning`` where ``doubts`` has one."""
     warnings = doubts(models, dataset, data, split=split)
     return {
         model.name: dict(model.provenance)
@@ -202,6 +202,6 @@ def _settled(data: str) -> tuple[str, str]:
 
 
 def _shown(path: Path) -> str:
-    """Return a path from the current folder where it lies inside, else the whole."""
+    """Return a path relative to the current folder if it is inside, else the whole."""
     here = Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)

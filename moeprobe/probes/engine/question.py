@@ -1,4 +1,4 @@
-"""What is asked, of whom, and which views of an image it takes."""
+"""The question of a run, and the views made of each input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from moeprobe.runtime.seeds import generator
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of every checkpoint: which images, which views, which analyses.
+    """The question to every checkpoint: which images, which views, which analyses.
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
     ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an

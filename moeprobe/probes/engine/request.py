@@ -1,4 +1,4 @@
-"""What determines the numbers of a run: a folder with another request is not gone on with."""
+"""What determines the numbers of a run: a folder with another request is not resumed."""
 
 import dataclasses
 from collections.abc import Sequence

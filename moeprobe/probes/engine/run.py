@@ -42,7 +42,7 @@ def run(
 
 
 def plan(probe: Probe[R], models: Models, *, data: str | None = None, options: Options | None = None) -> Plan:
-    """Return what ``run`` would take, by running a few images of each checkpoint and writing nothing."""
+    """Return what ``run`` would cost, by running a few images of each checkpoint and writing nothing."""
     return prepare(probe, models, data=data, options=options or Options(**probe.defaults)).plan()
 
 

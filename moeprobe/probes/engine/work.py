@@ -1,4 +1,4 @@
-"""What a probe prepares: work that can be done, or timed."""
+"""What a probe prepares: work that can be executed, or timed."""
 
 import dataclasses
 import time
@@ -17,7 +17,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a probe would take, judging by a few images."""
+    """The cost of a probe, estimated from a few images."""
 
     checkpoints: int
     images: int
@@ -41,7 +41,7 @@ class Work(ABC, Generic[R_co]):
 
     @abstractmethod
     def plan(self) -> Plan:
-        """Return what it would take, by doing some of it; nothing is written."""
+        """Return an estimate of the cost, by doing some of the work; nothing is written."""
 
 
 def time_sample(
@@ -52,7 +52,7 @@ def time_sample(
     passes: int,
     run: Callable[..., object],
 ) -> Plan:
-    """Return what a probe would take, from the time that its first ``images`` take."""
+    """Return the cost of a probe, estimated from its first ``images``."""
     sample = dataclasses.replace(question, indices=question.indices[:images], skip_bad_images=True)
     seconds = 0.0
     for model in models:

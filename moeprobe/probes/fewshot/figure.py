@@ -1,4 +1,4 @@
-"""Few-shot accuracy: all draws together with their interval, each draw lightly beside, and the level of chance."""
+"""Few-shot accuracy: all draws together with their interval, each draw pale next to it, and the level of chance."""
 
 from collections.abc import Mapping
 

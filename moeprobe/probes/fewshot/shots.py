@@ -70,7 +70,7 @@ class Shots:
 def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int, data: str) -> Shots:
     """Choose the training images of every draw, and those that are held out of all of them.
 
-    Of each class up to ``HELD_OUT`` images are held out: as many as the smallest class leaves beside its shots.
+    Up to ``HELD_OUT`` images of each class are held out: as many as remain of the smallest class after its shots.
 
     Raises:
         UserError: a class has fewer images than shots, or none is left where a single shot needs one.
@@ -104,14 +104,16 @@ def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int
 
 
 def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
-    """Return what is wrong with the smallest class, and how to mend it."""
+    """Return what is wrong with the smallest class, and the remedy."""
     most = max(counts)
     has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
     if images < most:
-        mend = f"ask for at most --shots {images}" if images else "give it some"
-        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} of it; {mend}."
-    mend = f"ask for at most --shots {most - 1}" if most > 1 else "give it a second one"
-    return f"{has}, all of them shots, so that nothing is left to choose the penalty of 1 shot with; {mend}."
+        remedy = f"ask for at most --shots {images}" if images else "give it some"
+        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} of it; {remedy}."
+    remedy = f"ask for at most --shots {most - 1}" if most > 1 else "give it a second one"
+    return (
+        f"{has}, all of them shots, so that nothing is left to choose the penalty of 1 shot with; {remedy}."
+    )
 
 
 def judge(

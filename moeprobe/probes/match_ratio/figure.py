@@ -1,4 +1,4 @@
-"""Match of two random views: raw beside its chance level, and beyond chance (kappa)."""
+"""Match of two random views: raw next to its chance level, and beyond chance (kappa)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
 
     Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
-    drawn where tokens choose, and beside them the agreement that all checkpoints share. Colours are of checkpoints.
+    drawn where tokens choose, and next to them the agreement that all checkpoints share. Colours are of checkpoints.
     """
     patches = panels.ordinary(table)
     first = agreement_of(patches)

@@ -119,7 +119,7 @@ def patches(
 ) -> None:
     """Draw an image into ``axes`` of so many ``inches``, each patch in the color of its expert.
 
-    Colors are told apart on a gray picture alone. Numbers of experts are drawn where there is room for them.
+    Colors are distinguishable on a gray picture alone. Numbers of experts are drawn where there is room for them.
     """
     rows, columns = experts.shape
     gray = np.repeat((pixels @ np.array([0.299, 0.587, 0.114]))[..., None], 3, axis=-1)

@@ -1,6 +1,6 @@
 """Which expert does each patch choose, and which choices does a perturbation change? Figure 5 of the PRC paper.
 
-An exhibit, not an aggregate: a few images, kept as pixels and choices, to be looked at.
+An illustration, not an aggregate: a few images, kept as pixels and choices.
 """
 
 from dataclasses import dataclass

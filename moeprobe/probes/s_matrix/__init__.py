@@ -17,7 +17,7 @@ class SMatrix(Probe["Result"]):
     """Which experts do the two views of a patch weigh together? The matrix S that PRC makes the identity.
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
-    of the rest, and both terms of the PRC loss (unweighted). The matrix itself stands in table.csv.
+    of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv.
 
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """

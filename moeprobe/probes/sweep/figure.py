@@ -29,7 +29,7 @@ _CHANGES = (
     (LOGIT_DISTANCE, "distance of the scores\nfrom the clean ones"),
     (ACCURACY_PARTS, "change in accuracy"),
 )
-# Characters of a label beside a panel.
+# Characters of a label next to a panel.
 _LABEL = 15
 _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
@@ -153,7 +153,7 @@ def _over_layers(
 
 
 def _severity_ticks(axes: np.ndarray, table: pd.DataFrame) -> None:
-    """Put a tick at every severity that was measured, and label those that stand apart from one another."""
+    """Put a tick at every severity that was measured, and label those with enough space."""
     measured = sorted(set(table["severity"].dropna()))
     gap = 0.13 * (measured[-1] - measured[0])
     labelled: list[float] = []
@@ -166,7 +166,7 @@ def _severity_ticks(axes: np.ndarray, table: pd.DataFrame) -> None:
 
 
 def _rows_of_panels(routing: pd.DataFrame, first: str) -> list[tuple[str, str]]:
-    """Return (metric, label) of each row: the agreement that all share, its kappa, and what stands beside it."""
+    """Return (metric, label) of each row: the shared agreement metric, its kappa, and companions."""
     kappa = find(f"{first}{KAPPA}")
     # Where all tokens choose, none is without an expert.
     beside = [_panel(metric) for metric in _BESIDE if metric is not UNSERVED or not tokens_choose(first)]
@@ -184,7 +184,7 @@ def _panel(metric: Metric) -> tuple[str, str]:
 
 
 def _shares_axis(axes: np.ndarray) -> None:
-    """Let every row go from 0 (or lower, if anything lies there) to 1; only when all is drawn."""
+    """Let every row range from 0 (or lower, if anything is drawn there) to 1; only when all is drawn."""
     for row in axes[:, 0]:
         row.set_ylim(min(-0.03, row.get_ylim()[0]) if row.get_ylim()[0] < 0 else 0, 1.03)
 

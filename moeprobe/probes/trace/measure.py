@@ -115,18 +115,18 @@ class Recording(Work[Recorded]):
 
 
 def _check_names(model: Checkpoint) -> None:
-    """Raise ``UserError`` where the traces of a checkpoint would lie among the run's own files."""
+    """Raise ``UserError`` if the traces of a checkpoint would be mixed with the run's own files."""
     if model.name.partition("/")[0].casefold() in TAKEN:
         raise UserError(
-            f"The traces of {model.name} would lie where the run keeps its own files; give the checkpoint's folder "
+            f"The traces of {model.name} would be mixed with the run's own files; give the checkpoint's folder "
             "another name."
         )
 
 
 def _check_gates(model: Checkpoint, layers: tuple[str, ...] | None, *, all_gates: bool) -> None:
-    """Raise ``UserError`` where a trace without all gates would say nothing."""
+    """Raise ``UserError`` if a trace without all gates would be empty."""
     if not all_gates and any(layer.top_k == 0 for layer in routing_of_blank_input(model, layers)):
         raise UserError(
-            f"In {model.name} every expert gets a share of every token, so a trace without all gates would say "
-            "nothing; add --full-gates."
+            f"In {model.name} every expert gets a share of every token, so a trace without all gates would be "
+            "empty; add --full-gates."
         )

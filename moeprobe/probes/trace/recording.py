@@ -1,4 +1,4 @@
-"""Run a checkpoint over the images and write what its routers decide, one trace file per view.
+"""Run a checkpoint over the images and write the decisions of its routers, one trace file per view.
 
 Axes: B images of a batch, V views of each.
 """
@@ -46,7 +46,7 @@ class Shown:
 
     @property
     def moved(self) -> bool:
-        """Whether patches lie elsewhere than in the reference."""
+        """Whether patches have other positions than in the reference."""
         return self.about["reference"] is not None
 
 
@@ -132,7 +132,7 @@ def write(
 
 
 def kept(question: Question, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
-    """Return the images skipped in the traces that lie in a folder; None unless they are of the same images.
+    """Return the images skipped in the traces of a folder; None unless they are of the same images.
 
     A checkpoint without a hash is never taken for the one of before.
     """

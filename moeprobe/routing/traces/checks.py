@@ -16,7 +16,7 @@ OF_LAYER: dict[str, type] = {
     "router": str, "num_experts": int, "top_k": int, "num_prefix_tokens": int, "grid_rows": int, "grid_columns": int,
     "patch_size": int, "gates_sum_to_one": bool, "token_local": bool, "experts_choose": bool, "gates_kept": str,
 }  # fmt: skip
-# Lists of gates that stand for each thing that may be kept of them.
+# Lists of gates for each value of ``gates_kept``.
 _KEPT_IN = {
     "none": (),
     "chosen": ("gates",),

@@ -134,7 +134,7 @@ def _gates(block: Block) -> Tensor:
     if block.gates is None:
         return found
     chosen = torch.from_numpy(block.gates).masked_fill(experts < 0, 0)
-    # Added, not written: an absent choice stands for expert 0, and must not undo it.
+    # Added, not written: an absent choice is stored as expert 0, and must not undo it.
     found.scatter_add_(-1, experts.clamp_min(0), chosen)
     if block.highest is None:
         return found

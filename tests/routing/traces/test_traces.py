@@ -107,9 +107,7 @@ def test_other_routers_are_traced_too(arguments: dict[str, Any], tmp_path: Path)
     one = checkpoint("a", **arguments)
     soft = "adapter" in arguments
     if soft:
-        with pytest.raises(
-            UserError, match="a trace without all gates would say nothing; add all_gates=True"
-        ):
+        with pytest.raises(UserError, match="a trace without all gates would be empty; add all_gates=True"):
             api.record([one], limit=2, out=tmp_path / "t")
     found = api.record([one], view="random_crop", layers=ONE, limit=8, out=tmp_path / "t", all_gates=soft)
     traced = api.analyze_trace(found.files)
