@@ -8,6 +8,7 @@ _RENAMED = {
     "file": "files",
     "full_gates": "all_gates",
     "download": "api.downloads()",
+    "plugins": "api.use_plugins",
 }
 _SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume")
 # A whole command is an example for a shell and stays as it is; of an option, the value is taken along.

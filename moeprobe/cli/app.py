@@ -117,7 +117,8 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("tradeoff")(tradeoff.tradeoff)
-for _probe in registry.probes():
+_probes = registry.probes()
+for _probe in _probes:
     app.command(_probe.name)(probe_command(_probe))
 app.command("analyze-trace")(analyze_trace.analyze_trace)
 app.command("compare")(compare.compare)
@@ -140,7 +141,7 @@ app.command("explain")(explain.explain)
 app.command("doctor")(doctor.doctor)
 _names = Counter(command.name for command in app.registered_commands)
 _names.update(group.name for group in app.registered_groups)
-for _probe in registry.probes():
+for _probe in _probes:
     if _names[_probe.name] > 1:
         raise UserError(
             f"The probe {_probe.__name__} of a plug-in is called {_probe.name!r}, as another command is; give it "

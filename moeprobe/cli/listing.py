@@ -90,13 +90,15 @@ def _find(kind: str) -> dict[str, str]:
     from moeprobe.metrics.registry import declared
     from moeprobe.models import config_files, grid
     from moeprobe.models.architectures import list_architectures
-    from moeprobe.probes import registry
     from moeprobe.runtime import catalog
 
     if kind == "metrics":
         return {one.name: one.about for one in declared()}
     if kind == "probes":
-        return {one.name: (one.__doc__ or "").splitlines()[0] for one in registry.kinds()}
+        # By their commands.
+        return {
+            catalog.PROBES.get(name).name: catalog.PROBES.describe(name) for name in catalog.PROBES.names()
+        }
     if kind == "configs":
         return {name: _first_comment(config_files.path_of(name)) for name in config_files.names()}
     if kind == "sweeps":

@@ -14,6 +14,7 @@ from moeprobe.errors import UserError
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.tables import concatenate, read_images
+from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.files import check_regular, sha256, shown
 from moeprobe.runtime.paths import shortest_ends
@@ -71,6 +72,7 @@ def read(path: Path) -> Measured:
         raise UserError(
             f"{path / FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
         )
+    check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(images, request, checkpoints, {str(shown(path)): digest})
 

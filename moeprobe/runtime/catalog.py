@@ -109,8 +109,8 @@ class Catalog:
         Raises:
             UserError: there is none; the sentence names the nearest one and lists them all.
         """
-        self.check(name)
         if name not in self.built_in():
+            self.check(name)
             return self.outside()[name].made
         module = importlib.import_module(f"{self.package}.{name}")
         return getattr(module, class_name(name))
@@ -200,6 +200,18 @@ def plugins_in(content: Any) -> list[dict[str, str]]:
     ]
     used = {source.shown: source.sha256 for source in found}
     return [{"source": shown, "sha256": used[shown]} for shown in sorted(used)]
+
+
+def check_plugins(what: Path, used: Any) -> None:
+    """Raise ``UserError`` unless the plug-ins are known that ``plugins_in`` named when ``what`` was written."""
+    known = {source.shown for source in plugins.sources()}
+    for one in used if isinstance(used, list) else ():
+        name = one.get("source") if isinstance(one, dict) else None
+        if isinstance(name, str) and name not in known:
+            raise UserError(
+                f"{what} was made with the plug-in {name}, which is not known here; name its file with --plugins, "
+                "before the command."
+            )
 
 
 def _texts(content: Any) -> Iterator[str]:

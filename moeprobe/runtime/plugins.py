@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -127,12 +126,37 @@ def _of_file(path: Path) -> Source:
 
 @cache
 def _installed() -> tuple[Source, ...]:
+    folders = _installed_in()
+    if not folders:
+        return ()
+    from importlib import metadata
+
+    points = [
+        point
+        for one in metadata.distributions(path=folders)
+        for point in one.entry_points
+        if point.group == GROUP
+    ]
     found = []
-    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: (point.value, point.name)):
+    for point in sorted(points, key=lambda point: (point.value, point.name)):
         module = _imported(point.module, f"the plug-in {point.name} ({point.value})")
         file = getattr(module, "__file__", None)
         found.append(Source(point.module, module, "" if file is None else _digest(Path(file)), named=False))
     return tuple(found)
+
+
+def _installed_in() -> list[str]:
+    """Return the folders of the path, but for the working directory, in which an installed package names plug-ins.
+
+    A look at the files takes a tenth of what ``importlib.metadata`` takes.
+    """
+    group, here = f"[{GROUP}]".encode(), os.path.abspath("")  # noqa: PTH100
+    folders = [folder for folder in dict.fromkeys(sys.path) if folder and os.path.abspath(folder) != here]  # noqa: PTH100
+    return [
+        folder
+        for folder in folders
+        if any(group in file.read_bytes() for file in Path(folder).glob("*-info/entry_points.txt"))
+    ]
 
 
 def _digest(path: Path) -> str:
