@@ -8,7 +8,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table as Screen
 
-    from moeprobe.studies.report.cells import Table
+    from moeprobe.results.layouts.cells import Table
 
 
 def report(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.studies.report.cells import Cell, Table
+from moeprobe.results.layouts.cells import Cell, Table
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
 

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from moeprobe import __version__
+from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.studies.report import about, summary
-from moeprobe.studies.report.cells import Table, whole_table
 from moeprobe.studies.report.reading import Picture, Run
 from moeprobe.studies.report.selection import short_tables
 

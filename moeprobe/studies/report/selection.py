@@ -1,7 +1,6 @@
 """The short tables of a run: what is read first, as on the screen. Every line stands in the run's CSVs."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,13 +15,14 @@ from moeprobe.metrics.reading_order import (
 from moeprobe.metrics.registry import find
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
+from moeprobe.results.layouts.along_severity import Columns, noise_floor, severity_table
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.layouts.side_by_side import side_by_side
 from moeprobe.results.numbers import number
-from moeprobe.results.phrases import ATTRIBUTION, attribution, floors, random_router, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of, by_first_seen
-from moeprobe.studies.report.cells import Cell, Table, counts, severity, value
+from moeprobe.results.phrases import ATTRIBUTION, attribution, sentence_case
+from moeprobe.results.tables import FLOORS, agreement_of
 from moeprobe.studies.report.reading import Run
 
-_KEYS = ("layer", "tokens", "metric", "null", "view", "severity")
 _DETAILS = ("expert", "expert_b", "class", "draw")
 Row = dict[str, Any]
 
@@ -70,52 +70,19 @@ def by_pair(comparison: pd.DataFrame | None) -> list[tuple[str, str]]:
 def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return the table of the patches and the output, and apart from it that of the prefix tokens."""
     modality = run.modality
+    pairs = by_pair(comparison)
     prefix = table["tokens"] == "prefix"
     tables = []
     if not prefix.all():
-        tables.append(_lines(table[~prefix], comparison, modality=modality, caption="What was measured"))
+        tables.append(
+            side_by_side(table[~prefix], comparison, pairs, modality=modality, caption="What was measured")
+        )
     if prefix.any():
         caption = f"The same for the prefix ({modality.prefix}) token"
-        tables.append(_lines(table[prefix], comparison, modality=modality, caption=caption, folded=True))
+        tables.append(
+            side_by_side(table[prefix], comparison, pairs, modality=modality, caption=caption, folded=True)
+        )
     return tables
-
-
-def _lines(
-    table: pd.DataFrame,
-    comparison: pd.DataFrame | None,
-    *,
-    modality: Modality,
-    caption: str,
-    folded: bool = False,
-) -> Table:
-    """Return a line per layer and metric, a column per checkpoint, and the differences."""
-    checkpoints, pairs = list(dict.fromkeys(table["checkpoint"])), by_pair(comparison)
-    with_layers, with_severity = bool((table["layer"] != "").any()), bool(table["severity"].notna().any())
-    with_views = table["view"].nunique() > 1
-    lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
-    for row in by_first_seen(table, ("view", "layer", "tokens")).to_dict("records"):
-        lines.setdefault(_key(row), {})[row["checkpoint"]] = row
-    for row in [] if comparison is None else comparison.to_dict("records"):
-        lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row
-    rows = []
-    for (layer, tokens, metric, null, view, at), found in lines.items():
-        cells = [Cell(layer), Cell(tokens)] if with_layers else []
-        cells += [Cell(view)] if with_views else []
-        cells += [severity(at)] if with_severity else []
-        cells += [Cell(find(metric).full_label(null, modality))]
-        cells += [value(found.get(name)) for name in checkpoints]
-        cells += [value(found.get(pair), signed=True) for pair in pairs]
-        there = [found[name] for name in checkpoints if name in found]
-        rows.append([*cells, *(counts(row[what] for row in there) for what in ("images", "trials"))])
-    columns = ["layer", "tokens"] if with_layers else []
-    columns += (["view"] if with_views else []) + (["severity"] if with_severity else [])
-    columns += ["metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
-    return Table(caption, [*columns, modality.plural, "trials"], rows, folded=folded)
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    """Return what lines of two checkpoints share; a severity that there is not is None, since NaN is not itself."""
-    return tuple(None if row[name] != row[name] else row[name] for name in _KEYS)
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
@@ -123,106 +90,33 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
 
     The noise floor comes last.
     """
-    gates = run.settings.get("replayed_gates", "recomputed")
-    modality = run.modality
-    output = ("", "")
+    gates, modality = run.settings.get("replayed_gates", "recomputed"), run.modality
+
+    def along(caption: str, place: tuple[str, str], columns: Columns) -> Table | None:
+        parts = (None if part is None else part[_at(part, place)] for part in (table, comparison))
+        return severity_table(*parts, columns, caption=caption, modality=modality)  # type: ignore[arg-type]
+
+    routing = routing_along_severity(agreement_of(table), modality)
+    assert run.table is not None
     found = [
         *(
-            _severity_table(
-                table,
-                comparison,
-                f"{layer}, {modality.tokens}",
-                (layer, modality.token),
-                routing_along_severity(agreement_of(table), modality),
-                modality=modality,
-            )
+            along(f"{layer}, {modality.tokens}", (layer, modality.token), routing)
             for layer in dict.fromkeys(table["layer"])
             if layer
         ),
-        _severity_table(
-            table, comparison, "Output of the model", output, output_along_severity(), modality=modality
-        ),
+        along("Output of the model", ("", ""), output_along_severity()),
         *(
-            _severity_table(
-                table, comparison, sentence_case(attribution(name, gates)), output, columns, modality=modality
-            )
+            along(sentence_case(attribution(name, gates)), ("", ""), columns)
             for name, columns in ATTRIBUTION.items()
         ),
-        _noise_floor(run),
+        noise_floor(run.table, dtype=run.sidecar.get("floor_dtype"), modality=modality),
     ]
     return [part for part in found if part is not None]
 
 
-def _noise_floor(run: Run) -> Table | None:
-    """Return how far the clean images match themselves; None where that was not measured."""
-    assert run.table is not None
-    if "view" not in run.table:
-        return None
-    first = agreement_of(run.table)
-    floor = run.table[run.table["view"].isin(FLOORS) & (run.table["metric"] == first)]
-    floor = floor[floor["tokens"].isin(ORDINARY)]
-    if floor.empty:
-        return None
-    rows = []
-    for (checkpoint, layer), here in floor.groupby(["checkpoint", "layer"], sort=False):
-        by_view = {row["view"]: row for row in here.to_dict("records")}
-        cells = [value(by_view.get(view)) for view in FLOORS]
-        rows.append(
-            [Cell(checkpoint), Cell(layer), *cells, *(counts(here[what]) for what in ("images", "trials"))]
-        )
-    # A cosine of the same weights is one but for its rounding.
-    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
-    what = sentence_case(find(first).full_label())
-    note = f"{what} of clean {run.modality.plural} with themselves: what is missing from 1 is arithmetic."
-    for name, lines in again.groupby("checkpoint", sort=False):
-        note += f" {random_router(name, lines['value'].min(), first=first)}."
-    columns = ["checkpoint", "layer", *floors(run.sidecar.get("floor_dtype")), run.modality.plural, "trials"]
-    return Table("Noise floor", columns, rows, note)
-
-
-def _severity_table(
-    table: pd.DataFrame,
-    comparison: pd.DataFrame | None,
-    caption: str,
-    place: tuple[str, str],
-    columns: Sequence[tuple[str, str, str]],
-    *,
-    modality: Modality,
-) -> Table | None:
-    wanted = [column[:2] for column in columns]
-    lines: dict[tuple[str, float], dict[tuple[str, str], Row]] = {}
-    rows_of: dict[tuple[str, str], list[Row]] = {}
-    for part in (table, comparison):
-        for row in [] if part is None else part.to_dict("records"):
-            which = (row["metric"], row["null"])
-            if (row["layer"], row["tokens"]) != place or which not in wanted:
-                continue
-            name = row["checkpoint"]
-            if part is comparison:
-                name = f"{name} − {row['reference']}"
-            else:
-                rows_of.setdefault(which, []).append(row)
-            lines.setdefault((name, row["severity"]), {})[which] = row | {"signed": part is comparison}
-    columns = [column for column in columns if column[:2] in rows_of]
-    if not columns:
-        return None
-    rows = [
-        [Cell(name), severity(at)]
-        + [
-            value(found.get(column[:2]), signed=any(row["signed"] for row in found.values()))
-            for column in columns
-        ]
-        for (name, at), found in lines.items()
-    ]
-    resting: dict[str, list[str]] = {}
-    for metric, null, heading in columns:
-        images, trials = (
-            counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
-        )
-        resting.setdefault(f"{images} {modality.plural}, {trials} trials", []).append(heading)
-    rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
-    note = f"What the values rest on: {rests}."
-    return Table(caption, ["checkpoint", "severity", *(heading for _, _, heading in columns)], rows, note)
+def _at(table: pd.DataFrame, place: tuple[str, str]) -> pd.Series:
+    """Return which rows are of a layer and its tokens."""
+    return (table["layer"] == place[0]) & (table["tokens"] == place[1])
 
 
 def _differences(comparison: pd.DataFrame, *, total: int, modality: Modality) -> Table:

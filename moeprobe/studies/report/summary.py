@@ -13,9 +13,9 @@ from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import agreement, compared_first
 from moeprobe.probes.registry import of_kind
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.phrases import sentence_case
-from moeprobe.studies.report.cells import Cell, Table, counts, severity, value
 from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
 

@@ -1,6 +1,6 @@
 """Tables as a page shows them."""
 
-from moeprobe.studies.report.cells import Cell, Table
+from moeprobe.results.layouts.cells import Cell, Table
 
 
 def test_a_column_of_numbers_holds_nothing_else() -> None:

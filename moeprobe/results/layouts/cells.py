@@ -1,4 +1,4 @@
-"""Tables as a page shows them: cells that carry what they are sorted by, apart from how they read."""
+"""Tables as the terminal and pages show them: cells that carry what they are sorted by, apart from how they read."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,19 @@ MAX_ROWS = 2000
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell, the interval beside it, and the number the column is sorted by (None: by the text)."""
+    """What stands in a cell.
+
+    Attributes:
+        text: how it reads.
+        between: the interval next to a value.
+        key: the number that the column is sorted by; None = its text.
+        screen: how it reads in a terminal, where that is otherwise.
+    """
 
     text: str
     between: str = ""
     key: float | None = None
+    screen: str = ""
 
     @property
     def numeric(self) -> bool:
@@ -29,13 +37,27 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: caption, column headings, rows, a sentence below, and whether it is folded up until asked for."""
+    """A table.
+
+    Attributes:
+        caption: what it is about.
+        columns: headings.
+        rows: a cell per column.
+        note: a sentence below; not in a terminal.
+        folded: whether a page folds it up until asked for.
+        keys: how many of the first columns say what a line is about.
+        place: how many of these lines share that stand together; a terminal says it once.
+        details: how many of the last columns a terminal leaves out.
+    """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
     folded: bool = False
+    keys: int = 0
+    place: int = 0
+    details: int = 0
 
     @cached_property
     def numeric_columns(self) -> Sequence[bool]:
@@ -61,7 +83,7 @@ def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
 
 def severity(at: float | None) -> Cell:
     """Return a severity; empty where there is none."""
-    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at))
+    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at), screen=number(float(at)))
 
 
 def counts(values: Iterable[float]) -> Cell:

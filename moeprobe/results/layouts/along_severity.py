@@ -1,0 +1,109 @@
+"""Checkpoints along a severity: a line per checkpoint and severity; and how far clean inputs match themselves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import ORDINARY, Modality
+from moeprobe.metrics.registry import find
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.phrases import floors, random_router, sentence_case
+from moeprobe.results.tables import FLOORS, agreement_of
+
+Row = dict[str, Any]
+Which = tuple[str, str]  # metric, null
+# (metric, null, heading)
+Columns = Sequence[tuple[str, str, str]]
+
+
+def severity_table(
+    table: pd.DataFrame,
+    comparison: pd.DataFrame | None,
+    columns: Columns,
+    *,
+    caption: str,
+    modality: Modality,
+) -> Table | None:
+    """Return the columns that were measured in one place (layer and tokens, or output), None for none of them.
+
+    Args:
+        table: values of that place.
+        comparison: differences of it.
+        columns: (metric, null, heading).
+        caption: of the table.
+        modality: what was read.
+    """
+    wanted = {(metric, null) for metric, null, _ in columns}
+    blocks: dict[str, dict[float, dict[Which, Row]]] = {}
+    rows_of: dict[Which, list[Row]] = {}
+    for part in (table, comparison):
+        for row in [] if part is None else part.to_dict("records"):
+            which = (row["metric"], row["null"])
+            if which not in wanted:
+                continue
+            name, signed = row["checkpoint"], part is comparison
+            if signed:
+                name = f"{name} − {row['reference']}"
+            else:
+                rows_of.setdefault(which, []).append(row)
+            blocks.setdefault(name, {}).setdefault(row["severity"], {})[which] = row | {"signed": signed}
+    columns = [column for column in columns if column[:2] in rows_of]
+    if not columns:
+        return None
+    rows = [
+        [
+            Cell(name),
+            severity(at),
+            *(value(found.get((m, null)), signed=_is_signed(found)) for m, null, _ in columns),
+        ]
+        for name, block in blocks.items()
+        for at, found in block.items()
+    ]
+    headings = ["checkpoint", "severity", *(heading for *_, heading in columns)]
+    note = _rests_on(columns, rows_of, modality)
+    return Table(caption, headings, rows, note, keys=2, place=1)
+
+
+def _is_signed(found: dict[Which, Row]) -> bool:
+    return any(row["signed"] for row in found.values())
+
+
+def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modality) -> str:
+    """Return on how many inputs and trials the columns rest."""
+    resting: dict[str, list[str]] = {}
+    for metric, null, heading in columns:
+        images, trials = (
+            counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
+        )
+        resting.setdefault(f"{images} {modality.plural}, {trials} trials", []).append(heading)
+    rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
+    return f"What the values rest on: {rests}."
+
+
+def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -> Table | None:
+    """Return how far clean inputs match themselves, of all rows of a run; None where that was not measured.
+
+    ``dtype`` is the narrower one.
+    """
+    if "view" not in table:
+        return None
+    first = agreement_of(table)
+    floor = table[table["view"].isin(FLOORS) & (table["metric"] == first) & table["tokens"].isin(ORDINARY)]
+    if floor.empty:
+        return None
+    rows = []
+    for (checkpoint, layer), here in floor.groupby(["checkpoint", "layer"], sort=False):
+        by_view = {row["view"]: row for row in here.to_dict("records")}
+        cells = [value(by_view.get(view)) for view in FLOORS]
+        rows.append(
+            [Cell(checkpoint), Cell(layer), *cells, *(counts(here[what]) for what in ("images", "trials"))]
+        )
+    # A cosine of the same weights is one but for its rounding.
+    again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]
+    what = sentence_case(find(first).full_label())
+    note = f"{what} of clean {modality.plural} with themselves: what is missing from 1 is arithmetic."
+    for name, lines in again.groupby("checkpoint", sort=False):
+        note += f" {random_router(name, lines['value'].min(), first=first)}."
+    columns = ["checkpoint", "layer", *floors(dtype), modality.plural, "trials"]
+    return Table("Noise floor", columns, rows, note, keys=2, details=2)

@@ -1,0 +1,68 @@
+"""Checkpoints next to one another: a line per layer and metric, a column per checkpoint, the differences last."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import Modality
+from moeprobe.metrics.registry import find
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.tables import by_first_seen
+
+_KEYS = ("layer", "tokens", "metric", "null", "view", "severity")
+Row = dict[str, Any]
+Pair = tuple[str, str]
+
+
+def side_by_side(
+    table: pd.DataFrame,
+    comparison: pd.DataFrame | None,
+    pairs: Sequence[Pair],
+    *,
+    caption: str,
+    modality: Modality,
+    severities: bool = True,
+    folded: bool = False,
+) -> Table:
+    """Return the rows of a table as lines, with the differences of ``pairs`` (checkpoint, reference).
+
+    ``severities`` says whether a severity has a column, where there is any.
+    """
+    checkpoints = list(dict.fromkeys(table["checkpoint"]))
+    with_layers = bool((table["layer"] != "").any())
+    with_severity = severities and bool(table["severity"].notna().any())
+    with_views = table["view"].nunique() > 1
+    lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in by_first_seen(table, ("view", "layer", "tokens")).to_dict("records"):
+        lines.setdefault(_key(row), {})[row["checkpoint"]] = row
+    for row in [] if comparison is None else comparison.to_dict("records"):
+        lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row
+    rows = []
+    for (layer, tokens, metric, null, view, at), found in lines.items():
+        form = find(metric)
+        cells = [Cell(layer), Cell(tokens)] if with_layers else []
+        cells += [Cell(view)] if with_views else []
+        cells += [severity(at)] if with_severity else []
+        cells += [Cell(form.full_label(null, modality), screen=form.label(null, modality))]
+        cells += [value(found.get(name)) for name in checkpoints]
+        cells += [value(found.get(pair), signed=True) for pair in pairs]
+        measured = [found[name] for name in checkpoints if name in found]
+        rows.append([*cells, *(counts(row[what] for row in measured) for what in ("images", "trials"))])
+    place = ["layer", "tokens"] if with_layers else []
+    place += (["view"] if with_views else []) + (["severity"] if with_severity else [])
+    columns = [*place, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
+    return Table(
+        caption,
+        [*columns, modality.plural, "trials"],
+        rows,
+        folded=folded,
+        keys=len(place) + 1,
+        place=len(place),
+        details=2,
+    )
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    """Return what lines of two checkpoints share; a severity that there is not is None, since NaN is not itself."""
+    return tuple(None if row[name] != row[name] else row[name] for name in _KEYS)
