@@ -10,12 +10,16 @@ from rich.table import Table
 from moeprobe.cli.cells import on_screen
 from moeprobe.cli.screen import console
 from moeprobe.inputs.modality import ORDINARY, modality_of
-from moeprobe.inputs.regions import REGIONS
-from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.reading_order import output_along_severity, routing_along_severity
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts import side_by_side as layouts
-from moeprobe.results.layouts.along_severity import noise_floor, severity_table
+from moeprobe.results.layouts.along_severity import (
+    BY_REGION,
+    REGION_COLUMNS,
+    noise_floor,
+    regional,
+    severity_table,
+)
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS, agreement_of
 
@@ -105,22 +109,12 @@ def _floor_table(result: "Result") -> list[Table]:
 def _by_region(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer: kappa by what the patches show; none where that is not known."""
     first = agreement_of(result.table)
-    columns = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
-
-    def regional(table: pd.DataFrame) -> pd.DataFrame:
-        kept = (
-            table["tokens"].isin(REGIONS)
-            & (table["metric"] == f"{first}{KAPPA}")
-            & (table["null"] == "pooled")
-        )
-        return table[kept].assign(metric=table["tokens"], null="", tokens="region")
-
-    comparison = None if result.comparison is None else regional(result.comparison)
-    shown = dataclasses.replace(result, table=regional(result.table), comparison=comparison)
+    comparison = None if result.comparison is None else regional(result.comparison, first)
+    shown = dataclasses.replace(result, table=regional(result.table, first), comparison=comparison)
     return [
         table
         for layer, rows in shown.table.groupby("layer", sort=False)
-        for table in severity_tables(shown, rows, columns, f"{title}: {layer}, by what the patch shows")
+        for table in severity_tables(shown, rows, REGION_COLUMNS, f"{title}: {layer}, {BY_REGION}")
     ]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.inputs.modality import ORDINARY, Modality
+from moeprobe.inputs.regions import REGIONS
+from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
 from moeprobe.results.phrases import floors, random_router, sentence_case
@@ -15,6 +17,8 @@ Row = dict[str, Any]
 Which = tuple[str, str]  # metric, null
 # (metric, null, heading)
 Columns = Sequence[tuple[str, str, str]]
+BY_REGION = "by what the patch shows"
+REGION_COLUMNS = tuple((region, "", f"κ, {region}") for region in reversed(REGIONS))
 
 
 def severity_table(
@@ -79,6 +83,13 @@ def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modal
         resting.setdefault(f"{images} {modality.plural}, {trials} trials", []).append(heading)
     rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
     return f"What the values rest on: {rests}."
+
+
+def regional(table: pd.DataFrame, first: str) -> pd.DataFrame:
+    """Return κ of the patches of each region, given the agreement that is read first, as ``REGION_COLUMNS``."""
+    of_regions = table["tokens"].isin(REGIONS) & (table["metric"] == f"{first}{KAPPA}")
+    kept = table[of_regions & (table["null"] == "pooled")]
+    return kept.assign(metric=kept["tokens"], null="", tokens="region")
 
 
 def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -> Table | None:

@@ -15,7 +15,14 @@ from moeprobe.metrics.reading_order import (
 from moeprobe.metrics.registry import find
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
-from moeprobe.results.layouts.along_severity import Columns, noise_floor, severity_table
+from moeprobe.results.layouts.along_severity import (
+    BY_REGION,
+    REGION_COLUMNS,
+    Columns,
+    noise_floor,
+    regional,
+    severity_table,
+)
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
 from moeprobe.results.layouts.side_by_side import side_by_side
 from moeprobe.results.numbers import number
@@ -92,18 +99,22 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
     """
     gates, modality = run.settings.get("replayed_gates", "recomputed"), run.modality
 
-    def along(caption: str, place: tuple[str, str], columns: Columns) -> Table | None:
-        parts = (None if part is None else part[_at(part, place)] for part in (table, comparison))
-        return severity_table(*parts, columns, caption=caption, modality=modality)  # type: ignore[arg-type]
+    first = agreement_of(table)
+    layers = [layer for layer in dict.fromkeys(table["layer"]) if layer]
+    parts = [
+        None if part is None else pd.concat([part, regional(part, first)]) for part in (table, comparison)
+    ]
 
-    routing = routing_along_severity(agreement_of(table), modality)
+    def along(caption: str, place: tuple[str, str], columns: Columns) -> Table | None:
+        here, compared = (None if part is None else part[_at(part, place)] for part in parts)
+        assert here is not None
+        return severity_table(here, compared, columns, caption=caption, modality=modality)
+
+    routing = routing_along_severity(first, modality)
     assert run.table is not None
     found = [
-        *(
-            along(f"{layer}, {modality.tokens}", (layer, modality.token), routing)
-            for layer in dict.fromkeys(table["layer"])
-            if layer
-        ),
+        *(along(f"{layer}, {modality.tokens}", (layer, modality.token), routing) for layer in layers),
+        *(along(f"{layer}, {BY_REGION}", (layer, "region"), REGION_COLUMNS) for layer in layers),
         along("Output of the model", ("", ""), output_along_severity()),
         *(
             along(sentence_case(attribution(name, gates)), ("", ""), columns)
