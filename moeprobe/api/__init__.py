@@ -155,7 +155,7 @@ def trace(
         layers: MoE layers to trace; None = all.
 
     Raises:
-        UserError: the images do not fit the model or lie outside of [0, 1], or there is no such layer.
+        UserError: the images do not fit the model or are outside of [0, 1], or there is no such layer.
     """
     opened = as_checkpoint(model)
     given = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images

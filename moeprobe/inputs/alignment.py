@@ -1,4 +1,4 @@
-"""Which tokens of two versions of a text stand for the same piece of it.
+"""Which tokens of two versions of a text represent the same piece of it.
 
 Coordinates are continuous, as those of images are: character i of the source covers [i, i + 1), and a span
 ``(start, end)`` is half-open. Tokens of a perturbed version are placed in the source too, by the characters that they
@@ -14,7 +14,7 @@ Spans = NDArray[np.float64]
 
 
 def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
-    """Return where tokens lie in the source.
+    """Return the positions of tokens in the source.
 
     Args:
         tokens: ``(T, 2)`` the characters of the version that each token covers.

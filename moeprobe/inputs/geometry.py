@@ -1,4 +1,4 @@
-"""Where a patch of one view lies in another.
+"""Where a patch of one view is in another.
 
 Convention, stated once: coordinates are continuous ``(x, y, 1)`` in pixels; pixel ``i`` covers ``[i, i + 1)``, so
 its centre is ``i + 0.5``; cells (pixels, patches) are half-open. A map is a 3x3 float64 matrix that acts on column

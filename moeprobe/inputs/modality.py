@@ -1,6 +1,6 @@
 """What a model reads: images or texts. Data, views, framings and models name theirs, and must agree.
 
-Wherever the docs say *image*, a text model has a *text*: it is the sampling unit, and stands in the columns ``images``
+Wherever the docs say *image*, a text model has a *text*: it is the sampling unit, and is in the columns ``images``
 and ``image_id``.
 """
 

@@ -74,7 +74,7 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
     fields = {field.name for field in dataclasses.fields(kind)}
     if bool(location) != ("location" in fields):
         raise UserError(
-            f"The view {name!r} takes no file; leave :{location} away."
+            f"The view {name!r} takes no file; omit :{location}."
             if location
             else f"The view {name!r} needs a file: write {name}:PATH."
         )

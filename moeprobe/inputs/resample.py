@@ -17,7 +17,7 @@ def render(
 
     A crop inside the source (mirrored or not) is one antialiased resize. Anything else is one bilinear warp; along
     an axis on which that would shrink the source, the source is first reduced with antialiasing, since a warp alone
-    would alias. A view pixel whose centre lies outside the source is ``fill``.
+    would alias. A view pixel whose centre is outside the source is ``fill``.
     """
     if _is_crop(to_source, image, size):
         return _resize_crop(image, to_source, size)

@@ -24,7 +24,7 @@ class TextBatch:
         image_ids: names of the texts.
         labels: ``(B,)`` int64, -1 = none.
         views: V batches of tokens.
-        spans: V lists of B arrays ``(T, 2)``, where the tokens behind the prefix lie in the source; empty for special
+        spans: V lists of B arrays ``(T, 2)``, positions of the tokens after the prefix in the source; empty for special
             ones.
         num_pairs: J, as many as a text can have ordinary tokens.
         skipped: names of texts that could not be read; none ever.
@@ -43,7 +43,7 @@ class TextBatch:
         return replace(self, labels=self.labels.pin_memory(), views=views)
 
     def partners(self, shown: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the pairs of tokens ``(B, J)`` of view 0 and view ``shown``, numbered behind the prefix, -1 = none.
+        """Return the pairs of tokens ``(B, J)`` of view 0 and view ``shown``, numbered after the prefix, -1 = none.
 
         Pair j is about token j of view 0; see ``alignment`` for its partner.
         """

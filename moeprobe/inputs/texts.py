@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 MAX_LENGTH = 128
-# A string, and the piece of the source that it stands for.
+# A string, and the piece of the source that it represents.
 Piece = tuple[str, float, float]
 
 
@@ -42,7 +42,7 @@ class TextSample:
 
     Attributes:
         ids: ``(T,)`` token ids.
-        spans: ``(T, 2)`` where each token lies in the source, in characters; empty for special tokens.
+        spans: ``(T, 2)`` position of each token in the source, in characters; empty for special tokens.
         special: ``(T,)`` bool, tokens that the tokenizer added; those in front are the prefix.
         max_length: most tokens of any text, special ones included.
         noise: ``(T, D)`` float32 for the embeddings, or None; shared by the severities of a sweep.
@@ -126,7 +126,7 @@ def write(pieces: Iterable[Piece]) -> Written:
 
 
 def stack(samples: Sequence[TextSample]) -> TokenBatch:
-    """Return views of several texts as one batch, padded behind to the longest, without noise."""
+    """Return views of several texts as one batch, padded at the end to the longest, without noise."""
     import torch
 
     longest = max(len(sample.ids) for sample in samples)

@@ -85,6 +85,6 @@ def _sum(gates: Tensor, valid: Tensor) -> dict[str, Tensor]:
     highest, second, rest = highest_gates(gates)
     names = (metric.name for metric in Confidence.measures)
     values = dict(zip(names, (highest, second, rest, highest - second), strict=True))
-    # Masked, not multiplied: what stands in padding may be no number.
+    # Masked, not multiplied: padding may hold NaN.
     sums = {name: value.masked_fill(~valid, 0).sum(1) for name, value in values.items()}
     return sums | {"tokens_counted": valid.sum(1)}

@@ -1,4 +1,4 @@
-"""What is measured where something beside a token was exchanged, and the token is watched.
+"""Measures of a token whose context was exchanged.
 
 Axes: B images, T tokens, P patches, E experts, K choices.
 """
@@ -108,6 +108,6 @@ class Contagion(LayerAnalysis):
 
 
 def _sum(values: dict[str, Tensor], watched: Tensor, tokens: slice) -> dict[str, Tensor]:
-    # Masked, not multiplied: what stands in padding may be no number.
+    # Masked, not multiplied: padding may hold NaN.
     sums = {name: value.masked_fill(~watched, 0)[:, tokens].sum(1) for name, value in values.items()}
     return sums | {"_watched": watched[:, tokens].sum(1)}

@@ -1,4 +1,4 @@
-"""What a metric is called, means and allows to be said: declared once, beside the analysis that computes it.
+"""The declaration of a metric: its name, meaning and limits, next to the analysis that computes it.
 
 Everything that names a metric reads its declaration through ``metrics.registry``: tables, figures, verdicts, reports,
 ``moeprobe explain`` and the docs. Nothing here needs torch.
@@ -96,7 +96,7 @@ class Metric:
             choose", or only for "others" (a headline of those says nothing where tokens choose).
         secondary: whether the value and one kappa are enough at first.
         of_labels: whether it is about labels, and so not known in advance of an input that is not perturbed.
-        below: the metric below whose line it stands.
+        below: the metric below whose line it is printed.
         collapse_of: whose kappa says that it has collapsed; empty = its own.
         collapsed_at_zero: whether 0 says that everything goes to one choice.
     """
@@ -139,7 +139,7 @@ class Metric:
         expert: int | None = None,
         expert_b: int | None = None,
     ) -> Estimator:
-        """Return how its value follows; ``trials`` ``(n,)`` as of ``Estimator``."""
+        """Return the estimator of its value; ``trials`` ``(n,)`` as in ``Estimator``."""
         return Estimator(self.name, "", statistic, trials, expert, expert_b)
 
     def chance_and_kappa(
@@ -180,7 +180,7 @@ class MetricFamily:
         return None if groups is None else self.make(*groups)
 
     def groups(self, name: str) -> tuple[str, ...] | None:
-        """Return what stands in the name of one of them; None if it is none of these."""
+        """Return the part of the name that distinguishes one of them; None if it is none of these."""
         match = re.fullmatch(self.pattern, name)
         return None if match is None else match.groups()
 

@@ -1,4 +1,4 @@
-"""How much does the output jump when tokens switch experts? Figure 1 of the PRC paper, and the number behind it.
+"""How much does the output jump when tokens switch experts? Figure 1 of the PRC paper, and its number.
 
 A jump is measured at one input: the output for the routing just before the switch against the output for the routing
 just after it. So it is neither the change of the pixels between two steps, nor does it depend on the step.

@@ -1,4 +1,4 @@
-"""How evenly are the experts used? Always to be read beside a match ratio: a collapsed router matches perfectly.
+"""How evenly are the experts used? Always to be read together with a match ratio: a collapsed router matches perfectly.
 
 Where experts choose their tokens all are equally busy, whatever they choose: see ``unserved`` there.
 """

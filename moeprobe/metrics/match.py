@@ -4,7 +4,7 @@
 * top-k match: same first, same second, ... in order;
 * top-k set match: the same set of k, in any order (the paper's "order-agnostic").
 
-Each stands beside what chance would reach: with the two sides' own marginals (pooled); where the grid does not move,
+Each comes with its chance levels: with the two sides' own marginals (pooled); where the grid does not move,
 with the marginals of each patch position, since a position embedding alone can route; and with another patch of the
 same image (image), since a router may know little but which image it is in. On request, with other images of the same
 class (class; at the same position where the grid does not move), since a router may know little but the class.

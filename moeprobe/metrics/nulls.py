@@ -37,7 +37,7 @@ def strata(
 def tokens_of(columns: Columns, image: Whole, place: Whole, *, aligned: bool) -> Tokens | None:
     """Return which tokens trials ``(M,)`` are of; None where a grid moved and the run does not say (older ones).
 
-    ``columns`` as of ``_pairs.numbers``.
+    ``columns`` as from ``_pairs.numbers``.
     """
     if "reference_token" in columns:
         own, partner = (

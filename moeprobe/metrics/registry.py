@@ -53,7 +53,7 @@ class Form:
         return self.kind != "raw" or self.metric.has_margin
 
     def label(self, null: str = "", modality: Modality = IMAGE) -> str:
-        """Return what a line is called where it stands below that of the value."""
+        """Return the label of a line that is below that of the value."""
         if self.kind == "chance":
             return "  by chance"
         if self.kind == "kappa":
@@ -61,7 +61,7 @@ class Form:
         return f"  {self.metric.label}" if self.metric.below else self.metric.label
 
     def full_label(self, null: str = "", modality: Modality = IMAGE) -> str:
-        """Return what it is called where it stands alone, e.g. ``κ of top-1 match, within image``."""
+        """Return its label as a line of its own, e.g. ``κ of top-1 match, within image``."""
         value = Form(self.metric).label()
         if self.kind == "chance":
             of = "" if null == "pooled" else f", {modality.name if null == 'image' else null}"

@@ -86,7 +86,7 @@ class SMatrix(LayerAnalysis):
         reference, there = _paired(pair.reference, pair.reference_patch)
         view, here = _paired(pair.view, pair.view_patch)
         valid = there & here
-        # Masked, not multiplied: what stands in padding may be no number.
+        # Masked, not multiplied: padding may hold NaN.
         sides = [gates.masked_fill(~valid[..., None], 0) for gates in (reference, view)]
         if pair.view_first is not None:
             exchange = pair.view_first[:, None, None]

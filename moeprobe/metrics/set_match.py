@@ -6,7 +6,7 @@ the set is what they chose, before capacity ("chose another" and "was dropped" s
 was chosen found room.
 
 Two empty sets are no trial: a token that nobody takes on either side has not kept its experts. Their share of all pairs
-is ``unserved_both``, given where experts choose. Each J stands beside what chance would reach, as in ``match``; chance
+is ``unserved_both``, given where experts choose. Each J comes with its chance level, as in ``match``; chance
 is drawn from all pairs of tokens, and a draw of two empty sets is no trial either.
 
 The columns keep each pair's sets as bits (4 bytes per token and 31 experts), which the intervals of chance need.

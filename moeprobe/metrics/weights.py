@@ -8,7 +8,7 @@ A pair of which a side has no weights (no expert took the token, or all dropped 
 pairs is ``unweighted``, given where that can be.
 
 Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums say what it is: pooled, and
-within the image (another patch of the same image). The distance has no such sum: it stands beside that of the other
+within the image (another patch of the same image). The distance has no such sum: it comes with that of the other
 patches of the same image alone. kappa of the distance is 1 − distance / chance, so that 1 is steady and 0 is chance, as
 everywhere. At a position there is no null here: it would take every token's weights.
 
@@ -154,7 +154,7 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     ]
     weighted = [(side > 0).any(-1) for side in sides]
     trial = paired.present & weighted[0] & weighted[1]
-    # Masked, not multiplied: what stands in padding may be no number.
+    # Masked, not multiplied: padding may hold NaN.
     reference, view = (side.masked_fill(~trial[..., None], 0) for side in sides)
     one, other = (_unit(double(side)) for side in (reference, view))
     # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.

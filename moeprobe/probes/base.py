@@ -83,7 +83,7 @@ class Headline:
         metric: its name in tables.
         null: the chance level that it is about; empty = none.
         at: which severity is meant where a run has several: "only", "weakest", "strongest".
-        beside: numbers without which it is not understood: noun -> metric and null.
+        companions: numbers without which it is not understood: noun -> metric and null.
         severity: phrase for the severity.
         noun: what it is called in the middle of a sentence; empty = as its metric says.
     """
@@ -91,7 +91,7 @@ class Headline:
     metric: str
     null: str = ""
     at: str = "only"
-    beside: tuple[tuple[str, Which], ...] = ()
+    companions: tuple[tuple[str, Which], ...] = ()
     severity: str = "at severity {severity:g}, the {at} of the run"
     noun: str = ""
 

@@ -58,7 +58,7 @@ def read(path: Path) -> Measured:
     Raises:
         UserError: it is unfinished, is no probe's, or its sums per image are gone.
     """
-    # First, as of a run that was packed parts of the folder may be left by a kill.
+    # First, since a kill may have left parts of the folder of a packed run.
     packed = find_run(path)
     if packed is None and not os.path.lexists(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")

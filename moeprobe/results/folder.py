@@ -193,7 +193,7 @@ def output_folder(
 
 
 def _complete(path: Path) -> None:
-    """Remove what a run that was killed after it had its mark left behind."""
+    """Remove the temporary files of a run that was killed after it was marked as finished."""
     if (path / PARTS).exists() or (path / LOCK).exists():
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
@@ -241,7 +241,7 @@ def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool)
 
 
 def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str, Any]) -> None:
-    # A run that stopped before it had anything leaves its question behind, and no reason to keep it.
+    # A run that stopped before its first result leaves its question, which need not be kept.
     begun = set(contents.own) - {REQUEST}
     advice = "add --overwrite to replace it, or choose another --out."
     if FINISHED in begun and earlier == request:
@@ -279,7 +279,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of the checkout that the package lies in; None outside of one."""
+    """Return the commit of the checkout that contains the package; None outside of one."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

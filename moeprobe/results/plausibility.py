@@ -24,7 +24,7 @@ def warnings(
     """Return for each checkpoint whose accuracy on clean images is at chance what is to be said of it.
 
     Chance is reached by guessing (1 / classes) or by always naming the commonest class of these images, whichever is
-    more; at chance is an accuracy whose 95 % interval holds it, or lies below.
+    more; an accuracy is at chance if its 95 % interval contains chance or is below it.
 
     Args:
         table: values of a run, see ``columns.COLUMNS``.

@@ -231,7 +231,7 @@ def agreement_of(table: pd.DataFrame) -> str:
 def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Return a table with the rows of one place together, in the order in which its places first appear.
 
-    Checkpoints of different kinds have different metrics, so the rows of one layer may lie apart.
+    Checkpoints of different kinds have different metrics, so the rows of one layer may not be adjacent.
     """
     ranks = pd.DataFrame({name: pd.factorize(table[name], use_na_sentinel=False)[0] for name in columns})
     return table.iloc[ranks.sort_values(list(columns), kind="stable").index]

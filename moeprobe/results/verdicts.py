@@ -27,7 +27,7 @@ def verdict(difference: Difference, judged: Judged | None, *, margin: float) -> 
     * no trials, few images, unstable: there is no interval (as in the column ``flag``);
     * identical: the same in every image;
     * higher, lower: the interval excludes 0;
-    * no difference: it includes 0 and lies inside ± margin (NaN = the metric has none);
+    * no difference: it includes 0 and is inside ± margin (NaN = the metric has none);
     * cannot tell: anything else.
     """
     flag = difference.replicates.interval().flag

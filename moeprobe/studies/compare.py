@@ -82,7 +82,7 @@ def compare(
     Args:
         given: folders of finished runs, or checkpoints (loaded or by path).
         probe: what to measure of checkpoints, one of ``probes.registry.comparable()``; None = match-ratio. Of finished
-            runs it is settled, as are the next three.
+            runs it is fixed, as are the next three.
         data: data set; None = the one that the checkpoints were trained on.
         view: view of a match-ratio or a sweep; None = the probe's own.
         severities: of a sweep; None = the view's own steps.
@@ -93,7 +93,7 @@ def compare(
         fail_unless_no_worse_than: how much worse that metric may be, in its own unit: ``failures`` are then the cells
             whose simultaneous interval does not exclude more, so that "cannot tell" fails.
         options: common options; of finished runs only ``layers``, ``out`` and ``overwrite``.
-        watcher: told how the work advances.
+        watcher: receives the progress of the work.
         changes: options by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Gather what a comparison is made of: finished runs as they are, or checkpoints, to be probed alike."""
+"""Gather the inputs of a comparison: finished runs as they are, or checkpoints, to be probed with the same question."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Gathered(Protocol):
         """Return the request and the checkpoints; sums only where there are some already."""
 
     def sample(self) -> Measured:
-        """Return sums enough to know which metrics there will be."""
+        """Return enough sums to know which metrics there will be."""
 
     def measure(self, watcher: Progress) -> Measured:
         """Return the sums of all checkpoints."""
@@ -133,12 +133,12 @@ def are_runs(given: Sequence[Model]) -> bool:
 
 
 def _spare(given: Sequence[Model], out: Path | None) -> None:
-    """Raise ``UserError`` where the output folder is, or holds, what is to be compared."""
+    """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
     for item in given:
         if out is not None and isinstance(item, str | Path):
             path, folder = Path(item).resolve(), out.resolve()
             if path == folder or folder in path.parents:
-                raise UserError(f"{item} lies in {out}; choose another --out.")
+                raise UserError(f"{item} is in {out}; choose another --out.")
 
 
 def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> Measured:
@@ -150,7 +150,7 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
         if arg_of(Options, name).in_request and getattr(options, name) != getattr(usual, name)
     ]
     if changed:
-        raise UserError(f"What was probed in a finished run is settled; leave out {', '.join(changed)}.")
+        raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
     measured = finished.together(paths)
     if options.layers is None:
         return measured
@@ -167,7 +167,7 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
 
 
 def analyses_of(measured: Measured) -> Analyses:
-    """Return what was measured, to be said again of the sums."""
+    """Return the analyses of the run, to compute their numbers from the sums again."""
     return make_analyses(measured.request["analyses"], class_null=measured.request.get("class_null", False))
 
 

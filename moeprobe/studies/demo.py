@@ -29,7 +29,7 @@ NOISE, SPLIT = 0.2, "test"
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demonstration found, analysis by analysis, and where it lies."""
+    """The results of the demonstration, analysis by analysis, and their folder."""
 
     training: dict[str, dict[str, Any]]
     match: Result
@@ -64,7 +64,7 @@ def run(
         device: where to compute.
         command: what was typed, for the sidecars.
         report: for the name of a run and of its data, what shows its progress.
-        watcher: told how the probes advance.
+        watcher: receives the progress of the probes.
     """
     configs = {
         name: load(config, (f"name={name}", f"seed={seed}", *overrides))

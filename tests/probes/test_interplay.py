@@ -174,8 +174,8 @@ def test_jumps_are_compared_without_a_margin_of_shares(jumped: Path, tmp_path: P
 def test_options_of_the_probe_are_not_for_finished_runs(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run("match-ratio", *trained.values(), "--limit", 20, "--out", out)
-    assert "leave out --class-null" in refused("compare", out, "--class-null")
-    assert "leave out --masks" in refused("compare", out, "--masks", tmp_path)
+    assert "remove --class-null" in refused("compare", out, "--class-null")
+    assert "remove --masks" in refused("compare", out, "--masks", tmp_path)
     assert "--masks is about matches" in refused("confidence", trained["prc"], "--masks", tmp_path)
 
 

@@ -269,10 +269,10 @@ def test_what_cannot_be_compared(trained: Trained, probed: dict[str, Path], tmp_
     assert "was named twice" in refused("compare", one, one)
     assert f"{both} is a finished run and {trained['prc']} is not" in refused("compare", both, trained["prc"])
     said = refused("compare", both, "--limit", 10, "--probe", "eval", "--capacity", "trained")
-    assert "settled; leave out --probe, --limit, --capacity." in said
+    assert "fix these options; remove --probe, --limit, --capacity." in said
     assert "need no forward passes" in refused("compare", both, "--dry-run")
     assert "--margin takes a number from 0 up" in refused("compare", both, "--margin", "nan")
-    assert f"{both} lies in {both}; choose another --out" in refused(
+    assert f"{both} is in {both}; choose another --out" in refused(
         "compare", both, "--out", both, "--overwrite"
     )
     assert (both / "images.parquet").exists()
@@ -339,7 +339,7 @@ def test_checkpoints_of_other_layers_and_k(trained: Trained, tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     table = table_of(tmp_path / "out")
     assert {(row.checkpoint, row.layer) for row in table.itertuples()} == {("middle", "blocks.3")}
-    assert "training seed or layers: apart" in result.output
+    assert "training seed or layers): apart" in result.output
     said = refused("compare", three[0], three[2], *QUICK)
     assert "no MoE layer in common" in said
     with pytest.raises(UserError, match="top2_match in no layer in common"):
@@ -380,7 +380,7 @@ def test_severity_zero_and_a_gate_of_no_worse_than(trained: Trained, tmp_path: P
 def test_what_a_comparison_cannot_ask_is_said(trained: Trained, probed: dict[str, Path]) -> None:
     words = set(re.split(r"[\s,;:.│]+", run("compare", "--help").output))
     assert {*registry.comparable()} <= words
-    assert "leave out --max-length" in refused("compare", probed["both"], "--max-length", 64)
+    assert "remove --max-length" in refused("compare", probed["both"], "--max-length", 64)
     said = refused("compare", *trained.values(), "--probe", "analyze-trace")
     assert "moeprobe analyze-trace ... --out FOLDER" in said and "moeprobe compare FOLDER" in said
     assert "There is no probe 'overlay'" in refused("compare", *trained.values(), "--probe", "overlay")

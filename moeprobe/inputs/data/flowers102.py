@@ -40,7 +40,7 @@ class Flowers102(ImageDataset):
         self.class_names = tuple(str(label) for label in range(1, _NUM_CLASSES + 1))
 
     def example(self, index: int) -> Example:
-        """Return the image that stands at ``index`` of the split's list, at its own size."""
+        """Return the image at ``index`` of the split's list, at its own size."""
         path = self._root / self.image_ids[index]
         image = open_rgb(path, name=repr(str(path)))
         return Example(image, self.image_ids[index], label=int(self._labels[index]))
@@ -50,13 +50,13 @@ class Flowers102(ImageDataset):
         return as_labels(self._labels)
 
     def _check(self, labels: np.ndarray, numbers: np.ndarray) -> None:
-        """Raise ``UserError`` unless the lists and the folder speak of the same images."""
+        """Raise ``UserError`` unless the lists and the folder have the same images."""
         where = str(self._root)
         if labels.size == 0 or labels.min() < 1 or labels.max() > _NUM_CLASSES:
-            raise UserError(f"The labels of imagelabels.mat in {where!r} must lie in 1..{_NUM_CLASSES}.")
+            raise UserError(f"The labels of imagelabels.mat in {where!r} must be in 1..{_NUM_CLASSES}.")
         if numbers.size == 0 or numbers.min() < 1 or numbers.max() > len(labels):
             raise UserError(
-                f"The lists of setid.mat in {where!r} must lie in 1..{len(labels)}, and hold images."
+                f"The lists of setid.mat in {where!r} must be in 1..{len(labels)}, and hold images."
             )
         values, counts = np.unique(numbers, return_counts=True)
         if (counts > 1).any():

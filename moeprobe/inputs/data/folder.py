@@ -1,6 +1,6 @@
 """A folder of images, with or without classes, with or without splits.
 
-Three layouts, found out by looking::
+Three layouts, detected automatically::
 
     PATH/<split>/<class>/...    splits, where one of the folders is called train, val (validation, valid) or test
     PATH/<class>/...            classes, no splits
@@ -84,7 +84,7 @@ class Folder(ImageDataset):
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which splits there are, and where their images lie.
+    """The splits, and the folders of their images.
 
     Attributes:
         folders: split -> its folder; empty where none is named after a split.
@@ -107,7 +107,7 @@ class _Layout:
         return "val" in self.splits and "val" not in self.folders
 
     def folder(self, split: str) -> str:
-        """Return where the images of a split lie, among others."""
+        """Return the folder that holds the images of a split, among others."""
         return self.folders.get(split, self.folders.get("train", ""))
 
     def holds(self, split: str, file: str, val_fraction: float) -> bool:
@@ -165,16 +165,16 @@ def _split_folders(root: Path) -> dict[str, str]:
 
 
 def _classes(files: list[str], *, folder: Path) -> set[str]:
-    """Return the class folders that ``files`` lie in; none where they lie loose.
+    """Return the class folders of ``files``; none if they are in no class folder.
 
     Raises:
-        UserError: some lie in class folders and some beside them, so that these have no class.
+        UserError: some are in class folders and some next to them, so that these have no class.
     """
     classes = {file.split("/", 1)[0] for file in files if "/" in file}
     loose = [file for file in files if "/" not in file]
     if classes and loose:
         raise UserError(
-            f"In {str(folder)!r}, {loose[0]!r} lies beside class folders such as {min(classes)!r}; "
+            f"In {str(folder)!r}, {loose[0]!r} is next to class folders such as {min(classes)!r}; "
             "move it into the folder of its class."
         )
     return classes

@@ -25,7 +25,7 @@ Recipe = Callable[[Any, str], list[Any]]
 
 
 def check_severities(severities: Sequence[float], *, low: float, high: float, what: str) -> None:
-    """Raise ``UserError`` unless every severity lies in ``[low, high]`` (not-a-number and infinity never do)."""
+    """Raise ``UserError`` unless every severity is in ``[low, high]`` (not-a-number and infinity never do)."""
     for severity in severities:
         if not (low <= severity <= high and math.isfinite(severity)):
             bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"

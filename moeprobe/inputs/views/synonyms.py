@@ -23,7 +23,7 @@ class Synonyms(WordView):
     """A share of the words that have a synonym exchanged for one: write synonyms:FILE.
 
     FILE holds a line per set of words that mean the same, separated by commas (``big, large, great``); a word may
-    stand in several sets, and a synonym may be several words. The first letter stays a capital, a word in capitals
+    be in several sets, and a synonym may be several words. The first letter stays a capital, a word in capitals
     stays in capitals. The share is of the words that have a synonym.
     """
 

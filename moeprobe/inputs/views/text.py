@@ -43,7 +43,7 @@ class WordView(TextView, ABC):
 
     @abstractmethod
     def words(self, text: str) -> list[tuple[int, int]]:
-        """Return where the words stand that could be rewritten, ``(start, end)`` in their order."""
+        """Return the positions of words that could be rewritten, ``(start, end)`` in their order."""
 
     @abstractmethod
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:

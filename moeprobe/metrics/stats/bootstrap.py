@@ -99,7 +99,7 @@ class Contrast(Ratio):
     most: float
 
     def bounds(self, images: int) -> None:
-        """Return None: it lies around 0, where resamples can look to both sides."""
+        """Return None: it is around 0, where resamples vary to both sides."""
 
     def swing(self) -> float:
         """Return the largest value in one image."""
@@ -188,7 +188,7 @@ class Replicates:
             error = np.hypot(defined.std() / np.sqrt(1 - 1 / self.images), self.grain)
             reach = proportions.critical(self.images) * error
             low, high = min(low, self.point - reach), max(high, self.point + reach)
-        # A value never lies outside its interval, however skewed the resamples are.
+        # A value is never outside its interval, however skewed the resamples are.
         return Estimate(self.point, min(float(low), self.point), max(float(high), self.point))
 
     def missed(self, critical_value: float) -> float:

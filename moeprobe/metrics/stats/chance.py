@@ -169,7 +169,7 @@ def _renumber(values: NDArray[np.int64]) -> tuple[int, NDArray[np.int64]]:
 def _counts(
     cell: NDArray[np.int64], cells: NDArray[np.int64], image: NDArray[np.int64], num_images: int
 ) -> sparse.csr_array:
-    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; mostly never, hence sparse."""
+    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; mostly never, so sparse."""
     row = np.searchsorted(cells, cell)
     row = row.clip(max=max(len(cells) - 1, 0))
     there = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)

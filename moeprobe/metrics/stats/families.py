@@ -1,7 +1,7 @@
 """Paired differences that are judged together: a standard error, p values, and intervals that hold all at once.
 
 A family is what one question asks: one metric, one pair of checkpoints, every layer and severity. The more cells it
-has, the likelier that one of them stands out by chance; so p values are Holm's, and the intervals cover all cells of
+has, the likelier that one of them is an outlier by chance; so p values are Holm's, and the intervals cover all cells of
 the family at once in 95 % of experiments. The resamples are those of every other interval: whole images, the same for
 both checkpoints.
 

@@ -1,4 +1,4 @@
-"""Intervals of shares: means over images of what lies between 0 and 1.
+"""Intervals of shares: means over images of values between 0 and 1.
 
 Near 0 and 1 a bootstrap cannot look beyond what it was given: where all images are right, so is every resample.
 Wilson's score interval asks which true shares would give what was seen, and keeps a width there.

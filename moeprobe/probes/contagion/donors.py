@@ -16,7 +16,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.runtime.seeds import generator
 
-# Images drawn beside those of a group, so that there is another where a donor cannot be read.
+# Images drawn in addition to those of a group, so that there is another where a donor cannot be read.
 _SPARE = 32
 
 

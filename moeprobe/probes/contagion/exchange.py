@@ -176,7 +176,7 @@ def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:
 
 
 def _exchange_mates(scene: _Scene) -> dict[str, LayerPair]:
-    """Every image beside the donors of its batch-mates; an image that has none is not watched."""
+    """Every image together with the donors of its batch-mates; an image that has none is not watched."""
     kept = scene.turns(scene.num_groupmates)
     passes = [scene.trace(scene.own.where(_like(keep, scene.own), scene.lent)) for keep in kept]
     view = _each_from_its_turn(passes)

@@ -33,7 +33,7 @@ class Fewshot(Probe["Result"]):
         Headline(
             "fewshot_accuracy",
             at="strongest",
-            beside=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
+            companions=(("by chance", ("fewshot_accuracy_chance", "pooled")),),
             severity="with {severity:g} shots, the most of the run",
         ),
     )

@@ -23,7 +23,7 @@ from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis
 from moeprobe.results.tables import FLOORS, agreement_of
 
-_BESIDE, _OUTPUT = (GATE_HIGHEST, UNSERVED), (ACCURACY, PREDICTION_AGREEMENT)
+_COMPANIONS, _OUTPUT = (GATE_HIGHEST, UNSERVED), (ACCURACY, PREDICTION_AGREEMENT)
 _CHANGES = (
     (CLASS_PROBABILITY, "change in probability\nof the clean prediction"),
     (LOGIT_DISTANCE, "distance of the scores\nfrom the clean ones"),
@@ -169,11 +169,13 @@ def _rows_of_panels(routing: pd.DataFrame, first: str) -> list[tuple[str, str]]:
     """Return (metric, label) of each row: the shared agreement metric, its kappa, and companions."""
     kappa = find(f"{first}{KAPPA}")
     # Where all tokens choose, none is without an expert.
-    beside = [_panel(metric) for metric in _BESIDE if metric is not UNSERVED or not tokens_choose(first)]
+    companions = [
+        _panel(metric) for metric in _COMPANIONS if metric is not UNSERVED or not tokens_choose(first)
+    ]
     rows = [
         (first, find(first).full_label()),
         (kappa.name, f"{kappa.full_label('pooled')}\n(pooled)"),
-        *beside,
+        *companions,
     ]
     return [line for line in rows if (routing["metric"] == line[0]).any()]
 

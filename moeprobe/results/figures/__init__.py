@@ -42,7 +42,7 @@ _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date
 
 
 def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write a figure as PNG and SVG beside each other; the same figure gives the same bytes."""
+    """Write a figure as PNG and as SVG; the same figure gives the same bytes."""
     FigureCanvasAgg(figure)
     written = []
     with mpl.rc_context(STYLE):

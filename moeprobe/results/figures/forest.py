@@ -144,7 +144,7 @@ def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> 
 
 
 def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
-    """Write the verdict beside the point, or beside 0 where there is none, on the side that has room."""
+    """Write the verdict next to the point, or next to 0 if there is none, on the side that has room."""
     others = {"reference": "reference collapsed", "both": "both collapsed"}
     word = others.get(row["collapsed"], row["verdict"])
     at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]

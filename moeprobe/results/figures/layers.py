@@ -24,7 +24,7 @@ def draw_line(
     shift: float = 0.0,
     style: str = "o-",
 ) -> None:
-    """Draw values with their bars over the layers; ``shift`` sets one line beside another, in layers."""
+    """Draw values with their bars over the layers; ``shift`` offsets one line from another, in layers."""
     by_layer = rows.drop_duplicates("layer").set_index("layer").reindex(list(layers))
     x = np.arange(len(layers)) + shift
     panels.points(axes, x, by_layer, colour=colour, label=label, fmt=style, size=3.5, width=1.0)
@@ -32,12 +32,12 @@ def draw_line(
 
 
 def shifts(count: int) -> np.ndarray:
-    """Return where so many lines stand beside one another."""
+    """Return the offsets of so many lines."""
     return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
 
 
 def label_axis(axes: Axes, layers: Sequence[str], *, named: bool = True) -> None:
-    """Let x be the layers, by their numbers where nothing else tells them apart; ``named`` says what x is."""
+    """Let x be the layers, by their numbers where nothing else distinguishes them; ``named`` says what x is."""
     numbers = [_NUMBER.findall(name) for name in layers]
     alike = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
         len(found) == 1 for found in numbers

@@ -139,7 +139,7 @@ def _intervals(table: pd.DataFrame, mark: str) -> str:
 
 
 def undrawn(table: pd.DataFrame) -> list[str]:
-    """Return a note that names what stands in the table alone; none where all of it is drawn."""
+    """Return a note that names what is only in the table; none where all of it is drawn."""
     parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
     parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []
     return [f"In the table only: {', '.join(parts)}"] if parts else []

@@ -1,4 +1,4 @@
-"""Trainings beside one another: accuracy against what it costs, robustness against accuracy; and the paper's values.
+"""Trainings side by side: accuracy against cost, robustness against accuracy; and the paper's values.
 
 A large point is the mean over training seeds, a pale one a single training with its interval over images. Colour is the
 router, the mark is k (where tokens choose) or c (where experts do).

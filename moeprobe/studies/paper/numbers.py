@@ -1,4 +1,4 @@
-"""The numbers of the PRC paper's tables, and what is read beside them, of one pair of checkpoints.
+"""The numbers of the PRC paper's tables, and their companions, of one pair of checkpoints.
 
 A pair is a reference and what is compared with it, from trainings with one seed. Every number is given for every MoE
 layer, the first one first: what the paper calls the sixth is the first of its two, and where the head reads the class

@@ -89,7 +89,7 @@ def paper(
         jump_images: how many images the output is followed on.
         remarks: paragraphs about these checkpoints, for ``tables.md``.
         options: common options; ``changes`` are applied to them by name.
-        watcher: told how the work advances.
+        watcher: receives the progress of the work.
 
     Raises:
         UserError: something named does not exist or does not fit.
@@ -110,7 +110,7 @@ def paper(
         "allow_not_finite": options.allow_not_finite,
         "jump_images": jump_images,
         "names": list(job.names),
-        # The order says which is the reference, and whose probes lie in the folder.
+        # The order says which is the reference, and whose probes are in the folder.
         "pairs": [[model.name for model in pair] for pair in job.pairs],
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}

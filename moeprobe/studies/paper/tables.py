@@ -127,7 +127,7 @@ def _of_layers(
     columns: dict[str, str],
     first_only: bool = False,
 ) -> list[str]:
-    """Return a table per MoE layer, the first one first; ``first_only``: it alone has the paper's values beside."""
+    """Return a table per MoE layer, the first one first; ``first_only``: only it also has the paper's values."""
     names = [name for name in columns if (table["number"] == name).any()]
     if not names:
         return []
@@ -146,8 +146,8 @@ def _of_layers(
                 values = rows.set_index("number")
                 cells = [cell(values.loc[name]) if name in values.index else "–" for name in names]
                 lines.append(f"| {model} | {_seed(seed)} | {' | '.join(cells)} |")
-        beside = paper[:0] if first_only and index else paper
-        for (model, dataset), theirs in beside.groupby(["model", "dataset"], sort=False):
+        shown_of_paper = paper[:0] if first_only and index else paper
+        for (model, dataset), theirs in shown_of_paper.groupby(["model", "dataset"], sort=False):
             by_metric = {row["metric"]: _published(row) for row in theirs.to_dict("records")}
             cells = [by_metric.get(columns[name], "") for name in names]
             lines.append(f"| {_THEIRS.format(model=model, dataset=dataset)} | | {' | '.join(cells)} |")

@@ -1,7 +1,7 @@
 """The report: finished runs → one page that can be sent, and the same as Markdown.
 
 ``report.html`` needs nothing but itself. ``report.md`` shows the pictures and links the tables in ``report-files/``
-beside it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
+next to it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
 """
 
 import os
@@ -70,12 +70,12 @@ def report(
     """Put finished runs together in one report.
 
     Args:
-        runs: output folders, in the order in which they are told.
+        runs: output folders, in the order of the report.
         out: folder for ``report.html``, ``report.md`` and ``report-files/``; None = nothing is written.
         overwrite: replace a report that is there; other files of the folder are left alone.
 
     Raises:
-        UserError: a folder is no finished run or is given twice; ``out`` lies in a run or holds a report already.
+        UserError: a folder is no finished run or is given twice; ``out`` is in a run or holds a report already.
     """
     given = [Path(run) for run in several(runs)]
     folder = None if out is None else Path(out)
@@ -98,9 +98,7 @@ def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
     check_family(folder, contents, _FAMILY)
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
-            raise UserError(
-                f"{folder} lies in the run {run}, which would no longer be what it was; choose another --out."
-            )
+            raise UserError(f"{folder} is in the run {run}, which must not change; choose another --out.")
     held = [name for name in (_HTML, _MARKDOWN, render.FILES) if os.path.lexists(folder / name)]
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
     interrupted = contents.recorded and _HTML not in held
@@ -128,16 +126,16 @@ def _is_page(path: Path) -> bool:
 def _write(own: RunFolder, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
     """Write what report.md refers to, then report.md, then the page."""
     folder = own.path
-    beside = {folder / name: content for part in parts for name, content in part.files().items()}
+    attached = {folder / name: content for part in parts for name, content in part.files().items()}
     # The page first: a report without it is unfinished.
     if _HTML in look(folder, _FAMILY).own:
         remove(folder / _HTML)
     own.clear()
-    for path, content in beside.items():
+    for path, content in attached.items():
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     write_text(folder / _MARKDOWN, markdown)
     write_text(folder / _HTML, html)
     own.check()
     # The page first: it is what is opened and sent.
-    return [folder / _HTML, folder / _MARKDOWN, *sorted(beside)]
+    return [folder / _HTML, folder / _MARKDOWN, *sorted(attached)]

@@ -14,7 +14,7 @@ _REQUESTED = {
     "trained_capacity": "capacity", "labels_used": "labels used",
 }  # fmt: skip
 _ABSENT = {"layers": "all", "limit": "all"}
-# More severities than this are a path, told by its ends.
+# More severities than this are a path, described by its ends.
 _MOST_NAMED = 20
 _TELLS_NOTHING = ("kind", "checkpoints", "recorded", "texts")
 
@@ -112,16 +112,16 @@ def scope(runs: Sequence[Run]) -> str:
         data.append(where.strip())
     with_counts = [where for where in dict.fromkeys(data) if where]
     # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.
-    told = [
+    data_sets = [
         where for where in with_counts if not any(other.startswith(f"{where} (") for other in with_counts)
     ]
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     of = f" of {listing(names)}" if names else ""
-    return f"{number}{of}{' on ' + listing(told) if told else ''}."
+    return f"{number}{of}{' on ' + listing(data_sets) if data_sets else ''}."
 
 
 def checkpoint_names(runs: Sequence[Run]) -> list[str]:
-    """Return the checkpoints of all runs, in the order they come, told apart where a name stands for several files."""
+    """Return the checkpoints of all runs, in the order they come, distinguished where several files share a name."""
     names = Names(runs)
     return list(dict.fromkeys(names.of(run, name) for run in runs for name in run.checkpoints))
 

@@ -1,4 +1,4 @@
-"""Which numbers of a run are read first, and where they stand in its tables."""
+"""The headline numbers of a run, and their place in its tables."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def _of_agreement(declared: Agreement, table: pd.DataFrame) -> Headline:
     first = agreement_of(table)
     kappa = registry.find(f"{first}{KAPPA}")
     noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
-    beside = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
-    return Headline(kappa.name, "pooled", at=declared.at, beside=beside, noun=noun)
+    companions = (("raw", (first, "")), ("by chance", (f"{first}{CHANCE}", "pooled")))
+    return Headline(kappa.name, "pooled", at=declared.at, companions=companions, noun=noun)
 
 
 def find(run: Run) -> list[Found]:
@@ -70,7 +70,7 @@ def find(run: Run) -> list[Found]:
         first = here.groupby("checkpoint", sort=False)["layer"].first()
         for layer in dict.fromkeys(first):
             names = set(first.index[first == layer])
-            every = [headline.which, *(which for _, which in headline.beside)]
+            every = [headline.which, *(which for _, which in headline.companions)]
             rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
             differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
             found.append(Found(headline, layer, severity, rows, differences))

@@ -220,7 +220,7 @@ def _by_name(folder: Path, paths: Any) -> dict[str, bytes]:
 
 
 def _bytes(folder: Path, path: Path) -> bytes:
-    """Read a file of a run; one that lies elsewhere is none of it."""
+    """Read a file of a run; a file outside its folder is refused."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
     return read_bytes(path, limit=_LIMIT)

@@ -1,4 +1,4 @@
-"""From runs to the text of ``report.html`` and ``report.md``, through the templates beside.
+"""From runs to the text of ``report.html`` and ``report.md``, through the templates in this folder.
 
 The page needs nothing but itself: pictures and CSVs are in it as ``data:`` addresses, and its policy allows one
 style and one script, by their hashes, and no request at all. Names of checkpoints, classes and folders are text in
@@ -49,7 +49,7 @@ class Section:
 
     @property
     def folder(self) -> str:
-        """Where the run's files lie beside report.md; any name of a run becomes one that every system allows."""
+        """Folder of the run's files next to report.md; any name of a run becomes one that every system allows."""
         return f"{FILES}/{self.number}-{_plain(self.run.label)}"
 
     @property
@@ -59,7 +59,7 @@ class Section:
 
     @property
     def colour_note(self) -> str:
-        """What is said where a checkpoint has another colour here than in the rest of the report; mostly nothing."""
+        """A note if a checkpoint has another colour here than in the rest of the report; mostly empty."""
         names = self.run.miscoloured
         if not names:
             return ""
@@ -86,7 +86,7 @@ class Section:
         ]
 
     def files(self) -> dict[str, bytes]:
-        """Return what lies beside report.md, by path."""
+        """Return the files next to report.md, by path."""
         pictures = [
             *self.run.pictures,
             *(frame.picture for series in self.run.frames.values() for frame in series),
@@ -95,7 +95,7 @@ class Section:
         return {self.path_of(name): data for name, data in content.items()}
 
     def path_of(self, name: str) -> str:
-        """Return where a file of the run lies beside report.md."""
+        """Return the path of a file of the run, relative to report.md."""
         return f"{self.folder}/{name}"
 
 
@@ -120,7 +120,7 @@ def html(parts: Sequence[Section]) -> str:
 
 
 def markdown_text(parts: Sequence[Section]) -> str:
-    """Return the report as Markdown; its pictures and tables lie in ``report-files`` beside it."""
+    """Return the report as Markdown; its pictures and tables are in ``report-files`` next to it."""
     environment = _environment(autoescape=False)
     # What is put in is escaped unless it says that it is Markdown already: forgetting it leaves plain text.
     environment.finalize = lambda given: given if isinstance(given, _Markdown) else markdown(str(given))

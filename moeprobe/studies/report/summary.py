@@ -1,7 +1,7 @@
 """What a report says first: in words, and in one table of headline numbers.
 
-A difference is called higher or lower where its 95 % interval over images does not hold 0, and "cannot be told apart"
-where it does. A router that has collapsed is called collapsed: its match of 1 says nothing.
+A difference is called higher or lower where its 95 % interval over images does not contain 0, and "cannot be
+distinguished" where it does. A router that has collapsed is called collapsed: its match of 1 says nothing.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
 
 # What is no probe's.
-_STUDIES = {"compare": "Comparison of checkpoints", "tradeoff": "Trainings beside one another"}
+_STUDIES = {"compare": "Comparison of checkpoints", "tradeoff": "Trainings side by side"}
 
 _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
@@ -38,7 +38,7 @@ class Finding:
 
 
 class Names:
-    """Names of checkpoints over several runs: one that stands for different files gets the start of its hash."""
+    """Names of checkpoints over several runs: a name shared by different files gets the start of its hash."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._hashes: dict[str, set[str]] = {}
@@ -131,9 +131,9 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
-    """Return what each run found, in words; runs without a number to tell first are left out."""
+    """Return what each run found, in words; runs without a headline number are omitted."""
     titles = [title_of(run) for run in runs]
-    told = [
+    sections = [
         Finding(
             run,
             title if titles.count(title) == 1 else f"{title} ({run.label})",
@@ -141,35 +141,35 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
         )
         for run, title in zip(runs, titles, strict=True)
     ]
-    return [finding for finding in told if finding.sentences]
+    return [finding for finding in sections if finding.sentences]
 
 
 def _warnings(run: Run) -> list[str]:
-    """Return what is to be doubted of a run's checkpoints."""
+    """Return the warnings about a run's checkpoints."""
     return [
         f"Warning: {name} {about['warning']}" for name, about in run.checkpoints.items() if "warning" in about
     ]
 
 
 def _sentences(run: Run) -> list[str]:
-    """Return for each headline what can be said of the differences, then the values that no difference has told."""
+    """Return the sentences of all headlines: the differences, then the values that are in no difference."""
     return [sentence for found in find(run) for sentence in sentences_of(run, found)]
 
 
 def sentences_of(run: Run, found: Found) -> list[str]:
-    """Return what can be said of one headline: its differences, then the values that no difference has told."""
+    """Return the sentences of one headline: its differences, then the values that are in no difference."""
     sentences = []
     rows = {row["checkpoint"]: row for row in found.rows[found.headline.which]}
-    place, told = _place(run, found), set[str]()
+    place, compared = _place(run, found), set[str]()
     for row in found.differences[found.headline.which]:
         pair = rows[row["checkpoint"]], rows[row["reference"]]
         if "collapsed" not in {side["flag"] for side in pair}:
             sentences.append(f"{place}, {difference(row, *pair, noun=found.headline.noun)}")
-            told |= {side["checkpoint"] for side in pair}
-    rest = [row for name, row in rows.items() if name not in told]
+            compared |= {side["checkpoint"] for side in pair}
+    rest = [row for name, row in rows.items() if name not in compared]
     steady = [row for row in rest if row["flag"] != "collapsed"]
     if steady:
-        values = "; ".join(f"{row['checkpoint']} {interval(row)}{_beside(found, row)}" for row in steady)
+        values = "; ".join(f"{row['checkpoint']} {interval(row)}{_companions(found, row)}" for row in steady)
         sentences.append(f"{place}, the {found.headline.noun} is: {values}.")
     sentences += [
         f"{place}, the router of {row['checkpoint']} has collapsed: chance alone reaches 1, so its match of "
@@ -189,18 +189,18 @@ def _place(run: Run, found: Found) -> str:
         rests_on += f", {trials} trials"
     parts = []
     if found.layer:
-        first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer asked for"
+        first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer selected"
         parts.append(f"in {found.layer}, the {first}")
     if found.severity is not None:
         parts.append(found.headline.severity.format(severity=found.severity, at=found.headline.at))
     return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
 
 
-def _beside(found: Found, row: Row) -> str:
+def _companions(found: Found, row: Row) -> str:
     """Return the numbers without which a headline is not understood, in brackets."""
     parts = [
         f"{noun} {interval(other)}"
-        for noun, which in found.headline.beside
+        for noun, which in found.headline.companions
         for other in found.rows[which]
         if other["checkpoint"] == row["checkpoint"]
     ]
@@ -209,7 +209,7 @@ def _beside(found: Found, row: Row) -> str:
 
 def _raw(found: Found, row: Row) -> str:
     """Return the match of a collapsed router."""
-    raw = next((which for noun, which in found.headline.beside if noun == "raw"), None)
+    raw = next((which for noun, which in found.headline.companions if noun == "raw"), None)
     rows = [] if raw is None else found.rows[raw]
     return next((number(other["value"]) for other in rows if other["checkpoint"] == row["checkpoint"]), "1")
 
@@ -237,9 +237,7 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
         word, (low, high) = "higher" if by > 0 else "lower", sorted((abs(low), abs(high)))
         size = f"{number(abs(by))} [{number(low)}, {number(high)}]"
         return f"the {noun} of {one} is {word} than that of {other} by {size}."
-    return (
-        f"{one} and {other} cannot be told apart by their {noun} (difference {interval(row, signed=True)})."
-    )
+    return f"{one} and {other} cannot be distinguished by their {noun} (difference {interval(row, signed=True)})."
 
 
 def _verdicts(run: Run) -> list[str]:

@@ -107,7 +107,7 @@ def test_loose_images_have_no_labels(tmp_path: Path, inside: str) -> None:
 def test_an_image_beside_class_folders_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "cat/1.png", encoded(1))
     write(tmp_path / "stray.png", encoded(1))
-    with pytest.raises(UserError, match=r"stray\.png.*beside.*cat"):
+    with pytest.raises(UserError, match=r"stray\.png.*next to.*cat"):
         Folder(split="test", location=str(tmp_path))
 
 

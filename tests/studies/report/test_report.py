@@ -90,12 +90,12 @@ def test_every_headline_stands_in_page_and_markdown_with_interval_and_denominato
     for words in (
         "In blocks.3, the first MoE layer (360 images, 5,530 trials), the κ of b (0.549 [0.526, 0.571]) is higher than "
         "that of a (0.354 [0.333, 0.375]) by 0.195 [0.175, 0.215].",
-        "Overall (360 images), b (0.975 [0.956, 0.989]) and a (0.972 [0.953, 0.986]) cannot be told apart by their "
+        "Overall (360 images), b (0.975 [0.956, 0.989]) and a (0.972 [0.953, 0.986]) cannot be distinguished by their "
         "accuracy (difference +0.003 [-0.017, +0.023]).",
     ):
         assert words in markdown
         assert words in page
-    # An overlay has no number to be told first, and its patches are counted: 2 of 4 changed.
+    # An overlay has no headline number, and its patches are counted: 2 of 4 changed.
     assert "| blocks.3 | a | digits/7 | 2 | 4 |" in markdown
     headlines = document.headlines
     assert list(headlines["run"].unique()) == ["match", "eval"]
@@ -271,12 +271,12 @@ def test_commands_are_code_whatever_they_hold(text: str) -> None:
         (
             (0.1, 0.0, 0.2),
             "",
-            "B and A cannot be told apart by their κ (difference +0.100 [+0.000, +0.200]).",
+            "B and A cannot be distinguished by their κ (difference +0.100 [+0.000, +0.200]).",
         ),
         (
             (-0.1, -0.2, 0.0),
             "",
-            "B and A cannot be told apart by their κ (difference -0.100 [-0.200, +0.000]).",
+            "B and A cannot be distinguished by their κ (difference -0.100 [-0.200, +0.000]).",
         ),
         ((0.0, 0.0, 0.0), "", "the κ of B and A is the same in every resample."),
         (
@@ -342,11 +342,11 @@ def test_checkpoints_whose_first_layers_differ_are_told_one_by_one(tmp_path: Pat
     )
     markdown = api.report([folder]).markdown
     assert (
-        "In blocks.3, the first MoE layer asked for (360 images, 5,530 trials), the κ is: a 0.300 [0.200, 0.400]."
+        "In blocks.3, the first MoE layer selected (360 images, 5,530 trials), the κ is: a 0.300 [0.200, 0.400]."
         in markdown
     )
     assert (
-        "In blocks.5, the first MoE layer asked for (360 images, 5,530 trials), the κ is: b 0.500 [0.400, 0.600]."
+        "In blocks.5, the first MoE layer selected (360 images, 5,530 trials), the κ is: b 0.500 [0.400, 0.600]."
         in markdown
     )
 
@@ -382,7 +382,7 @@ def test_a_kind_of_run_that_nobody_knows_yet_is_reported(tmp_path: Path) -> None
     assert "* steps: 7\n" in markdown and "* how: a [1, 2]\n" in markdown
     assert "| blocks.3 | patch | jump | 0.500 [0.400, 0.600] | 360 | 5,530 |" in markdown
     assert "(report-files/1-run/jumps.png)" in markdown
-    assert "These runs hold no number to be told first" in markdown
+    assert "These runs have no headline number" in markdown
 
 
 def test_a_comparison_shows_its_verdicts(tmp_path: Path) -> None:
@@ -579,7 +579,7 @@ def test_a_report_is_not_written_over_what_is_none(
 
 def test_a_report_is_not_put_into_a_run_or_onto_a_file(runs: list[Path], tmp_path: Path) -> None:
     for out in (runs[0], runs[0] / "deeper" / "still"):
-        assert "lies in the run" in refused("report", *runs, "--out", out, "--overwrite")
+        assert "is in the run" in refused("report", *runs, "--out", out, "--overwrite")
     (tmp_path / "file").touch()
     assert "is a file" in refused("report", *runs, "--out", tmp_path / "file")
     # Beside the runs is where it may well be wanted.

@@ -1,7 +1,7 @@
 """What CIFAR-10 and CIFAR-100 share: A. Krizhevsky's two published formats, and the splits.
 
 Either version holds the same images in the same order (3072 bytes an image: red plane, green plane, blue plane; rows
-of 32), so an image has one name whichever is read. The binary version is preferred where both lie side by side.
+of 32), so an image has one name in both versions. The binary version is preferred where both exist.
 
 Splits follow V-MoE's fine-tuning recipe: train is the first 98 % of the training images, val the other 2 %, test the
 test batch; in the order of the files, which is not TFDS's own.

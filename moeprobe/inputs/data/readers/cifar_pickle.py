@@ -33,7 +33,7 @@ def read_pickle(path: Path) -> object:
 
 
 class _Dtype:
-    """Stands for ``numpy.dtype(code, align, copy)``."""
+    """Takes the place of ``numpy.dtype(code, align, copy)``."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         self.element = _ELEMENTS[code.decode() if isinstance(code, bytes) else code]
@@ -44,7 +44,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for ``numpy.ndarray``, and for the function that makes an empty one to be filled."""
+    """Takes the place of ``numpy.ndarray``, and of the function that makes an empty one to be filled."""
 
     def __init__(self, *_: object) -> None:
         self.values: np.ndarray | None = None
@@ -89,7 +89,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _arrays(value: Any) -> Any:
-    """Return ``value`` with the arrays in place of the records that stand for them (dictionaries only)."""
+    """Return ``value`` with arrays instead of their placeholder records (dictionaries only)."""
     if isinstance(value, dict):
         return {key: _arrays(item) for key, item in value.items()}
     return value.values if isinstance(value, _Array) else value

@@ -5,7 +5,7 @@ What becomes of an image that is stored otherwise:
 * transparency is laid on white: the colour hidden under a transparent pixel is arbitrary, white is what a page shows;
 * 16-bit grey is scaled, 65535 -> 255 (Pillow's own conversion clips it to 255);
 * a palette is looked up, CMYK converted, grey repeated over three channels, an animation gives its first frame;
-* the rotation in the EXIF header is applied, so the pixels lie as a viewer shows them.
+* the rotation in the EXIF header is applied, so the pixels are oriented as a viewer shows them.
 """
 
 import os
@@ -54,7 +54,7 @@ def open_rgb(source: Path | BinaryIO, *, name: str) -> Image.Image:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise UserError(
-            f"The image {name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; shrink it or leave it out."
+            f"The image {name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; shrink it or remove it."
         ) from error
     except UnidentifiedImageError as error:
         raise UserError(f"The image {name} cannot be read: it is empty or not an image.") from error
@@ -86,7 +86,7 @@ def _grey_16(pixels: np.ndarray) -> Image.Image:
     """Return grey pixels in 0..65535 scaled to 8 bits, rounded."""
     values = pixels.astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
-        raise ValueError("its pixels lie outside 0..65535")
+        raise ValueError("its pixels are outside 0..65535")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
 
 
@@ -134,7 +134,7 @@ def _unreadable(folder: Path, error: OSError) -> UserError:
 
 def _walk(root: Path) -> Iterator[str]:
     outside = {_identity(folder) for folder in root.resolve().parents}
-    # Folders to be read: path, prefix of the names, identities of the folders that it lies in.
+    # Folders to be read: path, prefix of the names, identities of its parent folders.
     pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
     images = others = 0
     while pending:

@@ -1,4 +1,4 @@
-"""A data set whose foreground masks lie in a folder of the user's own."""
+"""A data set whose foreground masks are in a folder of the user's own."""
 
 import hashlib
 from collections.abc import Sequence

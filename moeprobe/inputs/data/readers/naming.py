@@ -9,7 +9,7 @@ from moeprobe.runtime.catalog import DATA, unknown
 from moeprobe.runtime.files import expanded, is_file, is_folder
 from moeprobe.runtime.keywords import checked
 
-# Data sets that lie in no place of the user's.
+# Data sets that need no files of the user's.
 _BUILT_IN = ("digits", "shapes")
 # Those whose location is a name or a pattern.
 _NO_PATH = ("huggingface", "webdataset")

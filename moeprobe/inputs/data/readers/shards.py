@@ -1,4 +1,4 @@
-"""Tar shards: which ones a pattern names, and where in each of them the images lie."""
+"""Tar shards: which ones a pattern names, and the positions of the images in each of them."""
 
 import json
 import re

@@ -23,7 +23,7 @@ OPERATIONS: tuple[str, ...] = (*COLOUR, "cutout", *GEOMETRIC)
 
 @dataclass(frozen=True)
 class _Step:
-    """One drawn operation: its name, the sign of its movement, and where a cutout would lie."""
+    """One drawn operation: its name, the sign of its movement, and the place of a cutout."""
 
     operation: str
     sign: float
@@ -94,7 +94,7 @@ class Randaugment(PairView, SeverityView):
         return _augment(image, base, self._draw(rng), self.magnitude, framing.size)
 
     def _draw(self, rng: np.random.Generator) -> list[_Step]:
-        """Draw the operations; each uses up the same random numbers, whichever it is."""
+        """Draw the operations; each consumes the same random numbers, whatever the operation."""
         steps = []
         for _ in range(self.num_layers):
             operation = self.operations[int(rng.integers(len(self.operations)))]
