@@ -86,10 +86,10 @@ def test_all_gates_are_a_distribution(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.gates[0], gates.astype(np.float32))
 
 
-def test_experts_may_be_told_for_all_lines(tmp_path: Path) -> None:
+def test_experts_may_be_set_for_all_lines(tmp_path: Path) -> None:
     line = {key: value for key, value in LINE.items() if key not in ("num_experts", "gates")}
     assert imported(tmp_path, line, num_experts=64).layers["blocks.3"].num_experts == 64
-    with pytest.raises(UserError, match="line 1: num_experts is missing; add it to each line, or tell it"):
+    with pytest.raises(UserError, match="line 1: num_experts is missing; add it to each line, or set it"):
         imported(tmp_path, line)
 
 
