@@ -59,7 +59,7 @@ from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
-from moeprobe.runtime.catalog import use_plugins
+from moeprobe.runtime import catalog
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
 from moeprobe.runtime.keywords import checked
@@ -72,6 +72,9 @@ from moeprobe.studies.train import train
 
 # As it is called where it is given.
 Watcher = Progress
+
+# Checked here: what checks keywords suggests names by means of the catalog.
+use_plugins = checked(catalog.use_plugins)
 
 __all__ = [
     "Checkpoint",
