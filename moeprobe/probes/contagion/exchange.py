@@ -156,7 +156,8 @@ def _batch_sums(
             if analysis.applies(pair.view):
                 for tokens, columns in analysis.sums(pair).items():
                     view = pair.view
-                    cell = Cell(name, view.router, view.choices_per_token, question.view_name, tokens=tokens)
+                    label = question.label_of(model, name)
+                    cell = Cell(label, view.router, view.choices_per_token, question.view_name, tokens=tokens)
                     # Of any of the exchanges.
                     marks = {key: bad | found.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
                     found.setdefault(cell, {}).update(columns | marks)

@@ -158,7 +158,13 @@ def switch_table(
     followed: Sequence[OutputPath], models: Sequence[Checkpoint], question: Question
 ) -> pd.DataFrame:
     """Return the switches of the drawn paths: a row per moment and MoE layer in which tokens switch."""
-    names = {model.name: question.layers_of(model.model) or model.model.layer_names for model in models}
+    names = {
+        one.name: [
+            question.label_of(one.model, layer)
+            for layer in question.layers_of(one.model) or one.model.layer_names
+        ]
+        for one in models
+    }
     rows = [
         {
             "checkpoint": path.checkpoint,

@@ -6,6 +6,7 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics.base import Analysis, LayerAnalysis
+from moeprobe.probes.engine.layers import chosen_layers
 from moeprobe.routing.record import LayerRouting
 
 
@@ -55,5 +56,5 @@ def gives_scores(model: Checkpoint) -> bool:
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model
-    wanted = [name for name in model.layer_names if layers is None or name in layers]
+    wanted = chosen_layers(model.layer_names, layers)
     return list(model.trace(checkpoint.framing.blank(), layers=wanted, logits=False)[1].layers.values())

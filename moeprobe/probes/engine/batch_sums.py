@@ -69,7 +69,8 @@ def layer_sums(
             layer=name,
             allow=question.allow_not_finite,
         )
-        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, name, pair).items()}
+        label = question.label_of(checkpoint.model, name)
+        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, label, pair).items()}
     return found
 
 

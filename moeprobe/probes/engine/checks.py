@@ -17,6 +17,7 @@ from moeprobe.metrics.base import Analysis
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views, parameter
 from moeprobe.probes.engine.applicability import check_applies, check_choices, gives_scores
+from moeprobe.probes.engine.layers import check_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.question import Question, choose_images
@@ -42,7 +43,7 @@ def make_question(
     view_name = parse_view(view_name).name
     _check_modality(probe, models, dataset, data, view, view_name)
     steps = _steps(probe, view, view_name)
-    _check_layers(models, options.layers)
+    check_layers({model.name: model.model.layer_names for model in models}, options.layers)
     analyses = registry.measured_by(probe)
     if not all(gives_scores(model) for model in models if probe.optional):
         analyses = tuple(name for name in analyses if name not in probe.optional)
@@ -205,21 +206,6 @@ def check_severities(severities: tuple[float, ...]) -> None:
         raise UserError("Name at least one severity.")
     if len(set(severities)) < len(severities):
         raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
-
-
-def _check_layers(models: Sequence[Checkpoint], layers: tuple[str, ...] | None) -> None:
-    """Raise ``UserError`` unless each layer is in some checkpoint and each checkpoint has some of the layers."""
-    if layers is None:
-        return
-    there = list(dict.fromkeys(layer for model in models for layer in model.model.layer_names))
-    for layer in layers:
-        if layer not in there:
-            names = ", ".join(model.name for model in models)
-            raise UserError(f"There is no MoE layer {layer!r} in {names}; there are: {', '.join(there)}.")
-    for model in models:
-        if not set(layers) & set(model.model.layer_names):
-            own = ", ".join(model.model.layer_names)
-            raise UserError(f"{model.name} has none of the layers {', '.join(layers)}; it has: {own}.")
 
 
 def _same_classes(model: Checkpoint, dataset: Dataset) -> bool:

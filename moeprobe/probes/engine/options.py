@@ -46,7 +46,10 @@ class Options:
     split: Annotated[str, Arg("Split of the data set: train, val or test.")] = "test"
     layers: Annotated[
         tuple[str, ...] | None,
-        Arg("MoE layers, comma-separated, e.g. blocks.3; default all.", in_request=False),
+        Arg(
+            "MoE layers, comma-separated, e.g. blocks.3, or first, last of each model; default all.",
+            in_request=False,
+        ),
     ] = None
     limit: Annotated[
         int | None, Arg("Number of images: a seeded random subset, the same for all checkpoints.")

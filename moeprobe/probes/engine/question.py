@@ -11,6 +11,7 @@ from moeprobe.adapters.base import AnyFraming
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
 from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
+from moeprobe.probes.engine.layers import chosen_layers, layer_label
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.seeds import generator
 
@@ -56,7 +57,11 @@ class Question:
 
     def layers_of(self, model: Traceable) -> list[str] | None:
         """Return those of the layers asked for that the model has, in its order; None = all it has."""
-        return None if self.layers is None else [name for name in model.layer_names if name in self.layers]
+        return None if self.layers is None else chosen_layers(model.layer_names, self.layers)
+
+    def label_of(self, model: Traceable, layer: str) -> str:
+        """Return what tables call one of the model's layers."""
+        return layer_label(layer, model.layer_names, self.layers)
 
     @property
     def corners(self) -> bool:
