@@ -73,7 +73,7 @@ class Vmoe:
         self._std = torch.tensor(std).view(3, 1, 1)
 
     def _lay_out(self) -> dict[str, PatchGrid]:
-        """Return how the tokens of each MoE layer, but for the prefix, lie in the image."""
+        """Return the layout of the tokens of each MoE layer, but for the prefix, in the image."""
         rows, columns = self.model.patch_embed.grid_size
         return dict.fromkeys(self.layer_names, PatchGrid(rows, columns, self.model.patch_embed.patch_size[0]))
 

@@ -25,7 +25,7 @@ SWEEPS = "sweeps"
 
 
 def folders() -> list[Path]:
-    """Return where configurations are found by name: in the package, or beside it in a checkout."""
+    """Return where configurations are found by name: in the package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
     return [folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir()]
 
@@ -52,7 +52,7 @@ def path_of(source: str) -> Path:
 
 
 def find(source: str, known: Iterable[str], *, what: str, folder: str = "") -> Path:
-    """Return the file that a name or a path to a YAML file means; ``what`` it is stands in the sentence.
+    """Return the file that a name or a path to a YAML file means; messages name ``what`` it is.
 
     Raises:
         UserError: there is none.

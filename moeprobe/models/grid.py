@@ -1,6 +1,6 @@
 """A sweep of trainings: one YAML file that says which configurations are trained, and what is measured of each.
 
-    base: routers/digits                  # a configuration, by name or as a file beside this one
+    base: routers/digits                  # a configuration, by name or as a file next to this one
     fixed: {epochs: 30}                   # keys of it, as overrides on the command line: for every cell
     cells:                                # each entry is a grid of its own: a list is what is gone through
       - {model.router: softmax_token_choice, model.top_k: [1, 2]}
@@ -10,7 +10,7 @@
     seeds: [0, 1, 2]
     measure: {views: [random_crop], sigmas: [0.1]}
 
-A value that is itself a list stands in a list of its own: ``model.layers: [[1, 3]]``.
+A value that is itself a list is put in a list of its own: ``model.layers: [[1, 3]]``.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from moeprobe.models.config import LENGTHS, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.runtime.schema import Section, sentence
 
-# What stands in a cell's name for a key; of others the last part of the key goes before the value.
+# The part of a cell's name for a key; of others the last part of the key goes before the value.
 _SHORT = {"model.router": "", "model.top_k": "k", "model.capacity_factor": "c"}
 # Keys of a configuration that a sweep gives each of its cells.
 _OWN = {
@@ -40,7 +40,7 @@ _OWN = {
 
 
 class MeasureConfig(Section):
-    """What is measured of a trained cell, beside accuracy, confidence and load on the clean images."""
+    """What is measured of a trained cell, in addition to accuracy, confidence and load on the clean images."""
 
     split: str = "test"
     limit: int | None = Field(None, gt=0)  # images; None = all

@@ -193,7 +193,7 @@ def test_what_cannot_be_is_one_sentence(folder: Path, arguments: tuple[str, ...]
         ({"before": "relu"}, "activation: input should be 'softmax', 'sigmoid' or 'none'"),
         (
             {"before": "softmax", "activation": "none"},
-            "before is the earlier name of activation; leave it out",
+            "before is the earlier name of activation; omit it",
         ),
         ({"weights": "no.safetensors"}, "There is no file of weights"),
         ({"classes": None}, "set the key classes: digits"),

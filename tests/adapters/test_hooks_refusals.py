@@ -156,7 +156,7 @@ def test_names_are_one_ordinary_part_of_a_path(
 def test_a_trace_does_not_lie_among_the_part_files(tmp_path: Path) -> None:
     for name in ("parts", "parts/best", "table.json"):
         taken = dataclasses.replace(checkpoint(), name=name)
-        with pytest.raises(UserError, match="where the run keeps its own files"):
+        with pytest.raises(UserError, match="mixed with the run's own files"):
             api.record([taken], data="digits", options=Options(limit=4, out=tmp_path / "traces"))
     assert not (tmp_path / "traces").exists()
 

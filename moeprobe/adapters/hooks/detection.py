@@ -164,7 +164,7 @@ def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
 
 @contextmanager
 def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
-    """Watch a forward pass; yields what says, after it, which K experts were chosen from what a module gave.
+    """Watch a forward pass; yields a function that returns which K experts were chosen from a module's output.
 
     Beside a ``topk`` no other choosing counts, as for K itself.
     """

@@ -64,7 +64,7 @@ def make(reference: str) -> Made:
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit too: the program would end as if all were done
-            raise UserError(f"{name} raised {_told(error)}") from error
+            raise UserError(f"{name} raised {_described(error)}") from error
     if settings is not None and settings.weights is not None and settings_file is not None:
         if not isinstance(value, nn.Module):
             raise UserError(f"{name} gives a {type(value).__name__}, into which no weights can be loaded.")
@@ -73,14 +73,14 @@ def make(reference: str) -> Made:
     return Made(value, name, None if file is None else Path(file), settings, settings_file)
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an exception as the end of a sentence."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}." if lines else f"{type(error).__name__}."
 
 
 def _import(name: str) -> Any:
-    # As ``python -m`` does: what lies in the current folder can be named.
+    # As ``python -m`` does: modules in the current folder can be named.
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     importlib.invalidate_caches()
@@ -89,11 +89,11 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(f"There is no Python module {name!r}, installed or in {Path.cwd()}.") from None
-        raise UserError(f"Importing {name} raised {_told(error)}") from error
+        raise UserError(f"Importing {name} raised {_described(error)}") from error
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise UserError(f"Importing {name} raised {_told(error)}") from error
+        raise UserError(f"Importing {name} raised {_described(error)}") from error
 
 
 def _attribute(module: Any, path: str) -> Any:

@@ -32,7 +32,7 @@ class Layer:
         router: its class.
         activation: what makes gates of its logits: softmax, sigmoid, or none.
         top_k: K where it does not say itself what it chose.
-        grid: how the tokens after the prefix lie in the image.
+        grid: layout of the tokens after the prefix in the image.
         num_prefix_tokens: tokens before the patches.
         gates_sum_to_one: whether a token's gates are a distribution.
         sequence_first: tokens come before images.
@@ -143,7 +143,7 @@ def read_layer(
         if indices.is_floating_point() or indices.shape[:2] != gates.shape[:2]:
             raise UserError(
                 f"its indices should be whole numbers for the same tokens as its logits; they are {indices.dtype} "
-                f"{tuple(read['indices'].shape)} beside {tuple(read['logits'].shape)}."
+                f"{tuple(read['indices'].shape)} for logits {tuple(read['logits'].shape)}."
             )
         if indices.min() < -1 or indices.max() >= num_experts or indices.shape[-1] > num_experts:
             raise UserError(

@@ -25,7 +25,7 @@ def read(
             is the logits.
 
     Raises:
-        UserError: there is no such place, or no tensor stands there.
+        UserError: there is no such place, or it holds no tensor.
     """
     if how is None:
         if not isinstance(output, Tensor):
@@ -38,7 +38,7 @@ def read(
         else {key: part(output, place) for key, place in how.items()}
     )
     if not isinstance(found, Mapping) or "logits" not in found or not set(found) <= {"logits", "indices"}:
-        raise UserError("read must give the logits, and may give the indices beside them.")
+        raise UserError("read must give the logits, and may also give the indices.")
     for key, value in found.items():
         if not isinstance(value, Tensor):
             raise UserError(f"its {key} should be a tensor, and are {described(value)}.")
@@ -46,7 +46,7 @@ def read(
 
 
 def part(output: Any, place: Place) -> Any:
-    """Return what stands at an index, a key or an attribute of an output.
+    """Return the value at an index, a key or an attribute of an output.
 
     Raises:
         UserError: nothing does.

@@ -21,7 +21,7 @@ EARLIER = "before"
 
 
 class Settings(Section):
-    """What ``Hooks`` takes; the same keys, less what only Python can say, stand in a YAML file."""
+    """What ``Hooks`` takes; a YAML file has the same keys, but for those that need Python."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -47,7 +47,7 @@ class Settings(Section):
         if not isinstance(content, dict) or EARLIER not in content:
             return content
         if content.get("activation") is not None:
-            raise ValueError(f"{EARLIER} is the earlier name of activation; leave it out")
+            raise ValueError(f"{EARLIER} is the earlier name of activation; omit it")
         return {key: value for key, value in content.items() if key != EARLIER} | {
             "activation": content[EARLIER]
         }
@@ -56,7 +56,7 @@ class Settings(Section):
     @classmethod
     def _two_keys(cls, read: Read | None) -> Read | None:
         if isinstance(read, Mapping) and not {"logits"} <= set(read) <= {"logits", "indices"}:
-            raise ValueError("its keys are logits and, where the router tells them, indices")
+            raise ValueError("its keys are logits and, if the router returns them, indices")
         return read
 
     @field_validator("patch_size")

@@ -156,7 +156,7 @@ class Huggingface(Adapter):
 
     @contextmanager
     def _watching(self, names: Sequence[str], *, stop: bool) -> Iterator[None]:
-        """Keep what the routers called so give out; ``stop`` ends the pass behind the last of them."""
+        """Keep the outputs of the named routers; ``stop`` ends the pass after the last of them."""
         with ExitStack() as stack:
             for name in names:
                 layer = self._layers[name]
@@ -222,7 +222,7 @@ class Huggingface(Adapter):
     def _learn(self, routers: dict[str, Layer]) -> dict[str, Layer]:
         """Return the routers in the order in which they fire, each with its reader."""
         self._layers = routers
-        # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often stand for them.
+        # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often represent them.
         vocabulary = self._embedding.weight.shape[0]
         ids = torch.arange(_LESSON, device=self.device) * max(vocabulary // 2 // _LESSON, 1) % vocabulary
         whole = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)

@@ -34,7 +34,7 @@ class FastTokenizer:
         )
         spans = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         special = np.array(found["special_tokens_mask"], dtype=bool)
-        # A token of spaces alone, which tokenizers trim off: it stands for what lies between its neighbours.
+        # A token of spaces alone, which tokenizers trim off: it represents what is between its neighbours.
         ordinary = np.flatnonzero(~special)
         edges = np.concatenate([[[0, 0]], spans[ordinary], [[len(text), len(text)]]])
         for place in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):
@@ -83,7 +83,7 @@ def load(reference: str) -> tuple[Any, Any]:
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            f"hf:{reference} has no fast tokenizer, which alone says what characters its tokens stand for."
+            f"hf:{reference} has no fast tokenizer, which is needed to map its tokens to characters."
         )
     return model, tokenizer
 

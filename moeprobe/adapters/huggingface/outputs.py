@@ -3,7 +3,7 @@
 Nothing here knows a family of models by name. The library says which of a router's outputs are its logits; the rest is
 read by its form, once, from a pass over a fixed sequence of tokens:
 
-* *indices*: whole numbers ``(N, K)`` beside weights of the same shape, of the router itself or handed to the experts;
+* *indices*: whole numbers ``(N, K)`` with weights of the same shape, of the router itself or handed to the experts;
 * *dense*: a weight or a mark ``(N, E)`` for each expert, 0 where it did not get the token;
 * *sorted*: the choices sorted by expert: a permutation of N·K places, and how many each expert got.
 
@@ -36,8 +36,8 @@ class Fired:
 
     Attributes:
         outputs: of the router, a tuple in any case.
-        inputs: tensors that it got besides the tokens.
-        experts: what its experts were called with, if it has some beside it.
+        inputs: its input tensors other than the tokens.
+        experts: inputs of its experts, if it has a sibling module of experts.
     """
 
     outputs: tuple[Any, ...]

@@ -74,7 +74,7 @@ def find_routers(model: nn.Module) -> dict[str, Layer]:
 
 
 def _sibling(model: nn.Module, path: str) -> nn.Module | None:
-    """Return the experts beside a router, None if there are none by that name."""
+    """Return the experts next to a router, None if there are none by that name."""
     parent = model.get_submodule(path.rpartition(".")[0])
     experts = getattr(parent, "experts", None)
     return experts if isinstance(experts, nn.Module) else None
@@ -118,12 +118,10 @@ def set_capacity(model: nn.Module, *, trained: bool) -> bool:
     """
     limited = [module for module in model.modules() if hasattr(module, "expert_capacity")]
     for module in limited:
-        # A share of the batch's tokens, where it is positive, stands above the fixed number.
+        # A share of the batch's tokens, where it is positive, overrides the fixed number.
         share = getattr(module, "moe_eval_capacity_token_fraction", None)
         if trained and share is not None:
-            raise UserError(
-                "its capacity is one for all texts of a batch together; leave --capacity trained out."
-            )
+            raise UserError("its capacity is one for all texts of a batch together; omit --capacity trained.")
         if not trained:
             module.expert_capacity = _NO_LIMIT  # type: ignore[assignment]
             if share is not None:

@@ -1,4 +1,4 @@
-"""Arrays as they lie in files: known by name, shape and type, checked, and read only when they are wanted.
+"""Arrays in files: known by name, shape and type, checked, and read only on demand.
 
 An array is cut into boxes (chunks), a box into flat pieces of bytes in files.
 """
@@ -68,7 +68,7 @@ class StoredArray:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def read(self) -> NDArray[Any]:
-        """Return the array; its memory is all that this takes, but for boxes that do not lie in it in one piece.
+        """Return the array; its memory is all that this takes, but for boxes that are not contiguous in it.
 
         Raises:
             UserError: a file has changed since it was looked at.
@@ -145,7 +145,7 @@ def read_dtype(cursor: Cursor, shape: tuple[int, ...]) -> str:
 
 
 def read_ndarray(cursor: Cursor, path: Path) -> StoredArray:
-    """Read an array that stands in one place: shape, name of the type, and as many bytes as they ask for."""
+    """Read an array stored in one piece: shape, name of the type, and as many bytes as they ask for."""
     inner = cursor.extension(NDARRAY)
     inner.items(3)
     shape = read_shape(inner)

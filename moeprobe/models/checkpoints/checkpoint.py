@@ -1,7 +1,7 @@
 """Checkpoints: safetensors with a JSON description, each file written whole or not at all.
 
 A run folder ``checkpoints/NAME/`` holds ``config.yaml``, ``last.safetensors`` and ``best.safetensors`` (parameters;
-the description stands in the file's header and, for people, in a ``.json`` beside it), ``state.safetensors`` while a
+the description is in the file's header and, for people, in a ``.json`` next to it), ``state.safetensors`` while a
 run is unfinished, ``metrics.csv`` and the training curve. Where a command wants a checkpoint, a folder means its
 ``last.safetensors`` (the full budget, nothing selected); name ``best.safetensors`` for the best on validation.
 """
@@ -113,7 +113,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str,
         try:
             save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
         except SafetensorError as error:
-            # What the system said stands in its text alone: "... No space left on device (os error 28)".
+            # The error of the system is only in the text: "... No space left on device (os error 28)".
             found = re.search(r"\(os error (\d+)\)", str(error))
             if found is None:
                 raise

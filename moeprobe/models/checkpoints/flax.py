@@ -33,7 +33,7 @@ def read_flax(path: Path) -> Stored:
 def _leaves(cursor: Cursor, path: Path, above: tuple[str, ...]) -> Iterator[tuple[str, StoredArray | None]]:
     """Yield name and array of what a map holds, None for what is no array."""
     if len(above) > MOST_LEVELS:
-        raise cursor.error("maps stand too deep in one another")
+        raise cursor.error("maps are nested too deeply")
     for key in cursor.entries():
         below = (*above, key)
         kind = cursor.kind()

@@ -47,7 +47,7 @@ def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
     if folder.resolve() in source.resolve().parents:
-        raise UserError(f"{source} lies in {folder}, which would be replaced; choose another one.")
+        raise UserError(f"{source} is in {folder}, which would be replaced; choose another one.")
     check_replaceable(folder, contents, _FAMILY)
 
 

@@ -1,7 +1,7 @@
-"""Reads msgpack object by object, and leaves payloads where they lie.
+"""Reads msgpack object by object, and leaves payloads in the file.
 
 The msgpack library copies every payload at least twice, and a checkpoint is payload almost only. Here a payload is a
-range of the file, whatever stands inside it is read by a cursor over that range, and nothing is allocated by what a
+range of the file, whatever is inside it is read by a cursor over that range, and nothing is allocated by what a
 header claims: every length is held to the bytes that are left. The library writes (``vmoe_writing``), and in the tests
 it says what is right.
 
@@ -58,7 +58,7 @@ class File:
         self._file.close()
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return ``count`` bytes, few of them: what lies near is kept for the next call."""
+        """Return ``count`` bytes, few of them: nearby bytes are kept for the next call."""
         start = offset - self._begin
         if start < 0 or start + count > len(self._window):
             window = bytearray(max(count, min(_WINDOW, self.size - offset)))
@@ -84,7 +84,7 @@ class File:
 
 
 class Span(NamedTuple):
-    """Where a payload lies."""
+    """The byte range of a payload."""
 
     start: int
     stop: int
@@ -101,7 +101,7 @@ class _Head(NamedTuple):
 class Cursor:
     """Reads one object after another between two offsets of a file.
 
-    Every reading method raises ``UserError`` where something else stands, or where the range ends too early.
+    Every reading method raises ``UserError`` if the next object is of another kind, or if the range ends too early.
     """
 
     def __init__(self, file: File, span: Span | None = None) -> None:
@@ -115,14 +115,14 @@ class Cursor:
         )
 
     def kind(self) -> str:
-        """Return what stands next: nil, boolean, integer, float, string, bytes, list, map or extension."""
+        """Return the kind of the next object: nil, boolean, integer, float, string, bytes, list, map or extension."""
         position = self._position
         kind = self._head().kind
         self._position = position
         return kind
 
     def is_extension(self, code: int) -> bool:
-        """Whether an extension object of this code stands next."""
+        """Whether the next object is an extension of this code."""
         position = self._position
         head = self._head()
         self._position = position
@@ -169,12 +169,12 @@ class Cursor:
         for _ in range(self._expect("map").value):
             key = self.text()
             if key in seen:
-                raise self.error(f"the key {quoted(key)} stands twice")
+                raise self.error(f"the key {quoted(key)} is given twice")
             seen.add(key)
             yield key
 
     def bytes(self) -> Span:
-        """Read a run of bytes: where it lies."""
+        """Read a run of bytes: its range in the file."""
         return self._payload("bytes")
 
     def packed(self) -> "Cursor":
@@ -185,7 +185,7 @@ class Cursor:
         """Read an extension object of this code, whose payload is msgpack: a cursor over it."""
         head = self._expect("extension")
         if head.code != code:
-            raise self.error(f"an object of code {head.code} stands where one of code {code} should")
+            raise self.error(f"an object of code {head.code} is found where code {code} is expected")
         return Cursor(self._file, self._pass(head.value))
 
     def skip(self) -> None:
@@ -209,14 +209,14 @@ class Cursor:
     def _expect(self, kind: str) -> _Head:
         head = self._head()
         if head.kind != kind:
-            raise self.error(f"{_article(head.kind)} stands where {_article(kind)} should")
+            raise self.error(f"{_article(head.kind)} is found where {_article(kind)} is expected")
         return head
 
     def _payload(self, kind: str) -> Span:
         return self._pass(self._expect(kind).value)
 
     def _pass(self, count: int) -> Span:
-        """Step over ``count`` bytes; returns where they lie."""
+        """Step over ``count`` bytes; returns their range."""
         start, stop = self._position, self._position + count
         if stop > self._end:
             raise UserError(

@@ -31,7 +31,7 @@ class ImportedSwinMoe:
     """What was imported.
 
     Attributes:
-        folder: where it lies.
+        folder: its run folder.
         files: what was read.
         ranks: files that hold experts.
         sizes: what was read off the parameters.
@@ -159,6 +159,6 @@ def _check(name: str, tensor: Tensor, place: Tensor, source: str) -> None:
         )
     if tensor.shape != place.shape:
         raise UserError(
-            f"{source} does not fit together: {quoted(name)} is {tuple(tensor.shape)}, and beside the others it should "
+            f"{source} does not fit together: {quoted(name)} is {tuple(tensor.shape)}, but by the others it should "
             f"be {tuple(place.shape)}."
         )

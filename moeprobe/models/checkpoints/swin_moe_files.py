@@ -1,7 +1,7 @@
 """The files of a Swin-MoE, one per rank of its training, read without executing anything, and put together.
 
 ``PREFIX.rank0``, ``PREFIX.rank1``, … hold ``{"model": parameters, "config": …, "optimizer": …}``; the experts of a rank
-are its own, all other parameters are the same in every file, or stand once in ``PREFIX.master``. A file called PREFIX
+are its own, all other parameters are the same in every file, or are once in ``PREFIX.master``. A file called PREFIX
 itself is one rank.
 
 Source: the layout that Swin-MoE's program writes, as publicly known; no released file was at hand.
@@ -122,7 +122,7 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
             )
         if name in shared:
             raise UserError(
-                f"{quoted(name)} is of the experts, and stands in {master}, which all ranks share."
+                f"{quoted(name)} belongs to the experts, but is in {master}, which all ranks share."
             )
     return Ranks(shared, experts, tuple(files if master is None else [*files, master]))
 
@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: it is damaged, holds none, or something that would have to be executed.
     """
-    # What a pickle may name besides torch's own list; the configuration beside the parameters becomes plain mappings.
+    # What a pickle may name in addition to torch's own list; the configuration becomes plain mappings.
     allowed: list[Any] = [set, frozenset, (OrderedDict, "yacs.config.CfgNode")]
     check_regular(path)
     try:

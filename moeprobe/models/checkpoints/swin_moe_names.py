@@ -178,7 +178,7 @@ def _our_name(name: str) -> str:
     block, moe, gate = name.partition(".mlp._moe_layer.gates.0.")
     if moe:
         return f"{block}.mlp.router.{_GATES.get(gate, gate)}"
-    # Here the merging of patches stands at the end of a stage, in timm at the beginning of the next.
+    # Here the merging of patches is at the end of a stage, in timm at the beginning of the next.
     if match := re.fullmatch(r"layers\.(\d{1,3})\.downsample\.(.+)", name):
         return f"layers.{int(match[1]) + 1}.downsample.{match[2]}"
     return name.replace("head.", "head.fc.", 1) if name.startswith("head.") else name

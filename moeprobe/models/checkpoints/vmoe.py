@@ -69,7 +69,7 @@ class Imported:
     """What was imported.
 
     Attributes:
-        folder: where it lies.
+        folder: its run folder.
         sizes: what was read off the parameters.
         model: the whole description; what is not among the sizes was given, or is a default.
         parameters: their number.

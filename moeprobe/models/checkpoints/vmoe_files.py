@@ -152,7 +152,7 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
 def _leaves(cursor: Cursor, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], _Leaf]]:
     """Yield the keys on the way and what they lead to; empty maps and nil lead to nothing."""
     if len(above) > MOST_LEVELS:
-        raise cursor.error("maps stand too deep in one another")
+        raise cursor.error("maps are nested too deeply")
     if cursor.kind() == "nil":
         cursor.skip()
     elif cursor.kind() == "map":
@@ -179,7 +179,7 @@ def _read_leaf(cursor: Cursor, name: str) -> _Leaf:
 
 
 def _read_box(cursor: Cursor, shape: tuple[int, ...]) -> Box:
-    """Read a slice per axis, which lies within the array."""
+    """Read a slice per axis, which must be within the array."""
     cursor.items(len(shape))
     box = []
     for size in shape:
@@ -192,7 +192,9 @@ def _read_box(cursor: Cursor, shape: tuple[int, ...]) -> Box:
         )
         bounds.finish()
         if not (start <= stop <= size and step == 1):
-            raise cursor.error(f"the slice [{start}:{stop}:{step}] does not lie in an axis of {size}")
+            raise cursor.error(
+                f"the slice [{start}:{stop}:{step}] is no contiguous part of an axis of {size}"
+            )
         box.append((start, stop))
     cursor.finish()
     return tuple(box)

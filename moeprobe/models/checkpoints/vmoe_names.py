@@ -1,4 +1,4 @@
-"""What V-MoE's program calls its parameters and how it lays them out, beside what we do.
+"""Names and layouts of V-MoE's parameters in its program, and in moeprobe.
 
 Axes: D width, M hidden width, E experts, H heads, P patch size, N patches, C classes.
 

@@ -39,7 +39,7 @@ def infer(shapes: Mapping[str, Shape], *, source: str) -> Architecture:
             raise UserError(f"{source} lacks the parameter {quoted(name)}.")
         if shapes[name] != shape:
             raise UserError(
-                f"{source} does not fit together: {quoted(name)} is {shapes[name]}, and beside the others it should "
+                f"{source} does not fit together: {quoted(name)} is {shapes[name]}, but by the others it should "
                 f"be {shape}."
             )
     return sizes

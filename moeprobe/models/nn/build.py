@@ -88,7 +88,7 @@ def _create(name: str, arguments: dict[str, Any]) -> VisionTransformer:
 def _mlp_ratio(hidden_width: int, width: int | None) -> float:
     """Return the ratio that timm multiplies the width with, and cuts off: half a unit keeps it from rounding down."""
     if width is None:
-        raise UserError("model.hidden_width needs model.width beside it.")
+        raise UserError("model.hidden_width also needs model.width.")
     return (hidden_width + 0.5) / width
 
 

@@ -29,7 +29,7 @@ def capture(model: nn.Module, *, stop_after: str | None = None) -> Iterator[dict
     """Collect each router's decision of the forward passes inside the context, by block name.
 
     The first firing counts, so use one context per forward. With ``stop_after`` the context ends at that block's
-    router: what stands inside it after the call of the model does not run.
+    router: code inside it after the call of the model does not run.
     """
     decisions: dict[str, Decision] = {}
 

@@ -19,7 +19,7 @@ from moeprobe.models.nn.routers.base import Router
 from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.runtime.schema import Plugin, make_plugin
 
-# Arguments of routers that a configuration gives beside the number of experts and the group, by their key there.
+# Arguments of routers that a configuration sets in addition to the number of experts and the group, by their key there.
 _OF_THE_MODEL = {
     "num_experts": "num_experts",
     "top_k": "top_k",
@@ -39,7 +39,7 @@ class MoeConfig:
         layers: 0-based blocks whose MLP becomes a MoE layer; "last-N" = the last N odd blocks, "every-N" = every N-th
             block, the N-th first.
         router: catalog name.
-        router_options: what the router takes besides the fields below.
+        router_options: options of the router in addition to the fields below.
         noise_std: the router's noise has standard deviation noise_std / num_experts.
         capacity_factor: in training; "none" = no limit.
         eval_capacity_factor: in evaluation; "none" = no limit (nothing then depends on batch-mates).

@@ -70,7 +70,7 @@ def swin_blocks(model: SwinTransformer) -> dict[str, SwinTransformerBlock]:
 
 
 def swin_grids(model: SwinTransformer) -> dict[str, PatchGrid]:
-    """Return where the tokens of each block lie in the image, by the block's name."""
+    """Return the layout of each block's tokens in the image, by the block's name."""
     size = model.patch_embed.patch_size[0]
     grids = {}
     for name, block in swin_blocks(model).items():

@@ -92,7 +92,7 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
 
 
 def _in_short(error: Exception) -> str:
-    """Return the first sentence; what follows is advice for whoever calls the library."""
+    """Return the first sentence; what follows is advice for callers of the library."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""What a training says of itself: to whoever watches it, and in its checkpoints."""
+"""Progress reports of a training, and its record in checkpoints."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from moeprobe.runtime.catalog import plugins_in
 
 @dataclass(frozen=True)
 class Report:
-    """Where a run is: for whoever shows it.
+    """The progress of a training run.
 
     Attributes:
         step: how many are done.

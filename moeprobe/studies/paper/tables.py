@@ -146,8 +146,8 @@ def _of_layers(
                 values = rows.set_index("number")
                 cells = [cell(values.loc[name]) if name in values.index else "–" for name in names]
                 lines.append(f"| {model} | {_seed(seed)} | {' | '.join(cells)} |")
-        shown_of_paper = paper[:0] if first_only and index else paper
-        for (model, dataset), theirs in shown_of_paper.groupby(["model", "dataset"], sort=False):
+        reference_rows = paper[:0] if first_only and index else paper
+        for (model, dataset), theirs in reference_rows.groupby(["model", "dataset"], sort=False):
             by_metric = {row["metric"]: _published(row) for row in theirs.to_dict("records")}
             cells = [by_metric.get(columns[name], "") for name in names]
             lines.append(f"| {_THEIRS.format(model=model, dataset=dataset)} | | {' | '.join(cells)} |")

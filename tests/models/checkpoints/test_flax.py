@@ -32,7 +32,7 @@ def test_a_state_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (making.pack([1]), "a list stands where a map should"),
+        (making.pack([1]), "a list is found where a map is expected"),
         (
             making.pack({"a": making.ndarray([2], "float32", b"1234")}),
             r"\(2,\) of float32 should have 8 bytes and has 4",

@@ -27,7 +27,7 @@ class Hash(LimitedRouter):
 
     The projections are drawn once, never trained, and saved with the checkpoint. Every (code, expert) pair has a
     pseudorandom priority, and a token's experts are the k of highest priority for its code: 2^b codes in all, so few
-    bits load the experts unevenly, and many part near tokens. The priorities stand for the logits; no gradient goes
+    bits load the experts unevenly, and many part near tokens. The priorities take the place of logits; no gradient goes
     through them nor through the weights, so losses on the gates make no sense here.
 
     Raises:

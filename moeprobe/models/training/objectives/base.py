@@ -23,7 +23,7 @@ from moeprobe.models.nn.routers.base import Decision
 
 @dataclass(frozen=True)
 class Views:
-    """How the rows of a batch lie to one another: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
+    """The order of the rows of a batch: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
 
     Attributes:
         to_source: V arrays ``(B, 3, 3)``, maps from each view to the source image.
@@ -109,7 +109,7 @@ def _check_trained(decision: Decision) -> None:
     """Raise ``UserError`` in training if nothing that learns can change the gates: a loss on them would be idle."""
     if torch.is_grad_enabled() and not decision.clean_gates.requires_grad:
         raise UserError(
-            "The gates of this router cannot learn, so there is no use in a loss on them: "
+            "The gates of this router cannot learn, so a loss on them has no effect: "
             "set objective=balanced objective.importance_weight=0 objective.load_weight=0."
         )
 

@@ -1,4 +1,4 @@
-"""Consistency by Jensen-Shannon divergence, the alternative that the PRC paper reports beside its own."""
+"""Consistency by Jensen-Shannon divergence, the alternative that the PRC paper reports in addition to its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

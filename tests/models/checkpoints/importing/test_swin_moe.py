@@ -252,7 +252,7 @@ def without(name: str, *more: str) -> swin.State:
         (without(r"blocks\.1\.mlp\._moe_layer\.experts\.batched_fc2_bias"), r"mlp.experts.fc2.bias' here"),
         (
             swin.parameters() | {"norm.weight": torch.zeros(9)},
-            r"'norm.weight' is \(9,\), and beside the others",
+            r"'norm.weight' is \(9,\), but by the others",
         ),
         (swin.parameters() | {"norm.weight": torch.zeros(16).long()}, "is torch.int64; parameters are"),
         (

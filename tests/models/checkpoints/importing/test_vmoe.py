@@ -182,7 +182,7 @@ WRONG = {
     "unknown in a router": (random_parameters() | {f"{BLOCK}/Moe/Router/scale": np.zeros(1, "f4")}, "Router/scale'"),
     "dense and sparse": (random_parameters() | {f"{BLOCK}/Mlp/Dense_0/bias": np.zeros(5, "f4")}, "does not have"),
     "a step that is no parameter": (random_parameters() | {"step": np.zeros((), "f4")}, "does not have: 'step'"),
-    "another shape": (random_parameters() | {"head/bias": np.zeros(4, "f4")}, r"is \(4,\), and beside the others"),
+    "another shape": (random_parameters() | {"head/bias": np.zeros(4, "f4")}, r"is \(4,\), but by the others"),
     "experts of two numbers": (
         random_parameters() | {f"{BLOCK}/Moe/Router/dense/kernel": np.zeros((6, 4), "f4")}, r"\(6, 4\)",
     ),

@@ -45,7 +45,7 @@ class LimitedRouter(Router, ABC):
     ) -> None:
         super().__init__()
         if top_k is not None and not 1 <= top_k <= num_experts:
-            raise UserError(f"top_k must lie between 1 and the {num_experts} experts; got {top_k}.")
+            raise UserError(f"top_k must be between 1 and the {num_experts} experts; got {top_k}.")
         self.num_experts = num_experts
         self.top_k = top_k
         self.noise_std = noise_std
