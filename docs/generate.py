@@ -12,7 +12,7 @@ from writers import columns, commands, configurations, metrics, plugins, python
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-# Figures on pages lie in docs/img, since a built site holds what is in docs and nothing else.
+# Figures on pages are in docs/img, since a built site holds what is in docs and nothing else.
 FIGURES = {
     "match-ratio.png": "reports/digits/match-ratio/figures/match-ratio.png",
     "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",

@@ -13,7 +13,7 @@ def pages() -> dict[str, str]:
         "Configurations",
         "configs and the schema of configurations",
         "`moeprobe train --config NAME` knows these; each file in `configs` says which values are the released ones "
-        "and which are ours. [Training](../guide/training.md) explains what is behind them.",
+        "and which are ours. [Training](../guide/training.md) explains them.",
         table(
             ["configuration", "what it is"],
             (

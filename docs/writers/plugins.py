@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
         table(["view", "makes", "what it does", "severity; its own steps", "parameters"], views()),
         "## Probes\n\nWhat can be asked of checkpoints. Options: [Probe commands](commands-probes.md).",
         table(["probe", "question", "analyses"], probes()),
-        "## Data sets\n\n`--data NAME` or `--data NAME:LOCATION`; how files must lie is in [Data](../guide/data.md).",
+        "## Data sets\n\n`--data NAME` or `--data NAME:LOCATION`; the layout of files is in [Data](../guide/data.md).",
         table(["data set", "what it is"], described(catalog.DATA)),
         "## Routers\n\n`model.router=NAME` and `model.router.PARAMETER=VALUE`; how they work is in "
         "[Routers](routers.md).",

@@ -82,7 +82,7 @@ def sentence(name: str) -> str:
 
 
 def text(thing: Any) -> str:
-    """Return the docstring of a name; of a type, what it stands for."""
+    """Return the docstring of a name; of a type alias, its definition."""
     if inspect.isclass(thing) or inspect.isfunction(inspect.unwrap(thing)):
         return inspect.getdoc(thing) or ""
     return code(str(thing).replace("moeprobe.adapters.base.", "").replace("pathlib.", ""))

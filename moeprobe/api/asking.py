@@ -40,6 +40,6 @@ def choose_probe(
     asked = {key: value for key, value in given.items() if value is not None} | attribution(attribute)
     if isinstance(kind, Probe):
         if asked:
-            raise UserError(f"{type(kind).__name__}(...) says all of it; leave {', '.join(asked)} out.")
+            raise UserError(f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(asked)}.")
         return kind
     return registry.named(kind).with_fields(asked)

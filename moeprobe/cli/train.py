@@ -19,7 +19,7 @@ def train(
     ] = "",
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Start, continue, or keep a finished run, whichever applies."),
+        typer.Option("--resume", help="Start a run, continue it, or keep it if it is finished."),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run in the run folder.")

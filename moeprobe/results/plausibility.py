@@ -21,7 +21,7 @@ _CAUSES = (
 def warnings(
     table: pd.DataFrame, images: pa.Table, *, num_classes: int, clean: float | None
 ) -> Mapping[str, str]:
-    """Return for each checkpoint whose accuracy on clean images is at chance what is to be said of it.
+    """Return for each checkpoint whose accuracy on clean images is at chance a warning.
 
     Chance is reached by guessing (1 / classes) or by always naming the commonest class of these images, whichever is
     more; an accuracy is at chance if its 95 % interval contains chance or is below it.

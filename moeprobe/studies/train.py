@@ -171,7 +171,7 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
 def check_run_folder(
     folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool
 ) -> Literal["new", "unfinished", "finished"]:
-    """Return what the folder holds of this configuration that is to be gone on with; nothing is changed.
+    """Return what the folder holds of this configuration that can be continued; nothing is changed.
 
     A finished run is taken as it is with ``resume``, or where its last moment is missing.
 

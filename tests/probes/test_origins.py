@@ -45,7 +45,7 @@ def test_data_that_have_moved_are_asked_for(project: Path, tmp_path: Path) -> No
     shutil.copytree(project / "checkpoints" / "prc", tmp_path / "elsewhere" / "a" / "b" / "c" / "prc")
     asked = refused("confidence", tmp_path / "elsewhere" / "a" / "b" / "c" / "prc")
     assert asked == (
-        "Error: prc was trained on folder:photos, which is not here; name the data, e.g. --data folder:PATH."
+        "Error: prc was trained on folder:photos, which was not found; name the data, e.g. --data folder:PATH."
     )
 
 
@@ -100,7 +100,7 @@ def test_names_that_mean_one_folder_are_one(tmp_path: Path, monkeypatch: pytest.
 def test_a_resolution_and_a_name_on_a_hub_are_no_paths(tmp_path: Path) -> None:
     for data in ("shapes:48", "huggingface:someone/birds", "digits"):
         assert find(Origin("x", data, tmp_path)) == data
-    with pytest.raises(UserError, match="is not here"):
+    with pytest.raises(UserError, match="was not found"):
         find(Origin("x", "imagenet:nowhere", tmp_path))
 
 

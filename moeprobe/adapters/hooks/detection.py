@@ -166,7 +166,7 @@ def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
 def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
     """Watch a forward pass; yields a function that returns which K experts were chosen from a module's output.
 
-    Beside a ``topk`` no other choosing counts, as for K itself.
+    If there is a ``topk``, no other choice counts, as for K itself.
     """
     watch = _Watch()
 
@@ -184,7 +184,7 @@ def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
 def _one_of(choices: Choices, name: str) -> int | None:
     """Return K where one top-k follows a module; None where there are several, or all experts are sorted.
 
-    Beside a ``topk`` a maximum is none of the routing (a stable softmax, a count of the load).
+    If there is a ``topk``, a maximum is not routing (but a stable softmax, or a count of the load).
     """
     calls = [call for origin, found in choices.items() if name in origin.modules for call in found]
     counts = [call.count for call in calls if call.function == "topk"] or [call.count for call in calls]

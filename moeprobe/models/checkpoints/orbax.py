@@ -96,7 +96,7 @@ def _read(folder: Path, tensorstore: Any) -> Stored:
     others: list[str] = []
     for key in sorted(store.list().result()):
         place, _, mark = key.decode(errors="replace").rpartition("/")
-        # Beside the store Orbax keeps folders of its own, with an underscore or without any arrays in them.
+        # Next to the store Orbax keeps folders of its own, with an underscore or without any arrays in them.
         if mark not in _DRIVERS or not place:
             continue
         name = place.replace(".", "/")

@@ -46,7 +46,7 @@ class MoeConfig:
         capacity_rounding: "ceil", "round" (half to even) or "tutel", see ``CapacityRule``.
         capacity_multiple_of: the capacity is raised to a multiple of this.
         batch_priority: where there is no room for all, the tokens with the largest gates come first.
-        group_images: images that share a group, hence capacity and balancing losses, in training.
+        group_images: images that share a group, with its capacity and balancing losses, in training.
     """
 
     num_experts: int = 8

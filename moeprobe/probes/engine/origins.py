@@ -114,7 +114,7 @@ def find(origin: Origin) -> str:
     if kind == "huggingface":
         return origin.data  # a name on the hub
     raise UserError(
-        f"{origin.name} was trained on {origin.data}, which is not here; name the data, e.g. --data {kind}:PATH."
+        f"{origin.name} was trained on {origin.data}, which was not found; name the data, e.g. --data {kind}:PATH."
     )
 
 

@@ -109,11 +109,9 @@ def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
     has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
     if images < most:
         remedy = f"ask for at most --shots {images}" if images else "give it some"
-        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} of it; {remedy}."
+        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} requested; {remedy}."
     remedy = f"ask for at most --shots {most - 1}" if most > 1 else "give it a second one"
-    return (
-        f"{has}, all of them shots, so that nothing is left to choose the penalty of 1 shot with; {remedy}."
-    )
+    return f"{has}, all of them shots, so none remains to choose the penalty of 1 shot; {remedy}."
 
 
 def judge(

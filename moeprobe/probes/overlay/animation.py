@@ -82,7 +82,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
 
 
 def write_gif(frames: Sequence[Path], path: Path) -> Path:
-    """Write images of one size as a GIF that loops for ever; the same images give the same bytes."""
+    """Write images of one size as a GIF that loops forever; the same images give the same bytes."""
     pictures = [Image.open(file).convert("RGB") for file in frames]
     # One palette for all, and no dithering: what stays the same in the picture stays the same in the file. Every fourth
     # pixel either way is enough to choose the colours by.

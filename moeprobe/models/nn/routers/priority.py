@@ -24,7 +24,7 @@ class Priority(LinearRouter):
     Ties go to the earlier token, then the lower expert.
 
     ``selected`` is where a token ends up, so one that overflowed has chosen another expert. Only where fewer than k
-    experts will have a token do its best refusals stand in for them, as dropped. Who goes where thus depends on the
+    experts will have a token do its best refusals take their place, as dropped. Who goes where thus depends on the
     room: the capacity is kept in evaluation and in probing, and an image is a group of its own by default. Without a
     limit (capacity factor none) this is ``softmax_token_choice``.
     """
