@@ -158,7 +158,7 @@ def test_what_cannot_be_asked_is_one_sentence(trained: Trained, tmp_path: Path) 
     assert "leave --layers out" in refused("fewshot", trained["prc"], "--layers", "blocks.3")
     assert "--masks is about matches" in refused("fewshot", trained["prc"], "--masks", tmp_path)
     many = refused("fewshot", trained["prc"], "--shots", 1000)
-    assert "images in digits train, fewer than the 1000 shots of it; ask for at most --shots 10" in many
+    assert "images in digits train, fewer than the 1000 shots requested; ask for at most --shots 10" in many
 
 
 def test_data_without_labels_or_a_train_split_are_one_sentence(trained: Trained, tmp_path: Path) -> None:

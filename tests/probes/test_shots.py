@@ -184,7 +184,7 @@ def test_images_without_a_label_are_never_shown() -> None:
         (
             (9, 0, 9),
             (5,),
-            r"'bee' has 0 images in made up train, fewer than the 5 shots of it; give it some\.",
+            r"'bee' has 0 images in made up train, fewer than the 5 shots requested; give it some\.",
         ),
         ((9, 9, 5), (1, 5), r"'cat' has 5 images .* none remains .* at most shots=4\."),
         ((1, 9, 5), (1,), r"'ant' has 1 image in .* give it a second one\."),
