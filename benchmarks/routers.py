@@ -100,7 +100,7 @@ def route(made: MoeLayer, tokens: Tensor) -> None:
 
 
 def milliseconds(work: Callable[[MoeLayer, Tensor], None], made: MoeLayer, tokens: Tensor) -> float:
-    """Time one call; gradients are cleared before, as an optimiser would."""
+    """Time one call; gradients are cleared before, as an optimizer would."""
     made.zero_grad(set_to_none=True)
     given = tokens.clone().requires_grad_()
     _wait(tokens)

@@ -154,7 +154,7 @@ def _compared(out: Path, pair: tuple[str, str], folder: str, analysis: str) -> p
         run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
         aligned=folder == "noise", train_seeds={}, groups={},
     )  # fmt: skip
-    _, found = summaries.summarise(
+    _, found = summaries.summarize(
         in_order(images.filter(kept)), analyses=make_analyses([analysis]), about=about
     )
     assert found is not None

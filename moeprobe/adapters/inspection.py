@@ -18,7 +18,7 @@ from moeprobe.runtime.catalog import is_foreign
 
 
 def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
-    """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalisation, provenance.
+    """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalization, provenance.
 
     Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
     take a token on average where the experts choose, or all where every slot holds a share of every token. FLOPs are

@@ -21,8 +21,8 @@ class Vmoe:
 
     Args:
         model: a ``VisionTransformer``; put into evaluation mode; its routers' evaluation capacity is replaced.
-        mean: of the normalisation, per channel, in units of [0, 1].
-        std: of the normalisation.
+        mean: of the normalization, per channel, in units of [0, 1].
+        std: of the normalization.
         router_name: catalog name of the routers.
         trained_capacity: keep the capacity that the model evaluates with; False lifts every limit.
         group_images: images that share a group where something depends on it (a limit, or routers that couple
@@ -128,7 +128,7 @@ class Vmoe:
     def features(self, images: Tensor) -> Tensor:
         """Return what the head reads, the pre-logits where the model has them; see ``routing.Featured``."""
         with torch.inference_mode():
-            tokens = self.model.forward_features(self._normalised(images))
+            tokens = self.model.forward_features(self._normalized(images))
             features: Tensor = self.model.forward_head(tokens, pre_logits=True)
         return features.float()
 
@@ -147,10 +147,10 @@ class Vmoe:
         return self._routing(name, decision, len(tokens))
 
     def _forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.model(self._normalised(images))
+        logits: Tensor = self.model(self._normalized(images))
         return logits.float()
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalized(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != 3 or tuple(images.shape[2:]) != self.image_size:
             raise UserError(
                 f"The model takes images (B, 3, {self.image_size[0]}, {self.image_size[1]}); "

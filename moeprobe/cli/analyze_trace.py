@@ -41,7 +41,7 @@ def analyze_trace(
     from moeprobe import api
     from moeprobe.cli.screen import Bar, print_result
     from moeprobe.cli.short import along_severity, side_by_side
-    from moeprobe.probes.analyze_trace.figure import along_a_severity, labelled, steps_alone
+    from moeprobe.probes.analyze_trace.figure import along_a_severity, labeled, steps_alone
 
     with Bar("inputs") as bar:
         result = api.analyze_trace(
@@ -60,6 +60,6 @@ def analyze_trace(
         show=lambda found: (
             along_severity(steps_alone(found), title="Recorded routing", full=full)
             if along_a_severity(found)
-            else side_by_side(labelled(found), title="Recorded routing", full=full)
+            else side_by_side(labeled(found), title="Recorded routing", full=full)
         ),
     )

@@ -22,9 +22,9 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
         print(json_module.dumps([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings]))
         return
     screen = console()
-    colours = {"ok": "green", "note": "yellow", "wrong": "red"}
+    colors = {"ok": "green", "note": "yellow", "wrong": "red"}
     for finding in findings:
-        mark = Text(f"{finding.level:<6}", style=colours[finding.level])
+        mark = Text(f"{finding.level:<6}", style=colors[finding.level])
         screen.print(mark.append(finding.subject, style="bold").append(f": {finding.text}", style="default"))
     if any(finding.level == "wrong" for finding in findings):
         raise typer.Exit(2)

@@ -41,13 +41,13 @@ def import_swin_moe(
         int | None, typer.Option(help="Resolution in pixels; default: as the attention masks have it.")
     ] = None,
     mean: Annotated[
-        str, typer.Option(help="Of the normalisation, one number or one per channel.")
+        str, typer.Option(help="Of the normalization, one number or one per channel.")
     ] = "0.485,0.456,0.406",
-    std: Annotated[str, typer.Option(help="Of the normalisation.")] = "0.229,0.224,0.225",
+    std: Annotated[str, typer.Option(help="Of the normalization.")] = "0.229,0.224,0.225",
     crop_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Of the shorter side, cropped from the centre (0.875 in its program); default: squash."
+            help="Of the shorter side, cropped from the center (0.875 in its program); default: squash."
         ),
     ] = None,
     classes: Annotated[
@@ -107,7 +107,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         print(json.dumps(content, ensure_ascii=False))
         return
     classes = "unknown" if imported.classes is None else f"those of {imported.classes}"
-    renormalised = model.router is not None and model.router.parameters["renormalise"]
+    renormalized = model.router is not None and model.router.parameters["renormalise"]
     lines = [
         f"Found: {imported.parameters:,} parameters of {imported.ranks} ranks; stages of "
         f"{', '.join(map(str, sizes.depths))} blocks with {', '.join(map(str, sizes.num_heads))} heads and windows of "
@@ -117,7 +117,7 @@ def _print(imported: "ImportedSwinMoe", *, as_json: bool) -> None:
         f"Not in the files, as the options have it: top-k {model.top_k}; capacity factor {model.capacity_factor} in "
         f"training, {model.eval_capacity_factor} in evaluation; groups of {model.group_images} images; batch priority "
         f"{'yes' if model.batch_priority else 'no'}; mean {model.mean}, std {model.std}; classes {classes}; weights "
-        f"{'' if renormalised else 'not '}renormalised.",
+        f"{'' if renormalized else 'not '}renormalized.",
         f"Written to {folder}/: last.safetensors, last.json",
         f"Next: moeprobe noise-sweep {folder} --data NAME:LOCATION --out reports/{folder.name}",
     ]

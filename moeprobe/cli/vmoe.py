@@ -34,13 +34,13 @@ def import_vmoe(
     bfloat16_dispatch: Annotated[
         bool, typer.Option("--bfloat16-dispatch", help="Experts are sent, and send back, bfloat16.")
     ] = False,
-    mean: Annotated[str, typer.Option(help="Of the normalisation, one number or one per channel.")] = "0.5",
+    mean: Annotated[str, typer.Option(help="Of the normalization, one number or one per channel.")] = "0.5",
     std: Annotated[
-        str, typer.Option(help="Of the normalisation; 0.5 and 0.5 give V-MoE's range of [-1, 1].")
+        str, typer.Option(help="Of the normalization; 0.5 and 0.5 give V-MoE's range of [-1, 1].")
     ] = "0.5",
     crop_fraction: Annotated[
         float | None,
-        typer.Option(help="Of the shorter side, cropped from the centre (0.875 at 224 px); default: squash."),
+        typer.Option(help="Of the shorter side, cropped from the center (0.875 at 224 px); default: squash."),
     ] = None,
     classes: Annotated[
         str | None,
@@ -114,7 +114,7 @@ def export_vmoe(
     screen = console()
     screen.print(
         f"{exported.parameters:,} parameters, {exported.nbytes:,} bytes. The format has no place for top-k, capacity, "
-        "normalisation and classes.",
+        "normalization and classes.",
         soft_wrap=True,
     )
     shown = files if len(files) <= 6 else [*files[:4], "…", files[-1]]

@@ -21,7 +21,7 @@ def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
         characters: ``(C, 2)`` where each character of the version comes from; empty for one that was put in.
 
     Returns:
-        ``(T, 2)`` from the first to the last of what a token's characters come from. Neighbours that cover the same
+        ``(T, 2)`` from the first to the last of what a token's characters come from. Neighbors that cover the same
         characters (pieces of one character's bytes) divide them evenly, in their order.
     """
     spans = np.zeros((len(tokens), 2))
@@ -34,7 +34,7 @@ def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
 
 
 def _divided(spans: Spans) -> Spans:
-    """Return spans in which neighbours no longer cover the same."""
+    """Return spans in which neighbors no longer cover the same."""
     divided = spans.copy()
     new = np.ones(len(spans), dtype=bool)
     new[1:] = (spans[1:] != spans[:-1]).any(1)
@@ -49,12 +49,12 @@ def _divided(spans: Spans) -> Spans:
 def align(reference: Spans, view: Spans) -> NDArray[np.int64]:
     """Return for each token of ``reference`` ``(T, 2)`` its partner among those of ``view`` ``(U, 2)``, -1 = none.
 
-    The partner is the token that covers the centre; of several the one whose own centre is nearest, then the first.
+    The partner is the token that covers the center; of several the one whose own center is nearest, then the first.
     Several tokens may have one partner: a word in two pieces that comes back in one.
     """
     if len(reference) == 0 or len(view) == 0:
         return np.full(len(reference), -1, dtype=np.int64)
-    centre = reference.mean(1)[:, None]
-    covers = (view[:, 0] <= centre) & (centre < view[:, 1]) & (reference[:, 1] > reference[:, 0])[:, None]
-    distance = np.where(covers, np.abs(view.mean(1) - centre), np.inf)
+    center = reference.mean(1)[:, None]
+    covers = (view[:, 0] <= center) & (center < view[:, 1]) & (reference[:, 1] > reference[:, 0])[:, None]
+    distance = np.where(covers, np.abs(view.mean(1) - center), np.inf)
     return np.where(covers.any(1), distance.argmin(1), -1)

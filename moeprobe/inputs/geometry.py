@@ -1,7 +1,7 @@
 """Where a patch of one view is in another.
 
 Convention, stated once: coordinates are continuous ``(x, y, 1)`` in pixels; pixel ``i`` covers ``[i, i + 1)``, so
-its centre is ``i + 0.5``; cells (pixels, patches) are half-open. A map is a 3x3 float64 matrix that acts on column
+its center is ``i + 0.5``; cells (pixels, patches) are half-open. A map is a 3x3 float64 matrix that acts on column
 vectors and names its direction: ``to_source`` takes a point of a view to the point of the source image shown there.
 
 Axes: B images, P patches (row-major).
@@ -34,8 +34,8 @@ class PatchGrid:
         """Number of patches."""
         return self.rows * self.columns
 
-    def centres(self) -> NDArray[np.float64]:
-        """Return the patch centres ``(P, 3)`` as homogeneous points in pixels."""
+    def centers(self) -> NDArray[np.float64]:
+        """Return the patch centers ``(P, 3)`` as homogeneous points in pixels."""
         y, x = np.mgrid[: self.rows, : self.columns].astype(np.float64) + 0.5
         return np.stack([x.ravel() * self.patch_size, y.ravel() * self.patch_size, np.ones(x.size)], axis=-1)
 
@@ -134,7 +134,7 @@ def correspond(
 ) -> Correspondence:
     """Find the corresponding patches of two views of the same images.
 
-    Every patch centre of view 1 is mapped view 1 -> source -> view 2; its partner is the patch of view 2 whose cell
+    Every patch center of view 1 is mapped view 1 -> source -> view 2; its partner is the patch of view 2 whose cell
     holds the point. View 1 is the view with the smaller source area, the reference where the areas are equal.
 
     Args:
@@ -149,7 +149,7 @@ def correspond(
     """
     view_first = source_area(view_to_source) < source_area(reference_to_source) * (1 - _TOLERANCE)
     first, second = _ordered(reference_to_source, view_to_source, view_first)
-    in_source = apply(first, grid.centres())
+    in_source = apply(first, grid.centers())
     on_content = (in_source >= -_TOLERANCE) & (in_source < source_size[:, None, :] - _TOLERANCE)
     homogeneous = np.concatenate([in_source, np.ones_like(in_source[..., :1])], axis=-1)
     partner = grid.locate(apply(inverse(second), homogeneous))
@@ -187,7 +187,7 @@ def correspond_released(
         crop_areas = np.stack([source_area(reference_to_source), source_area(view_to_source)], axis=-1)
     view_first = crop_areas[:, 1] <= crop_areas[:, 0] * (1 + _TOLERANCE)
     first, second = _ordered(reference_to_source, view_to_source, view_first)
-    points = apply(inverse(second) @ first, grid.centres())
+    points = apply(inverse(second) @ first, grid.centers())
     beyond_edge = (points > _TOLERANCE * grid.patch_size).all(-1)
     pairs = _paired(np.where(beyond_edge, grid.locate(points), -1), view_first)
     return _as_tokens(pairs, num_prefix_tokens, class_pair=class_pair)

@@ -24,9 +24,9 @@ def foreground(mask: NDArray[np.bool_], to_source: Map, size: int) -> NDArray[np
         size: side of the view in pixels.
 
     Returns:
-        The mask at the pixels' centres; False outside the source.
+        The mask at the pixels' centers; False outside the source.
     """
-    points = geometry.apply(to_source, PatchGrid(size, size, 1).centres())
+    points = geometry.apply(to_source, PatchGrid(size, size, 1).centers())
     column, row = np.floor(points).astype(np.int64).T
     height, width = mask.shape
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)

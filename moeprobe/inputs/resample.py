@@ -17,12 +17,12 @@ def render(
 
     A crop inside the source (mirrored or not) is one antialiased resize. Anything else is one bilinear warp; along
     an axis on which that would shrink the source, the source is first reduced with antialiasing, since a warp alone
-    would alias. A view pixel whose centre is outside the source is ``fill``.
+    would alias. A view pixel whose center is outside the source is ``fill``.
     """
     if _is_crop(to_source, image, size):
         return _resize_crop(image, to_source, size)
     image, to_source = _reduce(image, to_source)
-    # Pillow evaluates the coefficients at pixel centres, which is the convention of geometry.py.
+    # Pillow evaluates the coefficients at pixel centers, which is the convention of geometry.py.
     coefficients = tuple(float(value) for value in to_source[:2].ravel())
     return image.transform(
         (size, size), Image.Transform.AFFINE, coefficients, resample=Image.Resampling.BILINEAR, fillcolor=fill

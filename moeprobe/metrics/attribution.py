@@ -89,14 +89,14 @@ class Attribution(CornerAnalysis):
         clean = corners.logits[0]
         predicted = clean.argmax(1, keepdim=True)
         nothing = torch.stack([scores_are_not(logits) for logits in corners.logits]).any(0)
-        labelled = (corners.labels >= 0) & ~nothing
+        labeled = (corners.labels >= 0) & ~nothing
         target = corners.labels.clamp_min(0)
-        columns = {"attributed": (~nothing).long(), "attributed_labelled": labelled.long()}
+        columns = {"attributed": (~nothing).long(), "attributed_labelled": labeled.long()}
         for name, logits in zip(CORNERS, corners.logits, strict=True):
             distance, probability = (logits - clean).norm(dim=1), logits.softmax(1).gather(1, predicted)[:, 0]
             columns[f"logit_distance_{name}"] = distance.masked_fill(nothing, 0)
             columns[f"class_probability_{name}"] = probability.masked_fill(nothing, 0)
-            columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labelled).long()
+            columns[f"accuracy_{name}"] = ((logits.argmax(1) == target) & labeled).long()
         return columns
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -1,4 +1,4 @@
-"""What are the features worth to somebody with a few labelled images? Accuracy of a classifier fitted to them.
+"""What are the features worth to somebody with a few labeled images? Accuracy of a classifier fitted to them.
 
 The scores are those of a regression on frozen features (``ridge``), not the model's own; what sees the model and the
 training images is ``shots``. Draws of the training images are cells of their own, and are put together per image.
@@ -43,14 +43,14 @@ class Fewshot(OutputAnalysis):
     trial_lists = ("fewshot_class", "fewshot_predicted")
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
-        """Return per image: whether it is labelled, whether it is right, its class and the predicted one, -1 = none."""
-        labelled = pair.labels >= 0
+        """Return per image: whether it is labeled, whether it is right, its class and the predicted one, -1 = none."""
+        labeled = pair.labels >= 0
         predicted = pair.view.argmax(1)
         return {
-            "fewshot_trials": labelled.long(),
-            "fewshot_accuracy": ((predicted == pair.labels) & labelled).long(),
+            "fewshot_trials": labeled.long(),
+            "fewshot_accuracy": ((predicted == pair.labels) & labeled).long(),
             "fewshot_class": pair.labels[:, None],
-            "fewshot_predicted": predicted.masked_fill(~labelled, -1)[:, None],
+            "fewshot_predicted": predicted.masked_fill(~labeled, -1)[:, None],
         }
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -64,7 +64,7 @@ class Output(OutputAnalysis):
     signature = "predicted"
 
     def sums(self, pair: OutputPair) -> dict[str, Tensor]:
-        """Return per image: labelled, correct, correct among five, loss, agreement.
+        """Return per image: labeled, correct, correct among five, loss, agreement.
 
         Scores without a highest one (NaN) are no answer, and no trial.
         """
@@ -72,7 +72,7 @@ class Output(OutputAnalysis):
         import torch.nn.functional as F
 
         answered = ~scores_are_not(pair.view)
-        labelled = (pair.labels >= 0) & answered
+        labeled = (pair.labels >= 0) & answered
         target = pair.labels.clamp_min(0)
         rank = _rank(pair.view, target)
         loss = F.cross_entropy(pair.view, target, reduction="none")
@@ -80,16 +80,16 @@ class Output(OutputAnalysis):
         if pair.reference is not None:
             both = answered & ~scores_are_not(pair.reference)
         columns = {
-            "labelled": labelled.long(),
-            "accuracy": ((rank == 0) & labelled).long(),
-            "loss": loss.where(labelled, torch.zeros_like(loss)),
+            "labelled": labeled.long(),
+            "accuracy": ((rank == 0) & labeled).long(),
+            "loss": loss.where(labeled, torch.zeros_like(loss)),
             "predicted": both.long(),
         }
         if pair.reference is not None:
             agree = pair.view.argmax(1) == pair.reference.argmax(1)
             columns["prediction_agreement"] = (agree & both).long()
         if pair.view.shape[1] > _TOP:  # among five of five everything is right
-            columns["top5_accuracy"] = ((rank < _TOP) & labelled).long()
+            columns["top5_accuracy"] = ((rank < _TOP) & labeled).long()
         return columns
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

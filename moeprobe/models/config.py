@@ -123,7 +123,7 @@ class DataConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """One of timm's optimisers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
+    """One of timm's optimizers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
 
     name: str = Field("adamw", description="one of timm's optimizers; momentum is heavy-ball SGD")
     learning_rate: float = Field(1e-3, gt=0, description="at its peak")

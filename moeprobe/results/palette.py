@@ -1,15 +1,15 @@
-"""Colours of checkpoints and experts: distinct for any color vision, the same throughout a run and a report."""
+"""Colors of checkpoints and experts: distinct for any color vision, the same throughout a run and a report."""
 
 import colorsys
 from collections.abc import Sequence
 
 # Okabe and Ito's palette, without the black that axes and text are drawn in.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
 
 
-def colours(checkpoints: Sequence[str]) -> dict[str, str]:
-    """Return a colour per checkpoint, in their order; from the eighth on they repeat."""
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(checkpoints)}
+def colors(checkpoints: Sequence[str]) -> dict[str, str]:
+    """Return a color per checkpoint, in their order; from the eighth on they repeat."""
+    return {name: COLORS[number % len(COLORS)] for number, name in enumerate(checkpoints)}
 
 
 # Of a picture of any brightness: hues far apart, each light enough to let it be seen through.
@@ -17,8 +17,8 @@ _EXPERTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#
 _GOLDEN = 0.618033988749895
 
 
-def expert_colour(expert: int) -> str:
-    """Return the colour of an expert; the first eight are distinct for most color visions, others by hue alone."""
+def expert_color(expert: int) -> str:
+    """Return the color of an expert; the first eight are distinct for most color visions, others by hue alone."""
     if expert < len(_EXPERTS):
         return _EXPERTS[expert]
     hue = (expert * _GOLDEN) % 1.0

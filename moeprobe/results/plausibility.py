@@ -13,7 +13,7 @@ from moeprobe.results.numbers import interval
 # Fewer images tell a weak model from chance badly, and the commonest class from the others.
 ENOUGH_IMAGES = 50
 _CAUSES = (
-    "the mean and std of its normalisation, another input range than [0, 1], the order of its classes, weights that "
+    "the mean and std of its normalization, another input range than [0, 1], the order of its classes, weights that "
     "were not loaded, or other data than it was trained on"
 )
 
@@ -48,7 +48,7 @@ def warnings(
 
 
 def _commonest(images: pa.Table, checkpoint: str, view: str, severity: float | None) -> float:
-    """Return the share of the commonest class among the labelled images of one cell of the output."""
+    """Return the share of the commonest class among the labeled images of one cell of the output."""
     keep = pc.and_(pc.equal(images["checkpoint"], checkpoint), pc.equal(images["view"], view))
     keep = pc.and_(keep, pc.equal(images["layer"], ""))
     if severity is not None and not np.isnan(severity):

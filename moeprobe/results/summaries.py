@@ -44,7 +44,7 @@ class _Measured:
     not_finite: bool
 
 
-def summarise(
+def summarize(
     images: pa.Table, *, analyses: Analyses, about: About
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return the table of a run and, with two or more checkpoints, the paired differences from the first.

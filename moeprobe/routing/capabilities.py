@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Traceable(Protocol):
     """A model that can be probed.
 
-    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalisation is inside), or a
+    ``trace`` takes images ``(B, 3, H, W)`` in [0, 1] (the model's own normalization is inside), or a
     ``tokens.TokenBatch`` of texts. Gates are free of noise, nothing is trained, and what is returned has no gradient.
 
     Attributes:

@@ -99,7 +99,7 @@ def _images(
     )
     region = None
     if shows is not None:
-        # A slot is a patch of view 1: the one whose centre was mapped.
+        # A slot is a patch of view 1: the one whose center was mapped.
         slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
         own = np.where(pairs.view_first[:, None], shows[1], shows[0])
         region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)

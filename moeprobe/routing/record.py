@@ -114,7 +114,7 @@ class LayerRouting:
     def weights(self) -> Tensor:
         """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed.
 
-        Where the router renormalises, each token's are in proportion to it.
+        Where the router renormalizes, each token's are in proportion to it.
         """
         if self.top_k == 0:
             return self.gates

@@ -23,7 +23,7 @@ from moeprobe.runtime import plugins
 
 # All that there are; those of further packages join when they are made.
 CATALOGS: "list[Catalog]" = []
-# How much alike a suggested name is at least, and what a part that is alike counts beside the whole.
+# How much alike a suggested name is at least, and what a part that is alike counts in addition to the whole.
 _LIKE, _PART = 0.5, 0.95
 
 
@@ -42,15 +42,15 @@ class Catalog:
         package: dotted name, e.g. ``"moeprobe.inputs.views"``.
         kind: what one of its plug-ins is called in a sentence, e.g. ``"view"``.
         base: name of the contract's class in the package's ``base``.
-        beside: what lies in the package and is no plug-in, apart from ``base``, the contract, and from names with a
+        others: what is in the package and is no plug-in, apart from ``base``, the contract, and from names with a
             leading underscore.
     """
 
-    def __init__(self, package: str, kind: str, *, base: str, beside: Iterable[str] = ()) -> None:
+    def __init__(self, package: str, kind: str, *, base: str, others: Iterable[str] = ()) -> None:
         self.package = package
         self.kind = kind
         self.base = base
-        self._no_plugins = {"base", *beside}
+        self._no_plugins = {"base", *others}
         CATALOGS.append(self)
 
     def __contains__(self, name: object) -> bool:
@@ -254,15 +254,15 @@ def _likeness(name: str, known: str) -> float:
     return max(whole, _PART * max(of_parts, default=0.0))
 
 
-ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", beside=("rules",))
-VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", beside=("crops", "text"))
-DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", beside=("readers",))
+ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", others=("rules",))
+VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", others=("crops", "text"))
+DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", others=("readers",))
 OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="Objective")
 ANALYSES = Catalog(
     "moeprobe.metrics",
     "analysis",
     base="Analysis",
-    beside=(
+    others=(
         "applicable",
         "contagion",
         "costs",
@@ -274,8 +274,8 @@ ANALYSES = Catalog(
         "token_kinds",
     ),
 )
-PROBES = Catalog("moeprobe.probes", "probe", base="Kind", beside=("engine", "registry"))
-ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", beside=("inspection", "open"))
+PROBES = Catalog("moeprobe.probes", "probe", base="Kind", others=("engine", "registry"))
+ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", others=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}
 

@@ -18,7 +18,7 @@ from moeprobe.probes.registry import comparable_kind, to_compare
 from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import output_folder, provenance
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, heading, one_line, table_html
 from moeprobe.results.summaries import About
 from moeprobe.results.tables import pool_draws
@@ -49,7 +49,7 @@ class Comparison:
         """Return the forest plot; nothing is written."""
         from moeprobe.results.figures.forest import draw
 
-        return Figures(forest=draw(self.table, colours=self.sidecar["colours"]))
+        return Figures(forest=draw(self.table, colors=self.sidecar["colours"]))
 
     def __repr__(self) -> str:
         return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
@@ -131,7 +131,7 @@ def compare(
             "request": request,
             "command": options.command,
             "checkpoints": measured.checkpoints,
-            "colours": colours(list(measured.checkpoints)),
+            "colours": colors(list(measured.checkpoints)),
             "runs": dict(measured.runs),
             "verdicts": said.to_dict("records"),
             "fail_if_worse": fail_if_worse,

@@ -282,7 +282,7 @@ def test_a_model_at_chance_is_doubted_everywhere(folder: Path) -> None:
     out = folder / "doubted"
     result = run("eval", "py:foreign_zoo:hooked", "--data", "digits", "--limit", 80, "--out", out)
     assert "Warning: hooked answers no better than chance: accuracy 0." in result.output
-    assert "the mean and std of its normalisation" in result.output
+    assert "the mean and std of its normalization" in result.output
     assert (
         "over 80 clean images"
         in json.loads((out / "table.json").read_text())["checkpoints"]["hooked"]["warning"]

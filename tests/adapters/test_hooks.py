@@ -25,7 +25,7 @@ def images(count: int = 5, seed: int = 0) -> Tensor:
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
 
 
-def normalised(pixels: Tensor) -> Tensor:
+def normalized(pixels: Tensor) -> Tensor:
     return torch.stack([(pixels[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
 
 
@@ -34,7 +34,7 @@ def by_hand(net: nn.Module, gate: str, pixels: Tensor) -> list[Any]:
     seen: list[Any] = []
     handle = net.get_submodule(gate).register_forward_hook(lambda _m, _i, output: seen.append(output))
     with torch.no_grad():
-        for image in normalised(pixels).split(1):
+        for image in normalized(pixels).split(1):
             net.eval()(image)
     handle.remove()
     return seen
@@ -59,7 +59,7 @@ def test_gates_and_choices_are_those_of_each_image_by_hand() -> None:
     assert isinstance(model, Traceable)
     scores, routing = model.trace(images())
     with torch.no_grad():
-        torch.testing.assert_close(scores, net.eval()(normalised(images())))
+        torch.testing.assert_close(scores, net.eval()(normalized(images())))
     assert list(routing.layers) == ["blocks.1", "blocks.3"]
     for name, layer in routing.layers.items():
         seen = by_hand(net, f"{name}.mlp.gate", images())
@@ -223,7 +223,7 @@ def test_capabilities_are_there_where_they_are_told() -> None:
     model = Hooks(net, head="head", **VIT)
     assert isinstance(model, Featured) and not isinstance(model, Replayable)
     with torch.no_grad():
-        expected = net.eval().forward_head(net.forward_features(normalised(images())), pre_logits=True)
+        expected = net.eval().forward_head(net.forward_features(normalized(images())), pre_logits=True)
     torch.testing.assert_close(model.features(images()), expected)
 
 

@@ -106,7 +106,7 @@ def test_noise_leaves_tokens_in_place(models: list[Checkpoint], data: str) -> No
 def test_a_text_is_cut_off_where_it_is_told(models: list[Checkpoint], data: str) -> None:
     short = api.confidence(models[:1], data=data, max_length=5)
     assert set(pick(short, metric="gate_highest", tokens="token")["trials"]) == {4 * 22}  # and <s>
-    (figure,) = confidence.draw(short.table, colours=short.sidecar["colours"]).values()
+    (figure,) = confidence.draw(short.table, colors=short.sidecar["colours"]).values()
     assert "Router confidence on clean texts" in words(figure)
 
 
@@ -135,7 +135,7 @@ def test_another_text_of_the_same_name_is_another_question(
 
     file.write_text("a cat sat\n" * 3)
     with monkeypatch.context() as patched:
-        patched.setattr("moeprobe.results.summaries.summarise", lambda *_, **__: 1 / 0)
+        patched.setattr("moeprobe.results.summaries.summarize", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             ask()
     assert list((out / "parts").iterdir())

@@ -61,19 +61,19 @@ def test_a_layer_that_only_some_have(others: Trained) -> None:
     assert "There is no MoE layer 'blocks.0'" in refused("confidence", *pair, "--layers", "blocks.3,blocks.0")
 
 
-def test_a_checkpoint_keeps_its_colour_in_every_panel(others: Trained) -> None:
+def test_a_checkpoint_keeps_its_color_in_every_panel(others: Trained) -> None:
     from matplotlib.colors import to_hex
 
     from moeprobe.probes.sweep import figure as sweep
 
     found = api.noise_sweep([others["baseline"], others["apart"]], sigmas=[0, 0.1], limit=20)
-    figure = sweep.draw(found.table, colours=found.sidecar["colours"], unit="σ")["routing"]
-    colours: dict[str, set[str]] = {}
+    figure = sweep.draw(found.table, colors=found.sidecar["colours"], unit="σ")["routing"]
+    colors: dict[str, set[str]] = {}
     for axes in figure.axes:
         for line in axes.get_lines():
-            colours.setdefault(str(line.get_label()), set()).add(to_hex(str(line.get_color())))
-    assert len(colours["baseline"]) == len(colours["apart"]) == 1
-    assert colours["baseline"] != colours["apart"]
+            colors.setdefault(str(line.get_label()), set()).add(to_hex(str(line.get_color())))
+    assert len(colors["baseline"]) == len(colors["apart"]) == 1
+    assert colors["baseline"] != colors["apart"]
 
 
 def test_the_screen_leaves_cells_empty_rather_than_shifting_them(others: Trained) -> None:

@@ -38,9 +38,9 @@ def test_scores_and_gates_are_those_of_the_model() -> None:
     for name, layer in moe_layers(model).items():
         layer.router.register_forward_pre_hook(lambda _, inputs, name=name: seen.update({name: inputs[0]}))
     logits, routing = adapter(model).trace(images())
-    normalised = torch.stack([(images()[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+    normalized = torch.stack([(images()[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
     with torch.no_grad():
-        expected = model.eval()(normalised)
+        expected = model.eval()(normalized)
     assert logits is not None
     torch.testing.assert_close(logits, expected)
     for name, layer in moe_layers(model).items():
@@ -165,7 +165,7 @@ def test_its_own_routing_changes_not_a_bit(
 
 def by_hand(model: nn.Module, pixels: Tensor, trace: RoutingTrace, *, gates: str) -> Tensor:
     """The forward with given choices, token by token and expert by expert."""
-    normalised = torch.stack([(pixels[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
+    normalized = torch.stack([(pixels[:, c] - MEAN[c]) / STD[c] for c in range(3)], dim=1)
 
     def routed(layer: MoeLayer, routing: LayerRouting) -> Callable[[Tensor], Tensor]:
         def forward(tokens: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def by_hand(model: nn.Module, pixels: Tensor, trace: RoutingTrace, *, gates: str
             kept[layer] = layer.forward
             layer.forward = routed(layer, trace.layers[name])  # type: ignore[method-assign, assignment]
     with torch.inference_mode():
-        found = model.eval()(normalised)
+        found = model.eval()(normalized)
     for layer, forward in kept.items():
         layer.forward = forward  # type: ignore[method-assign]
     return found

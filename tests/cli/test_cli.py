@@ -156,7 +156,7 @@ def test_layers_limits_the_table(trained: Trained) -> None:
     assert {row["layer"] for row in json.loads(result.stdout)["table"]} == {"blocks.3"}
 
 
-def test_unlabelled_folder_gives_routing_and_no_accuracy(trained: Trained, tmp_path: Path) -> None:
+def test_unlabeled_folder_gives_routing_and_no_accuracy(trained: Trained, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(3):
         Image.fromarray(rng.integers(0, 255, (33, 45, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")

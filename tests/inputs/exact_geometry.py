@@ -42,7 +42,7 @@ def exact(matrix: Map) -> Exact:
 
 
 def slow_partners(first: Exact, second: Exact, grid: PatchGrid, width: int, height: int) -> list[int]:
-    """The rule as written: a centre of view 1, its place in the source, the cell of view 2 that holds it."""
+    """The rule as written: a center of view 1, its place in the source, the cell of view 2 that holds it."""
     back, partners = inverse(second), []
     for patch in range(grid.num_patches):
         row, column = divmod(patch, grid.columns)
@@ -121,8 +121,8 @@ def affine_maps(draw: st.DrawFn) -> Map:
 def near_border(reference: Map, view: Map) -> bool:
     """Whether rounding could decide about any patch: such inputs belong to the rational tests."""
     for first, second in ((reference, view), (view, reference)):
-        source = geometry.apply(first, GRID.centres())
-        target = geometry.apply(np.linalg.inv(second) @ first, GRID.centres()) / PATCH
+        source = geometry.apply(first, GRID.centers())
+        target = geometry.apply(np.linalg.inv(second) @ first, GRID.centers()) / PATCH
         if (np.abs(target - np.round(target)) < 1e-6).any():
             return True
         if (np.abs(source[:, None] - [[0, 0], [WIDTH, HEIGHT]]) < 1e-6).any():

@@ -18,12 +18,12 @@ def loop(reference: list[Any], view: list[Any]) -> list[int]:
     """The rule, token by token."""
     found = []
     for start, end in reference:
-        centre = (start + end) / 2
+        center = (start + end) / 2
         best = -1
         for number, (low, high) in enumerate(view):
-            if start < end and low <= centre < high:
-                distance = abs((low + high) / 2 - centre)
-                if best < 0 or distance < abs((view[best][0] + view[best][1]) / 2 - centre):
+            if start < end and low <= center < high:
+                distance = abs((low + high) / 2 - center)
+                if best < 0 or distance < abs((view[best][0] + view[best][1]) / 2 - center):
                     best = number
         found.append(best)
     return found
@@ -59,7 +59,7 @@ def test_a_word_in_pieces_by_hand() -> None:
     pieces = in_source(np.array([[0, 2], [2, 8], [8, 12]]), version.characters)
     np.testing.assert_allclose(pieces, np.array([[0, 0.75], [0.75, 3], [3, 7]]))
     clean = np.array([[0.0, 3.0], [3.0, 7.0]])
-    # The centre of "big", 1.5, lies in the second piece; both pieces have their centre in "big".
+    # The center of "big", 1.5, lies in the second piece; both pieces have their center in "big".
     assert align(clean, pieces).tolist() == [1, 2]
     assert align(pieces, clean).tolist() == [0, 0, 1]
 

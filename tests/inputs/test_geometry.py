@@ -30,7 +30,7 @@ from tests.inputs.exact_geometry import (
 @quick
 @given(affine_maps())
 def test_inverse_undoes_a_map(matrix: Map) -> None:
-    points = GRID.centres()
+    points = GRID.centers()
     there = geometry.apply(matrix, points)
     back = geometry.apply(geometry.inverse(matrix), np.column_stack([there, np.ones(len(there))]))
     np.testing.assert_allclose(back, points[:, :2], atol=1e-9)
@@ -39,7 +39,7 @@ def test_inverse_undoes_a_map(matrix: Map) -> None:
 @quick
 @given(affine_maps(), affine_maps())
 def test_a_product_acts_from_the_right(first: Map, second: Map) -> None:
-    points = GRID.centres()
+    points = GRID.centers()
     inner = np.column_stack([geometry.apply(second, points), np.ones(len(points))])
     np.testing.assert_allclose(
         geometry.apply(first @ second, points), geometry.apply(first, inner), atol=1e-9
@@ -76,9 +76,9 @@ def test_source_area_is_what_a_pixel_covers() -> None:
 # --- The grid.
 
 
-def test_centres_are_row_major_and_half_a_patch_in() -> None:
-    centres = PatchGrid(rows=2, columns=3, patch_size=4).centres()
-    assert centres[:, :2].tolist() == [[2, 2], [6, 2], [10, 2], [2, 6], [6, 6], [10, 6]]
+def test_centers_are_row_major_and_half_a_patch_in() -> None:
+    centers = PatchGrid(rows=2, columns=3, patch_size=4).centers()
+    assert centers[:, :2].tolist() == [[2, 2], [6, 2], [10, 2], [2, 6], [6, 6], [10, 6]]
 
 
 def test_cells_are_half_open() -> None:
@@ -144,7 +144,7 @@ def test_no_images_no_pairs() -> None:
 @quick
 @given(affine_maps())
 def test_a_view_corresponds_to_itself_patch_by_patch_on_content(matrix: Map) -> None:
-    source = geometry.apply(matrix, GRID.centres())
+    source = geometry.apply(matrix, GRID.centers())
     assume((np.abs(source[:, None] - [[0, 0], [WIDTH, HEIGHT]]) > 1e-6).all())
     on_content = ((source >= 0) & (source < [WIDTH, HEIGHT])).all(-1)
     expected = np.where(on_content, np.arange(GRID.num_patches), -1).tolist()
@@ -181,8 +181,8 @@ def test_padding_has_no_partner() -> None:
 
 
 def test_the_source_is_half_open_too() -> None:
-    """Centres exactly on the source's left border show content, those on its right border do not."""
-    shifted = geometry.translation(-PATCH / 2, -PATCH / 2)  # centres at 0, 8, ... 40
+    """Centers exactly on the source's left border show content, those on its right border do not."""
+    shifted = geometry.translation(-PATCH / 2, -PATCH / 2)  # centers at 0, 8, ... 40
     reference, _ = quick_correspondence(shifted, shifted, GRID, (SIDE - 1) * PATCH, (SIDE - 2) * PATCH)
     expected = [
         patch if patch % SIDE < SIDE - 1 and patch < SIDE * (SIDE - 2) else -1 for patch in range(SIDE**2)

@@ -46,7 +46,7 @@ def test_the_mask_moves_with_the_picture() -> None:
     to_source = geometry.crop(0, 0, 64, 64, 64) @ geometry.about(geometry.rotation(20), 32, 32)
     shown = np.asarray(render(picture, to_source, 64))[..., 0] > 127
     found = regions.foreground(example.mask, to_source, 64)
-    inside = geometry.apply(to_source, PatchGrid(64, 64, 1).centres()).reshape(64, 64, 2)
+    inside = geometry.apply(to_source, PatchGrid(64, 64, 1).centers()).reshape(64, 64, 2)
     content = ((inside > 1) & (inside < 63)).all(-1)
     assert (found != shown)[content].mean() < 0.02
 

@@ -27,7 +27,7 @@ from tests.inputs.exact_geometry import (
 
 
 def slow_released(first: Exact, second: Exact, grid: PatchGrid) -> list[int]:
-    """The released rule, centre by centre: round((y - p/2) / p), halves away from zero; outside the grid is -1."""
+    """The released rule, center by center: round((y - p/2) / p), halves away from zero; outside the grid is -1."""
 
     def nearest(value: Fraction) -> int:
         steps = value / grid.patch_size - Fraction(1, 2)
@@ -59,7 +59,7 @@ def test_released_rules_are_their_slow_loop(one: tuple[Map, Exact], two: tuple[M
 
 
 def test_released_rules_on_borders() -> None:
-    """A shift by half a patch puts every centre on a border: lower/right, but the outer upper/left edge is outside."""
+    """A shift by half a patch puts every center on a border: lower/right, but the outer upper/left edge is outside."""
     still = geometry.identity()[None]
     left, right = geometry.translation(-PATCH / 2, 0)[None], geometry.translation(PATCH / 2, 0)[None]
     small_first = np.array([[1, 2]])
@@ -69,7 +69,7 @@ def test_released_rules_on_borders() -> None:
     moved_right = geometry.correspond_released(right, still, grid=GRID, crop_areas=small_first).view[0]
     assert moved_right.tolist() == np.where(columns == SIDE - 1, -1, np.arange(GRID.num_patches) + 1).tolist()
     # Our own rule calls the upper and the left edge inside: cells are half-open.
-    ours = GRID.locate(geometry.apply(left[0], GRID.centres()))
+    ours = GRID.locate(geometry.apply(left[0], GRID.centers()))
     assert ours.tolist() == list(range(GRID.num_patches))
 
 
@@ -143,7 +143,7 @@ def test_released_correspondence(size: int, *, class_pair: bool, swapped: bool) 
     first, second, areas = from_crops(numbers[f"crops_{size}(H,W,oy,ox,h,w,flip,oy,ox,h,w,flip)"], size)
     grid = PatchGrid(rows=size // ORACLE_PATCH, columns=size // ORACLE_PATCH, patch_size=ORACLE_PATCH)
     points = np.stack(
-        [geometry.apply(np.linalg.inv(m2) @ m1, grid.centres()) for m1, m2 in zip(first, second, strict=True)]
+        [geometry.apply(np.linalg.inv(m2) @ m1, grid.centers()) for m1, m2 in zip(first, second, strict=True)]
     )
     # The program worked in float32: where a point lies on a border to that precision, rounding decided.
     cells = points / ORACLE_PATCH

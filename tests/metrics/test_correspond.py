@@ -50,8 +50,8 @@ def test_partners_and_points_by_the_rule(reference: Map, view: Map) -> None:
     back = inverse(second)
     for patch, point in enumerate(item.points):
         row, column = divmod(patch, GRID.columns)
-        centre = exact(np.array([[column + 0.5], [row + 0.5]]) * PATCH)
-        expected = act(back, *act(first, centre[0][0], centre[1][0]))
+        center = exact(np.array([[column + 0.5], [row + 0.5]]) * PATCH)
+        expected = act(back, *act(first, center[0][0], center[1][0]))
         assert point == pytest.approx([float(value) for value in expected], rel=1e-9, abs=1e-6)
     assert set(np.flatnonzero(item.matched[1])) == set(item.partner[item.partner >= 0].tolist())
     assert (item.matched[0] == (item.partner >= 0)).all()
@@ -65,4 +65,4 @@ def test_pixels_go_with_their_names() -> None:
     np.testing.assert_array_equal(item.pixels[0], pixels[1].transpose(1, 2, 0))
     np.testing.assert_array_equal(item.pixels[1], pixels[0].transpose(1, 2, 0))
     # The small view is the upper left quarter of the large one.
-    np.testing.assert_allclose(item.points, GRID.centres()[:, :2] / 2)
+    np.testing.assert_allclose(item.points, GRID.centers()[:, :2] / 2)

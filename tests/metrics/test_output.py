@@ -19,13 +19,13 @@ def values(pair: OutputPair) -> dict[str, tuple[float, int]]:
     }
 
 
-@pytest.mark.parametrize("unlabelled", [0, 4])
-def test_by_a_loop(unlabelled: int) -> None:
+@pytest.mark.parametrize("unlabeled", [0, 4])
+def test_by_a_loop(unlabeled: int) -> None:
     random = torch.Generator().manual_seed(0)
     reference, view = (torch.randn(40, 9, generator=random) for _ in range(2))
     labels = torch.randint(0, 9, (40,), generator=random)
-    labels[:unlabelled] = -1
-    view[:unlabelled, 0] = 9  # as if predicted as the first class
+    labels[:unlabeled] = -1
+    view[:unlabeled, 0] = 9  # as if predicted as the first class
     correct = top5 = agreement = 0
     loss = 0.0
     for one, two, label in zip(reference.tolist(), view.tolist(), labels.tolist(), strict=True):
@@ -35,7 +35,7 @@ def test_by_a_loop(unlabelled: int) -> None:
             correct += ranking[0] == label
             top5 += label in ranking[:5]
             loss -= two[label] - math.log(sum(math.exp(score) for score in two))
-    count = 40 - unlabelled
+    count = 40 - unlabeled
     found = values(OutputPair(reference, view, labels))
     assert found["accuracy"] == (pytest.approx(correct / count), count)
     assert found["top5_accuracy"] == (pytest.approx(top5 / count), count)

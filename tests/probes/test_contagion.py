@@ -190,8 +190,8 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
     assert soft["batch_contagion_distance"] == 0 < soft["attention_contagion_distance"]
     assert result.sidecar["notes"] == ["no token contagion of soft: its routers cannot be run one by one"]
     assert set(result.table.query("checkpoint == 'local'")["metric"]) == METRICS
-    together = figure.draw(result.table, colours=result.sidecar["colours"])["contagion"]
-    alone = figure.draw(result.table.query("checkpoint == 'soft'"), colours=result.sidecar["colours"])[
+    together = figure.draw(result.table, colors=result.sidecar["colours"])["contagion"]
+    alone = figure.draw(result.table.query("checkpoint == 'soft'"), colors=result.sidecar["colours"])[
         "contagion"
     ]
     # What never changes is said, not drawn.

@@ -15,7 +15,7 @@ from PIL import Image
 from moeprobe import api
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.probes.correspond import figure as figure_of
-from moeprobe.results.palette import COLOURS
+from moeprobe.results.palette import COLORS
 from tests.commands import Trained, refused, run
 from tests.results.drawn import words
 
@@ -66,7 +66,7 @@ def test_own_files_without_a_checkpoint(photo: Path) -> None:
     result = run("correspond", "--file", photo, "--view", "gaussian_noise", "--severity", 0.1, "--json")
     pairs = pd.DataFrame(json.loads(result.stdout)["pairs"])
     assert len(pairs) == 49 and set(pairs["image_id"]) == {str(photo)}
-    # Noise moves nothing: every patch is its own partner, at its own centre.
+    # Noise moves nothing: every patch is its own partner, at its own center.
     assert (pairs["row"] == pairs["partner_row"]).all() and (pairs["column"] == pairs["partner_column"]).all()
     np.testing.assert_allclose(pairs["x"], (pairs["column"] + 0.5) * 32)
     np.testing.assert_allclose(pairs["y"], (pairs["row"] + 0.5) * 32)
@@ -135,7 +135,7 @@ def test_the_picture_shows_every_pair() -> None:
         matched = np.flatnonzero(item.partner >= 0)
         (lines,) = [part for part in axes.collections if isinstance(part, LineCollection)]
         segments = np.array(lines.get_segments())
-        np.testing.assert_allclose(segments[:, 0], item.grid.centres()[matched, :2])
+        np.testing.assert_allclose(segments[:, 0], item.grid.centers()[matched, :2])
         second = np.array(axes.get_images()[1].get_extent())[[0, 3]]
         np.testing.assert_allclose(segments[:, 1] - second, item.points[matched])
         boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
@@ -148,15 +148,15 @@ def test_the_picture_shows_every_pair() -> None:
         assert low <= segments[..., 1].min() and segments[..., 1].max() <= high
 
 
-def test_neighbours_differ_in_colour() -> None:
+def test_neighbors_differ_in_color() -> None:
     for row, column in np.ndindex(9, 9):
         around = {
-            to_hex(figure_of.colour(row + down, column + right))
+            to_hex(figure_of.color(row + down, column + right))
             for down in (-1, 0, 1)
             for right in (-1, 0, 1)
             if (down, right) != (0, 0)
         }
-        assert to_hex(figure_of.colour(row, column)) not in around
+        assert to_hex(figure_of.color(row, column)) not in around
 
 
 def segments(figure: Figure) -> list[LineCollection]:
@@ -186,20 +186,20 @@ def test_lines_of_a_fine_grid_are_few_and_the_table_holds_all() -> None:
     assert "12 pairs are drawn" in words(found.plot()["correspond"])
 
 
-def test_lines_have_the_colour_of_same_and_other_experts(trained: Trained) -> None:
+def test_lines_have_the_color_of_same_and_other_experts(trained: Trained) -> None:
     found = api.correspond(trained["prc"], view="random_crop", count=4, seed=3)
     figure = found.plot()["correspond"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["same expert", "another expert"]
     assert "Experts are those of blocks.3 of prc." in words(figure).replace("\n", " ")
-    colours: set[str] = set()
+    colors: set[str] = set()
     for item, lines in zip(found.pairs, segments(figure), strict=True):
         assert item.experts is not None and item.same_expert is not None
         valid = np.flatnonzero(item.partner >= 0)
         expected = [item.experts[0][patch] == item.experts[1][item.partner[patch]] for patch in valid]
         drawn = [to_hex(one) for one in np.asarray(lines.get_colors())]
-        assert drawn == [COLOURS[0].lower() if same else COLOURS[1].lower() for same in expected]
-        colours |= set(drawn)
-    assert len(colours) == 2
+        assert drawn == [COLORS[0].lower() if same else COLORS[1].lower() for same in expected]
+        colors |= set(drawn)
+    assert len(colors) == 2
     # The experts are those that an overlay draws: here of a clean image.
     clean = api.correspond(trained["prc"], view="gaussian_noise", severity=0.2, count=2)
     overlaid = api.overlay([trained["prc"]], severity=0.2, count=2, layers=("blocks.3",))

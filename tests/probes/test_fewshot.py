@@ -188,7 +188,7 @@ def test_the_figure_shows_every_draw_and_the_interval_of_all(finished: Path) -> 
     table = pd.read_csv(finished / "table.csv", keep_default_na=False, na_values={"draw": [""]})
     for name in ("severity", "value", "ci_low", "ci_high"):
         table[name] = table[name].astype(float)
-    axes = figure.draw(table, colours=palette.colours(list(table["checkpoint"].unique())))["fewshot"].axes[0]
+    axes = figure.draw(table, colors=palette.colors(list(table["checkpoint"].unique())))["fewshot"].axes[0]
     low, high = axes.get_ylim()
     shown = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()])
     assert ((shown >= low) & (shown <= high)).all()

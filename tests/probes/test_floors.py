@@ -18,7 +18,7 @@ from moeprobe.probes.engine import noise_floor
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
-from moeprobe.results.summaries import About, summarise
+from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import Trained
@@ -47,7 +47,7 @@ class Fickle(Vmoe):
 def table(model: object, **changes: object) -> pd.DataFrame:
     asked = probe("noise", GaussianNoise(), severities=(0.0, 0.1), analyses=(Match(),), **changes)
     one = Checkpoint("a", model, Framing(32), provenance={})  # type: ignore[arg-type]
-    return summarise(run(asked, one)[0], analyses=asked.analyses, about=ABOUT)[0]
+    return summarize(run(asked, one)[0], analyses=asked.analyses, about=ABOUT)[0]
 
 
 def floor(found: pd.DataFrame) -> pd.DataFrame:
@@ -117,7 +117,7 @@ def test_the_floor_is_drawn_and_shown(trained: Trained) -> None:
     arguments = ("noise-sweep", trained["prc"], "--sigmas", "0,0.1", "--limit", 25)
     found = json.loads(command(*arguments, "--json").stdout)
     assert found["sidecar"]["floor_dtype"] == "bfloat16"
-    figure = sweep_figure.draw(pd.DataFrame(found["table"]), colours=found["sidecar"]["colours"], unit="σ")[
+    figure = sweep_figure.draw(pd.DataFrame(found["table"]), colors=found["sidecar"]["colours"], unit="σ")[
         "routing"
     ]
     assert "noise floor (arithmetic)" in [text.get_text() for text in figure.legends[0].get_texts()]

@@ -23,7 +23,7 @@ from moeprobe.probes.overlay import animation
 from moeprobe.probes.overlay.figure import draw, patches
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.results.figures import save
-from moeprobe.results.palette import expert_colour
+from moeprobe.results.palette import expert_color
 from tests.commands import Trained, refused, run
 from tests.results.drawn import words
 from tests.routing.routings import checkpoint, probe
@@ -118,7 +118,7 @@ def test_a_moving_grid_names_the_clean_patch_it_is_compared_with(trained: Traine
     assert apart[["clean_patch", "clean_patch_expert"]].isna().all(axis=None) and not apart["changed"].any()
     for _, here in table.groupby("image_id"):
         of_place = here["clean_expert"].to_numpy()
-        # By a loop over the clean patches' centres, turned about the middle of 32 pixels in either direction.
+        # By a loop over the clean patches' centers, turned about the middle of 32 pixels in either direction.
         partners: dict[tuple[int, int], int] = {}
         turn = np.deg2rad(30)
         for patch in range(16):
@@ -218,7 +218,7 @@ def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, 
 def strip_of(names: Sequence[str]) -> Figure:
     shown = [made(name, 0.1 * step, changed=step + place, compared=8)
              for place, name in enumerate(names) for step in range(3)]  # fmt: skip
-    return animation.strip(shown, title="t", unit="noise σ", colours={"z": "red", "a": "blue", "b": "green"})
+    return animation.strip(shown, title="t", unit="noise σ", colors={"z": "red", "a": "blue", "b": "green"})
 
 
 def test_the_strip_says_severity_and_how_many_changed() -> None:
@@ -241,7 +241,7 @@ def test_legends_say_where_clean_patches_meet() -> None:
     met = [apart[0], dataclasses.replace(apart[1], meeting=3)]
     for items, expected in ((apart, False), (met, True)):
         figures = [
-            words(animation.strip(items, title="t", unit="u", colours={"a": "red"})),
+            words(animation.strip(items, title="t", unit="u", colors={"a": "red"})),
             words(draw(items[1:], title="t")),
         ]
         assert ["clean patches meet" in " ".join(text.split()) for text in figures] == [expected] * 2
@@ -252,7 +252,7 @@ def test_legends_say_where_clean_patches_meet() -> None:
 
 def test_nothing_compared() -> None:
     figure = animation.strip(
-        [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colours={"a": "red"}
+        [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colors={"a": "red"}
     )
     assert figure.axes[0].get_xlabel() == "0 of 0"
 
@@ -286,14 +286,14 @@ def test_numbers_stand_in_grids_of_up_to_eight_alone() -> None:
 
 
 @pytest.mark.parametrize("side", [4, 7, 14, 24])
-def test_every_patch_has_the_colour_of_its_expert(side: int) -> None:
+def test_every_patch_has_the_color_of_its_expert(side: int) -> None:
     tints = panel_of(side, 2.0, missing=3).get_images()[1].get_array()
     place = np.arange(side * side).reshape(side, side)
     shown = {to_hex(tint[:3]) for tint in tints.reshape(-1, 4)[3:]}
-    assert shown == {expert_colour(expert).lower() for expert in range(8)}
+    assert shown == {expert_color(expert).lower() for expert in range(8)}
     for expert in range(8):
         here = tints[(place % 8 == expert) & (place >= 3)]
-        assert {to_hex(tint[:3]) for tint in here} == {expert_colour(expert).lower()}
+        assert {to_hex(tint[:3]) for tint in here} == {expert_color(expert).lower()}
     assert {to_hex(tint[:3]) for tint in tints[place < 3]} == {"#808080"}
     assert (tints[..., 3] > 0).all() and (tints[..., 3] < 1).all()
 
@@ -309,8 +309,8 @@ def test_changed_patches_are_outlined(side: int) -> None:
         assert (patch < low).all() and (high < patch + 32 / side).all()
 
 
-def test_colours_of_experts_differ() -> None:
-    assert len({expert_colour(expert) for expert in range(64)}) == 64
+def test_colors_of_experts_differ() -> None:
+    assert len({expert_color(expert) for expert in range(64)}) == 64
 
 
 @pytest.mark.parametrize("side", [4, 7, 14, 24])

@@ -32,7 +32,7 @@ SLOPE = 1.0
 
 
 @dataclass(frozen=True)
-class Grey(SeverityView):
+class Gray(SeverityView):
     """An image that is nothing but its severity."""
 
     aligned: ClassVar[bool] = True
@@ -99,7 +99,7 @@ class Stairs:
 
 def follow(model: Any, *, steps: int = 200, **changes: Any) -> OutputPath:
     asked = probe(
-        "grey", Grey(), severities=tuple(np.linspace(0, 1, steps + 1)), analyses=(Discontinuity(),), **changes
+        "gray", Gray(), severities=tuple(np.linspace(0, 1, steps + 1)), analyses=(Discontinuity(),), **changes
     )
     return paths.follow(asked, Checkpoint("a", model, Framing(4)), asked.dataset.example(0))
 
@@ -288,7 +288,7 @@ def test_own_files_and_named_images(trained: Trained, tmp_path: Path) -> None:
 
 def test_nothing_is_said_of_accuracy_where_it_is_not_measured(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
-    Image.new("RGB", (32, 32), "grey").save(picture)
+    Image.new("RGB", (32, 32), "gray").save(picture)
     assert "no accuracy" not in run("discontinuity", trained["prc"], "--file", picture).output
     assert "no accuracy" not in run("match-ratio", trained["prc"], "--data", f"folder:{tmp_path}").output
     swept = run("noise-sweep", trained["prc"], "--data", f"folder:{tmp_path}", "--sigmas", "0,0.1")
@@ -363,7 +363,7 @@ def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, t
 
 def test_bad_images_are_named_or_skipped() -> None:
     asked: Question = probe(
-        "grey", Grey(), severities=(0.0, 1.0), analyses=(Discontinuity(),), indices=range(4)
+        "gray", Gray(), severities=(0.0, 1.0), analyses=(Discontinuity(),), indices=range(4)
     )
 
     class Broken(type(asked.dataset)):  # type: ignore[misc]

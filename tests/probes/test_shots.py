@@ -25,7 +25,7 @@ from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.fewshot import ridge
 from moeprobe.probes.fewshot.shots import HELD_OUT, Shots, choose_shots, judge
-from moeprobe.results.summaries import About, summarise
+from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import cells
 from moeprobe.routing.capabilities import Featured
 from moeprobe.routing.record import RoutingTrace
@@ -198,7 +198,7 @@ def test_a_class_with_too_few_images_is_one_sentence(
 
 
 def table_of(images: pa.Table) -> pd.DataFrame:
-    return summarise(images, analyses=(Fewshot(),), about=ABOUT)[0]
+    return summarize(images, analyses=(Fewshot(),), about=ABOUT)[0]
 
 
 def test_a_planted_feature_is_found_by_five_shots() -> None:
@@ -310,7 +310,7 @@ def test_every_checkpoint_is_shown_the_same_images() -> None:
 
     tables = [judge(asked(test), noted(name), shots=shots)[0] for name in "ab"]
     assert seen["a"] == seen["b"]
-    _, comparison = summarise(pa.concat_tables(tables), analyses=(Fewshot(),), about=ABOUT)
+    _, comparison = summarize(pa.concat_tables(tables), analyses=(Fewshot(),), about=ABOUT)
     assert comparison is not None and len(comparison) == 3 * 4
     assert (comparison["value"] == 0).all() and (comparison["ci_low"] == -comparison["ci_high"]).all()
 
@@ -340,7 +340,7 @@ def test_images_that_cannot_be_read_are_skipped_where_they_are_judged_alone() ->
         judge(asked(test, skip_bad_images=True), reader(planted), shots=damaged)
 
 
-def test_unlabelled_images_are_no_trials() -> None:
+def test_unlabeled_images_are_no_trials() -> None:
     labels = np.arange(60) % 3
     labels[:9] = -1
     table = table_of(

@@ -24,7 +24,7 @@ from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.question import Question, choose_images, recipe
-from moeprobe.results.summaries import About, summarise
+from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import cells, write_images
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
@@ -77,7 +77,7 @@ def assert_same(one: pa.Table, two: pa.Table) -> None:
 
 def files(images: pa.Table, asked: Question, folder: Path) -> tuple[bytes, bytes]:
     folder.mkdir()
-    table, _ = summarise(images, analyses=asked.analyses, about=ABOUT)
+    table, _ = summarize(images, analyses=asked.analyses, about=ABOUT)
     write_csv(folder / "table.csv", table)
     write_images(folder / "images.parquet", images)
     return (folder / "table.csv").read_bytes(), (folder / "images.parquet").read_bytes()
@@ -164,7 +164,7 @@ def test_noise_is_nested_along_a_sweep_and_the_same_for_every_checkpoint() -> No
 
 
 def test_pairs_of_crops_by_brute_force() -> None:
-    """Each patch centre of the smaller view looked up in the other, choices compared one by one."""
+    """Each patch center of the smaller view looked up in the other, choices compared one by one."""
     model, asked = checkpoint(), probe("random_crop", RandomCrop(), indices=range(12))
     found = kept_whole(run(asked, model)[0])
     make = recipe(asked, model.framing)
@@ -178,8 +178,8 @@ def test_pairs_of_crops_by_brute_force() -> None:
             choices = [routing[layer].selected[0, 1:].tolist() for routing in routings]
             trials = top1 = top2 = both = 0
             for row, column in itertools.product(range(4), range(4)):
-                centre = np.array([column * 8 + 4, row * 8 + 4, 1.0])
-                source = samples[first].to_source @ centre
+                center = np.array([column * 8 + 4, row * 8 + 4, 1.0])
+                source = samples[first].to_source @ center
                 x, y, _ = np.linalg.solve(samples[1 - first].to_source, source)
                 inside = 0 <= source[0] < 32 and 0 <= source[1] < 32 and 0 <= x < 32 and 0 <= y < 32
                 if inside:
@@ -211,8 +211,8 @@ def test_only_the_layers_asked_for() -> None:
 
 
 def test_labels_that_are_not_the_models_are_left_out() -> None:
-    asked = noise(labelled=False)
-    table, _ = summarise(run(asked, checkpoint())[0], analyses=asked.analyses, about=ABOUT)
+    asked = noise(labeled=False)
+    table, _ = summarize(run(asked, checkpoint())[0], analyses=asked.analyses, about=ABOUT)
     assert "accuracy" not in set(table["metric"]) and "prediction_agreement" in set(table["metric"])
 
 

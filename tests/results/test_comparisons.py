@@ -21,8 +21,8 @@ from moeprobe.metrics.stats.families import Difference, Judged
 from moeprobe.results import differences, verdicts
 from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
-from moeprobe.results.palette import colours
-from moeprobe.results.summaries import About, summarise
+from moeprobe.results.palette import colors
+from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
 from moeprobe.studies.compare import Comparison
@@ -105,7 +105,7 @@ def test_values_and_own_intervals_are_those_of_the_probe() -> None:
         accumulator = Accumulator()
         accumulator.add(cell(), [f"{image:03d}" for image in range(100)], placed[cell()])
         parts.append(image_table(accumulator, checkpoint=name))
-    values, comparison = summarise(concatenate(parts), analyses=ANALYSES, about=ABOUT)
+    values, comparison = summarize(concatenate(parts), analyses=ANALYSES, about=ABOUT)
     assert comparison is not None
     shared = [name for name in comparison.columns if name != "severity"]
     pd.testing.assert_frame_equal(table[shared], comparison[shared], check_exact=True)
@@ -149,7 +149,7 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     no_share = of_layer["metric"].str.endswith(("_chance", "load_entropy")) & (of_layer["null"] != "image")
     assert ((of_layer["sim_high"] > 0) == ~no_share).all()
     assert sentence(table, metric="top1_match") == "b against a: identical."
-    figure = draw(of_layer, colours=colours("ab"))
+    figure = draw(of_layer, colors=colors("ab"))
     figure.draw_without_rendering()
     panel = figure.axes[0]
     (word,) = panel.texts
@@ -188,7 +188,7 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
             assert f"collapsed in 1 of 2 cells ({name}: everything goes to one choice)" in sentence(
                 table, metric=metric
             )
-        texts = [text.get_text() for axes in draw(table, colours=colours("abc")).axes for text in axes.texts]
+        texts = [text.get_text() for axes in draw(table, colors=colors("abc")).axes for text in axes.texts]
         word = "collapsed" if who == "checkpoint" else "reference collapsed"
         assert texts.count(word) == 3, "κ, match, load entropy"
     both = compare({"a": dead, "b": dead})
@@ -273,7 +273,7 @@ def test_what_is_not_shown_to_be_no_worse_fails(
 def test_few_images_and_no_trials() -> None:
     table = compare({"a": {cell(): routed(1, num_images=19)}, "b": {cell(): routed(2, num_images=19)}})
     assert set(table["verdict"]) == {"few images"} and table["sim_low"].isna().all()
-    assert draw(table, colours=colours("abc")).axes[0].texts[0].get_text() == "few images"
+    assert draw(table, colors=colors("abc")).axes[0].texts[0].get_text() == "few images"
     nowhere = routed(2) | {
         "trials": np.zeros(100, dtype=np.int64),
         "top1_match": np.zeros(100, dtype=np.int64),
@@ -365,7 +365,7 @@ def test_the_forest_shows_every_difference_with_its_simultaneous_interval() -> N
                 seed = 10 * number + len(placed)
                 placed[cell(layer, severity)] = routed(seed, keep=0.4 + 0.2 * number)
     table = compare(found)
-    figure = draw(table, colours=colours("abc"))
+    figure = draw(table, colors=colors("abc"))
     panel = figure.axes[0]
     low, high = panel.get_xlim()
     assert low < 0 < high and low < -0.02 and high > 0.02

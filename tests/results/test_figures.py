@@ -13,7 +13,7 @@ from moeprobe.probes.confidence import figure as confidence
 from moeprobe.probes.discontinuity import figure as discontinuity
 from moeprobe.probes.match_ratio import figure as match_ratio
 from moeprobe.probes.sweep import figure as sweep
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.tables import frame
 from tests.results.drawn import words
 
@@ -26,7 +26,7 @@ _MATCH = [
     )
     for null in nulls
 ]
-COLOURS = colours(["low", "high"])
+COLORS = colors(["low", "high"])
 _GATES = [(f"gate_{name}", "") for name in ("highest", "second", "rest", "margin")]
 
 
@@ -50,9 +50,9 @@ def table(severities: list[float | None]) -> pd.DataFrame:
 
 def figures() -> dict[str, Figure]:
     return {
-        "sweep": sweep.draw(table([0.0, 0.1, 0.2]), colours=COLOURS, unit="σ")["routing"],
-        "match": match_ratio.draw(table([None]), colours=COLOURS)["match-ratio"],
-        "confidence": confidence.draw(table([None]), colours=COLOURS)["confidence"],
+        "sweep": sweep.draw(table([0.0, 0.1, 0.2]), colors=COLORS, unit="σ")["routing"],
+        "match": match_ratio.draw(table([None]), colors=COLORS)["match-ratio"],
+        "confidence": confidence.draw(table([None]), colors=COLORS)["confidence"],
     }
 
 
@@ -69,7 +69,7 @@ def test_no_point_lies_outside_its_panel(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", figures())
-def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: str) -> None:
+def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_color(name: str) -> None:
     figure = figures()[name]
     columns = 3
     for row in range(len(figure.axes) // columns):
@@ -80,7 +80,7 @@ def test_a_row_of_panels_shares_its_axis_and_every_checkpoint_its_colour(name: s
 
 @pytest.mark.parametrize("number", [2, 8])
 def test_no_bar_of_jumps_hides_that_of_another_checkpoint(number: int) -> None:
-    given = colours([f"model {one}" for one in range(number)])
+    given = colors([f"model {one}" for one in range(number)])
     sizes = (0.001, 0.003, 0.01)
     rows = [
         {
@@ -106,7 +106,7 @@ def test_the_noise_floor_is_shaded_from_its_value_and_not_from_its_interval(
     floors = found[(found["metric"] == "top1_match") & (found["severity"] == 0)].assign(
         view="clean_other_dtype", severity=np.nan, value=lowest, ci_low=0.9, ci_high=1.0
     )
-    figure = sweep.draw(pd.concat([found, floors]), colours=COLOURS, unit="σ")["routing"]
+    figure = sweep.draw(pd.concat([found, floors]), colors=COLORS, unit="σ")["routing"]
     bands = [patch for axes in figure.axes for patch in axes.patches if isinstance(patch, Rectangle)]
     assert [(band.get_y(), pytest.approx(band.get_y() + band.get_height())) for band in bands] == shaded
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -127,18 +127,18 @@ def test_what_is_not_drawn_is_said_to_stand_in_the_table() -> None:
         }
         for said, rows in parts.items():
             drawn = {
-                "sweep": lambda rows=rows: sweep.draw(rows, colours=COLOURS, unit="σ")["routing"],
-                "match": lambda rows=rows: match_ratio.draw(rows, colours=COLOURS)["match-ratio"],
+                "sweep": lambda rows=rows: sweep.draw(rows, colors=COLORS, unit="σ")["routing"],
+                "match": lambda rows=rows: match_ratio.draw(rows, colors=COLORS)["match-ratio"],
             }[kind]()
             assert said in words(drawn) and ("In the table only" in words(drawn)) == bool(said)
 
 
 def test_no_figure_claims_intervals_that_are_not_there() -> None:
     found = table([None])
-    assert "bars: 95 % over images" in words(match_ratio.draw(found, colours=COLOURS)["match-ratio"])
+    assert "bars: 95 % over images" in words(match_ratio.draw(found, colors=COLORS)["match-ratio"])
     found[["ci_low", "ci_high"]] = np.nan
     found["images"] = 19
-    assert words(match_ratio.draw(found, colours=COLOURS)["match-ratio"]).endswith(
+    assert words(match_ratio.draw(found, colors=COLORS)["match-ratio"]).endswith(
         "19 images; no intervals: they need at least 20 images."
     )
 
@@ -146,7 +146,7 @@ def test_no_figure_claims_intervals_that_are_not_there() -> None:
 def test_severities_do_not_run_into_one_another() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = sweep.draw(table([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]), colours=COLOURS, unit="σ")["routing"]
+    figure = sweep.draw(table([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4]), colors=COLORS, unit="σ")["routing"]
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     for axes in figure.axes:
@@ -164,8 +164,8 @@ def test_a_collapsed_router_is_called_collapsed(kind: str, severities: list[floa
     found.loc[gone, ["value", "ci_low", "ci_high"]] = np.nan
     found.loc[gone, "flag"] = "collapsed"
     drawn = {
-        "sweep": lambda: sweep.draw(found, colours=COLOURS, unit="σ")["routing"],
-        "match": lambda: match_ratio.draw(found, colours=COLOURS)["match-ratio"],
+        "sweep": lambda: sweep.draw(found, colors=COLORS, unit="σ")["routing"],
+        "match": lambda: match_ratio.draw(found, colors=COLORS)["match-ratio"],
     }[kind]()
     words = [text.get_text() for axes in drawn.axes for text in axes.texts]
     # Two layers, and each severity of a sweep.

@@ -16,7 +16,7 @@ from moeprobe.probes.match_ratio import figure as match_ratio
 from moeprobe.probes.s_matrix import figure as s_matrix
 from moeprobe.probes.sweep import figure as sweep
 from moeprobe.results.figures import save
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.tables import frame
 from tests.results.drawn import words
 from tests.studies.report.making import Value, row
@@ -24,7 +24,7 @@ from tests.studies.report.making import Value, row
 pytestmark = pytest.mark.slow
 
 NAMES = ("baseline", "prc")
-COLOURS = colours(NAMES)
+COLORS = colors(NAMES)
 SEVERITIES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 
 
@@ -77,10 +77,10 @@ def matrix(layers: int, experts: int) -> pd.DataFrame:
 
 
 DRAWN: dict[str, Callable[[int], dict[str, Figure]]] = {
-    "match": lambda layers: match_ratio.draw(table(layers, MATCH, (None,)), colours=COLOURS),
-    "confidence": lambda layers: confidence.draw(table(layers, GATES, (None,)), colours=COLOURS),
-    "sweep": lambda layers: sweep.draw(table(layers, MATCH | GATES, SEVERITIES), colours=COLOURS, unit="σ"),
-    "s-matrix": lambda layers: s_matrix.draw(matrix(layers, 4), colours=COLOURS),
+    "match": lambda layers: match_ratio.draw(table(layers, MATCH, (None,)), colors=COLORS),
+    "confidence": lambda layers: confidence.draw(table(layers, GATES, (None,)), colors=COLORS),
+    "sweep": lambda layers: sweep.draw(table(layers, MATCH | GATES, SEVERITIES), colors=COLORS, unit="σ"),
+    "s-matrix": lambda layers: s_matrix.draw(matrix(layers, 4), colors=COLORS),
 }
 
 
@@ -156,7 +156,7 @@ def test_sample_sizes_are_of_what_is_drawn() -> None:
     found = table(2, MATCH | GATES, SEVERITIES)
     output = table(1, {"accuracy": ("",)}, SEVERITIES).assign(layer="", tokens="")
     churn = table(1, {"churn": ("",)}, SEVERITIES).assign(layer="", tokens="", images=25)
-    figures = sweep.draw(pd.concat([found, output, churn]), colours=COLOURS, unit="σ")
+    figures = sweep.draw(pd.concat([found, output, churn]), colors=COLORS, unit="σ")
     for name in ("routing", "output"):
         assert "digits test, 50 images; bands" in words(figures[name])
 
@@ -172,15 +172,15 @@ def contagion_of(still: tuple[str, ...]) -> pd.DataFrame:
 
 
 def test_what_never_changes_is_a_sentence_and_no_panel() -> None:
-    (figure,) = contagion.draw(contagion_of(("batch", "token")), colours=COLOURS).values()
+    (figure,) = contagion.draw(contagion_of(("batch", "token")), colors=COLORS).values()
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == ["pixels exchanged"]
     assert (
         "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged: each token is routed "
         "by itself"
     ) in words(figure)
-    (figure,) = contagion.draw(contagion_of(()), colours=COLOURS).values()
+    (figure,) = contagion.draw(contagion_of(()), colors=COLORS).values()
     assert len(figure.axes) == 6 and "0 exactly" not in words(figure)
-    assert contagion.draw(contagion_of(("batch", "token", "attention")), colours=COLOURS) == {}
+    assert contagion.draw(contagion_of(("batch", "token", "attention")), colors=COLORS) == {}
 
 
 def test_jumps_are_drawn_on_two_logarithmic_axes() -> None:
@@ -189,7 +189,7 @@ def test_jumps_are_drawn_on_two_logarithmic_axes() -> None:
         for name in NAMES
         for x, y in ((0, 60.0), (1e-4, 50.0), (1e-3, 20.0), (1e-2, 0.5), (0.1, 0.0))
     ]
-    figure = discontinuity.draw_jumps(frame(rows), COLOURS, until="up to 0.4 (σ)")
+    figure = discontinuity.draw_jumps(frame(rows), COLORS, until="up to 0.4 (σ)")
     (panel,) = figure.axes
     assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
     low, high = panel.get_ylim()

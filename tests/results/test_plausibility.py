@@ -49,7 +49,7 @@ EVEN = [image % 10 for image in range(100)]
         # 60 of 100 images are of one class: always naming it is right that often.
         ([3] * 60 + [4] * 40, 0.59, "0.600"),
         ([3] * 60 + [4] * 40, 0.61, None),
-        # Unlabelled images count for nothing: 30 of 60.
+        # Unlabeled images count for nothing: 30 of 60.
         ([3] * 30 + [4] * 30 + [-1] * 40, 0.5, "0.500"),
     ],
 )

@@ -11,7 +11,7 @@ from moeprobe.metrics.load import Load
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.stats import proportions
 from moeprobe.metrics.stats.bootstrap import Bootstrap, Ratio, Share
-from moeprobe.results.summaries import About, summarise
+from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
 
@@ -49,7 +49,7 @@ def table(
             count = len(next(iter(columns.values())))
             accumulator.add(cell, names or [f"i/{image:03d}" for image in range(count)], columns)
         parts.append(image_table(accumulator, checkpoint=checkpoint))
-    return summarise(concatenate(parts), analyses=(Match(), Load()), about=ABOUT)
+    return summarize(concatenate(parts), analyses=(Match(), Load()), about=ABOUT)
 
 
 def line(found: pd.DataFrame | None, **where: object) -> pd.Series:

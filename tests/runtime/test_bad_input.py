@@ -89,10 +89,10 @@ def test_unreadable_images_are_named_or_skipped(
 
 
 def test_odd_images_are_probed(trained: Trained, tmp_path: Path) -> None:
-    """Grey, palette, CMYK, RGBA, 16 bits, rotated by EXIF, and smaller than a patch."""
+    """Gray, palette, CMYK, RGBA, 16 bits, rotated by EXIF, and smaller than a patch."""
     rng = np.random.default_rng(0)
     pixels = Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8))
-    pixels.convert("L").save(tmp_path / "grey.png")
+    pixels.convert("L").save(tmp_path / "gray.png")
     pixels.convert("P").save(tmp_path / "palette.png")
     pixels.convert("CMYK").save(tmp_path / "cmyk.jpg")
     pixels.convert("RGBA").save(tmp_path / "rgba.png")
@@ -168,7 +168,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         (("nonsense",), "key=value"),
         (("data.name=imagenet:/nowhere",), "no folder"),
         (("model.layers=[9]",), "blocks 0 to 3"),
-        (("optimizer.name=wonder",), "optimiser 'wonder'"),
+        (("optimizer.name=wonder",), "optimizer 'wonder'"),
         (("model.name=vmoe_tinny",), "There is no model"),
     ],
 )

@@ -180,7 +180,7 @@ def test_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
     assert plan["seconds"] >= sum(part["seconds"] for part in plan["parts"].values()) > 0
 
 
-def test_the_papers_values_are_labelled_and_stand_beside_its_own_layer_alone() -> None:
+def test_the_papers_values_are_labeled_and_are_next_to_its_own_layer_alone() -> None:
     rows = [
         {
             "top_k": 2,

@@ -38,7 +38,7 @@ class Hooks(Adapter):
     time. What the model itself drops for lack of room is not seen: every choice counts as served.
 
     Args:
-        net: the model; it is called with normalised images ``(B, 3, image_size, image_size)``, in evaluation mode. What
+        net: the model; it is called with normalized images ``(B, 3, image_size, image_size)``, in evaluation mode. What
             ``torch.compile`` or data parallelism has wrapped is taken out.
         routers: submodules that route, as a glob over their names (``"blocks.*.mlp.gate"``) or a class, itself or as
             ``"package.module.Class"``. None = the modules whose output is followed by a top-k.
@@ -54,8 +54,8 @@ class Hooks(Adapter):
         num_prefix_tokens: tokens before the patches (CLS, registers).
         sequence_first: the routers' tokens come before their images, ``(T, B, E)`` or flattened so.
         token_local: what a token chooses depends on no other image; None = tried out.
-        mean: of the normalisation, per channel, in units of [0, 1].
-        std: of the normalisation.
+        mean: of the normalization, per channel, in units of [0, 1].
+        std: of the normalization.
         crop_fraction: of an image's shorter side that is shown; None = the whole image, squashed.
         classes: names of the classes in the order of the scores, or the data set whose classes they are.
         output: where in the model's output the class scores are; None = the output is the scores.

@@ -37,7 +37,7 @@ def run_forward(
     collect: Collect | None = None,
     stop_after: str | None = None,
 ) -> tuple[Any, list[tuple[str, Any]]]:
-    """Run ``net`` on normalised images in evaluation mode, without gradients.
+    """Run ``net`` on normalized images in evaluation mode, without gradients.
 
     Args:
         net: the module.
@@ -78,7 +78,7 @@ def run_forward(
 
 
 def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, ...]]:
-    """Return what a submodule is called with for normalised images, the first time; empty if it never is."""
+    """Return what a submodule is called with for normalized images, the first time; empty if it never is."""
     seen: list[tuple[Any, ...]] = []
 
     def listen(_module: nn.Module, arguments: tuple[Any, ...]) -> None:

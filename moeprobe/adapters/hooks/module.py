@@ -60,7 +60,7 @@ class HookedModule:
     ) -> tuple[Any, list[tuple[str, dict[str, Tensor]]]]:
         """Run images; return the output and, for each time that a router ran, its name and what was read off it."""
         return run_forward(
-            self.net, self._normalised(images), names=modules, collect=self._collect, stop_after=stop_after
+            self.net, self._normalized(images), names=modules, collect=self._collect, stop_after=stop_after
         )
 
     def first_forward(
@@ -121,7 +121,7 @@ class HookedModule:
         modules = [name for name, _ in self.net.named_modules() if name]
         if head not in modules:
             raise UserError(unknown("module", head, [name for name, _ in self.net.named_children()]))
-        seen = arguments_of(self.net, self._normalised(images), head)
+        seen = arguments_of(self.net, self._normalized(images), head)
         features = seen[0][0] if seen and seen[0] else None
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
             found = f"is called with {described(seen[0])}" if seen else "never runs"
@@ -145,7 +145,7 @@ class HookedModule:
         with naming(name):
             return read(module, arguments, output, how=self.settings.read)
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def _normalized(self, images: Tensor) -> Tensor:
         size = self.settings.image_size
         if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
             raise UserError(f"The model takes images (B, 3, {size}, {size}); got {tuple(images.shape)}.")

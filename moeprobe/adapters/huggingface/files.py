@@ -34,7 +34,7 @@ class FastTokenizer:
         )
         spans = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
         special = np.array(found["special_tokens_mask"], dtype=bool)
-        # A token of spaces alone, which tokenizers trim off: it represents what is between its neighbours.
+        # A token of spaces alone, which tokenizers trim off: it represents what is between its neighbors.
         ordinary = np.flatnonzero(~special)
         edges = np.concatenate([[[0, 0]], spans[ordinary], [[len(text), len(text)]]])
         for place in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):

@@ -1,6 +1,6 @@
 """Scikit-learn's bundled handwritten digits: real data that need no download.
 
-1,797 scans of 8x8 pixels with 17 grey levels (E. Alpaydin and C. Kaynak, UCI machine learning repository, test half
+1,797 scans of 8x8 pixels with 17 gray levels (E. Alpaydin and C. Kaynak, UCI machine learning repository, test half
 of "Optical Recognition of Handwritten Digits"), upscaled once so that crops have something to resample.
 """
 
@@ -12,7 +12,7 @@ from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, as_labels, 
 from moeprobe.runtime.seeds import generator
 
 RESOLUTION = 32
-_GREY_LEVELS = 16
+_GRAY_LEVELS = 16
 # 60 / 20 / 20 %, drawn once per class with this seed and never changed: results are comparable across versions.
 _SPLIT_SEED = 20250101
 _FRACTIONS = (0.6, 0.2)
@@ -29,7 +29,7 @@ class Digits(ImageDataset):
         check_split(split, self.splits)
         bundle = load_digits()
         rows = _split_rows(bundle.target)[split]
-        self._pixels = (bundle.images[rows] * (255 / _GREY_LEVELS)).round().astype(np.uint8)
+        self._pixels = (bundle.images[rows] * (255 / _GRAY_LEVELS)).round().astype(np.uint8)
         self._labels = bundle.target[rows]
         # The row of scikit-learn's table names the image, so it is one name in any split.
         self.image_ids = [f"digits/{row:04d}" for row in rows]

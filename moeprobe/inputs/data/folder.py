@@ -32,7 +32,7 @@ _FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": 
 
 
 class Folder(ImageDataset):
-    """A folder of image files: PATH/<split>/<class>/..., PATH/<class>/... or unlabelled images.
+    """A folder of image files: PATH/<split>/<class>/..., PATH/<class>/... or unlabeled images.
 
     Classes are sorted by name over all splits, so a class has one number even where a split lacks it; a class folder
     may have folders of its own. Image ids are paths relative to PATH, in sorted order.
@@ -42,7 +42,7 @@ class Folder(ImageDataset):
         path, val_fraction = _fraction(location)
         self._root = require_folder(path, name="folder", layout="<split>/<class>/..., <class>/... or images")
         present = _split_folders(self._root)
-        layout = _Layout.of(present, labelled=bool(not present and list_folders(self._root)))
+        layout = _Layout.of(present, labeled=bool(not present and list_folders(self._root)))
         if val_fraction is not None and not layout.val_from_hash:
             raise UserError(
                 f"{str(self._root)!r} needs no share for val: leave data.val_fraction ({_FRACTION}) out."
@@ -95,9 +95,9 @@ class _Layout:
     splits: tuple[str, ...]
 
     @classmethod
-    def of(cls, folders: dict[str, str], *, labelled: bool) -> "_Layout":
+    def of(cls, folders: dict[str, str], *, labeled: bool) -> "_Layout":
         if not folders:
-            return cls(folders, (*SPLITS, "all") if labelled else ("test",))
+            return cls(folders, (*SPLITS, "all") if labeled else ("test",))
         made = {"val"} if "train" in folders else set()
         return cls(folders, tuple(split for split in SPLITS if split in made | set(folders)))
 

@@ -3,7 +3,7 @@
 A view acts on the *source*, the image as the data set gives it (RGB, 8 bits, any size), and resamples it once to the
 model's input. Its random numbers come from the generator it is handed; library functions only resample.
 
-Where in the chain it acts: pixels are in [0, 1], *before* the model's normalisation, which is inside the model.
+Where in the chain it acts: pixels are in [0, 1], *before* the model's normalization, which is inside the model.
 """
 
 import math

@@ -13,7 +13,7 @@ from moeprobe.inputs.views.base import SeverityView, check_severities
 
 @dataclass(frozen=True)
 class GaussianNoise(SeverityView):
-    """Gaussian noise of standard deviation sigma, in units of the [0, 1] pixel range, before normalisation.
+    """Gaussian noise of standard deviation sigma, in units of the [0, 1] pixel range, before normalization.
 
     One unit draw per image at the model's input resolution, scaled by sigma, so noise is nested along a sweep.
     ``clip`` cuts the result back to [0, 1], as a stored image would.

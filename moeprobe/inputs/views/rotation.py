@@ -14,9 +14,9 @@ from moeprobe.inputs.views.base import SeverityView, check_severities
 
 @dataclass(frozen=True)
 class Rotation(SeverityView):
-    """A rotation about the centre of the clean view, to the left or to the right as drawn for the image.
+    """A rotation about the center of the clean view, to the left or to the right as drawn for the image.
 
-    What comes from outside the source is grey and has no partner.
+    What comes from outside the source is gray and has no partner.
     """
 
     severities: ClassVar[tuple[float, ...]] = (0.0, 2.0, 5.0, 10.0, 20.0, 30.0, 45.0)
@@ -28,6 +28,6 @@ class Rotation(SeverityView):
         """Return ``image`` turned by each angle."""
         check_severities(severities, low=0, high=180, what="An angle in degrees")
         sign = 1.0 if rng.random() < 0.5 else -1.0
-        clean, centre = framing.to_source(image), framing.size / 2
-        turns = [geometry.about(geometry.rotation(sign * angle), centre, centre) for angle in severities]
+        clean, center = framing.to_source(image), framing.size / 2
+        turns = [geometry.about(geometry.rotation(sign * angle), center, center) for angle in severities]
         return [sample(image, clean @ turn, framing.size) for turn in turns]

@@ -12,7 +12,7 @@ from moeprobe.inputs.views.text import WordView
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 # The keys left and right of each on an English keyboard.
-_NEIGHBOURS = {
+_NEIGHBORS = {
     key: row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
     for row in _ROWS
     for place, key in enumerate(row)
@@ -43,7 +43,7 @@ class Typos(WordView):
         at = places[int(rng.integers(len(places)))] if slip == 0 else int(rng.integers(len(word)))
         letter = word[at]
         before, after = (word[:at], 0, at), (word[at + 1 :], at + 1, len(word))
-        near = _NEIGHBOURS.get(letter.lower(), "")
+        near = _NEIGHBORS.get(letter.lower(), "")
         key = near[int(rng.integers(len(near)))] if near else ""
         if slip == 0:
             swapped = [(word[at + 1], at + 1, at + 2), (letter, at, at + 1)]

@@ -22,7 +22,7 @@ class Entropy:
     histogram: Array
 
     def evaluate(self, weights: Array) -> Array:
-        """Return the normalised entropy under each set of weights, 1 at most."""
+        """Return the normalized entropy under each set of weights, 1 at most."""
         counts = self.histogram.T @ weights
         total = counts.sum(0)
         share = divide(counts, total)

@@ -41,7 +41,7 @@ class Difference:
         return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
 
     @property
-    def standardised(self) -> bool:
+    def standardized(self) -> bool:
         """Whether there is an interval and an error to measure it with."""
         return not self.replicates.interval().flag and self.standard_error > 0
 
@@ -94,14 +94,14 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
     """Return p values and simultaneous intervals of a family of differences over the same resamples.
 
     The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
-    |resampled − value| / spread in the family, spread the linearised error that resamples have; t / z widens normal
+    |resampled − value| / spread in the family, spread the linearized error that resamples have; t / z widens normal
     tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, but for shares that
     are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order but the resamples
     vary, there is no interval.
     """
     normal = float(stats.norm.isf((1 - CONFIDENCE) / 2))
-    largest = _largest([member for member in family if member.standardised], otherwise=normal)
-    cells = sum(member.standardised for member in family)
+    largest = _largest([member for member in family if member.standardized], otherwise=normal)
+    cells = sum(member.standardized for member in family)
     p_values = [_p(member) for member in family]
     of_cell = zip(family, p_values, _holm(p_values), strict=True)
     found = []
@@ -111,7 +111,7 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
         factor = (
             largest * critical(member.replicates.images) / normal if member.replicates.images > 1 else np.nan
         )
-        if member.standardised:
+        if member.standardized:
             reach = factor * member.standard_error
             detectable = (factor + stats.norm.ppf(POWER)) * member.standard_error
         elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
@@ -134,7 +134,7 @@ def _largest(family: Sequence[Difference], *, otherwise: float) -> float:
 
 def _p(member: Difference) -> float:
     """Return the two-sided p of no difference; NaN where there is no error to measure it with."""
-    if not member.standardised:
+    if not member.standardized:
         return np.nan
     t = abs(member.replicates.point) / member.standard_error
     return float(2 * stats.t.sf(t, member.replicates.images - 1))

@@ -150,7 +150,7 @@ def to_state_dict(ranks: Ranks, sizes: Architecture, *, source: str) -> dict[str
 def merge_experts(ranks: Ranks, name: str, num_experts: int, *, source: str) -> Tensor:
     """Return a parameter of all experts ``(E, …)``: those of rank 0 first, then those of rank 1 and so on.
 
-    With more ranks than experts, neighbouring ranks hold slices of one: of the hidden width, and of a second bias.
+    With more ranks than experts, neighboring ranks hold slices of one: of the hidden width, and of a second bias.
 
     Raises:
         UserError: there are too few or too many of them.

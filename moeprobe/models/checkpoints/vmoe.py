@@ -47,7 +47,7 @@ class Found:
     Attributes:
         arrays: by V-MoE's names.
         sizes: what was read off their shapes.
-        ignored: what else the file holds (optimiser, step …): first key -> entries.
+        ignored: what else the file holds (optimizer, step …): first key -> entries.
     """
 
     arrays: dict[str, AnyArray]

@@ -83,7 +83,7 @@ def export_vmoe(
         )
     if info.model.router is not None and info.model.router.parameters.get("renormalise"):
         raise UserError(
-            f"{info.path} renormalises the weights of the chosen experts; V-MoE's format does not say so, and its "
+            f"{info.path} renormalizes the weights of the chosen experts; V-MoE's format does not say so, and its "
             "program would not."
         )
     with torch.device("meta"):

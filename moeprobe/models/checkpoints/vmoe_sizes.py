@@ -1,6 +1,6 @@
 """The sizes of a V-MoE, read off the shapes of its parameters.
 
-What leaves no trace in them (top-k, capacity, groups, normalisation) cannot be read off.
+What leaves no trace in them (top-k, capacity, groups, normalization) cannot be read off.
 """
 
 import math

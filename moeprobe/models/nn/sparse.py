@@ -119,7 +119,7 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
     if mlp.fc1.out_features != mlp.fc2.in_features or not isinstance(
         getattr(mlp, "norm", nn.Identity()), nn.Identity
     ):
-        raise UserError(f"The MLP of {where} is gated or normalised inside and cannot be made sparse.")
+        raise UserError(f"The MLP of {where} is gated or normalized inside and cannot be made sparse.")
     width, hidden_width = mlp.fc1.in_features, mlp.fc1.out_features
     experts = MlpExperts(
         config.num_experts, width, hidden_width, activation=mlp.act, dropout=config.expert_dropout

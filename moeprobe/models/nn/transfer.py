@@ -24,7 +24,7 @@ def transfer(
         model: takes over every tensor, which must have a partner of its shape; of the grid of position embeddings the
             size may differ.
         tensors: by the model's names.
-        fresh: beginnings of names that need no tensor and stay as they were initialised.
+        fresh: beginnings of names that need no tensor and stay as they were initialized.
         source: what the tensors are from, for sentences.
         advice: ends the sentence where a parameter of the model is lacking.
 

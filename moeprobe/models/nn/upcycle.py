@@ -27,7 +27,7 @@ def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: st
     """Start a sparse ``model`` from the parameters of a dense one, in place; the head stays fresh.
 
     Args:
-        model: made sparse by ``nn.sparse.make_sparse``, freshly initialised.
+        model: made sparse by ``nn.sparse.make_sparse``, freshly initialized.
         dense: by timm's names; a head among them is left out. Position embeddings may be of another grid.
         source: what they are from, for sentences.
 

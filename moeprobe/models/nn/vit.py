@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.experts import ExpertLinear
-from moeprobe.models.nn.initialisation import initialise
+from moeprobe.models.nn.initialization import initialise
 from moeprobe.models.nn.sparse import MoeConfig, make_sparse
 from moeprobe.runtime.catalog import unknown
 
@@ -25,7 +25,7 @@ from moeprobe.runtime.catalog import unknown
 def resize_position_embedding(embedding: Tensor, *, num_prefix: int, rows: int, columns: int) -> Tensor:
     """Resample position embeddings ``(1, prefix + old patches, D)`` to another grid; prefix rows are copied.
 
-    Bilinear with *aligned corners*, as V-MoE's program does it (timm's own is antialiased and centre-aligned).
+    Bilinear with *aligned corners*, as V-MoE's program does it (timm's own is antialiased and center-aligned).
 
     Raises:
         UserError: the old grid is not square.
@@ -53,7 +53,7 @@ def kernel_names(model: nn.Module) -> set[str]:
     return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, owners)}
 
 
-# What the head reads: the class token, or the mean of the (normalised) patches, without a class token.
+# What the head reads: the class token, or the mean of the (normalized) patches, without a class token.
 _HEADS: dict[str, dict[str, Any]] = {
     "token": {},
     "gap": {"global_pool": "avg", "class_token": False, "fc_norm": False},

@@ -78,7 +78,7 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
         )
     if (model.mean, model.std) != (list(known.mean), list(known.std)):
         raise UserError(
-            f"The pretrained weights of {config.name!r} take images of another normalisation: set "
+            f"The pretrained weights of {config.name!r} take images of another normalization: set "
             f"model.mean={_written(known.mean)} model.std={_written(known.std)}."
         )
     try:

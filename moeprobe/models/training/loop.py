@@ -29,7 +29,7 @@ from moeprobe.models.training.inputs import Normalise, clean_view
 from moeprobe.models.training.interrupts import uninterrupted
 from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Views
-from moeprobe.models.training.optimise import make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages, load_state, save_state
@@ -50,8 +50,8 @@ class Trainer:
 
     Args:
         config: the run; ``model.num_classes`` None is taken from the data.
-        train_data: labelled images to train on.
-        val_data: labelled images to validate on.
+        train_data: labeled images to train on.
+        val_data: labeled images to validate on.
         view: makes two random views of an image (the first is taken where one is wanted).
         folder: where checkpoints and metrics go.
         device: where to train.

@@ -1,4 +1,4 @@
-"""What an unfinished run needs to go on exactly: parameters, optimiser, and the running sums of what is reported."""
+"""What an unfinished run needs to go on exactly: parameters, optimizer, and the running sums of what is reported."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +53,7 @@ def save_state(
 
 
 def _parts(content: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return what an optimiser keeps per parameter, and per group of parameters (a count of steps, say)."""
+    """Return what an optimizer keeps per parameter, and per group of parameters (a count of steps, say)."""
     return {"optimizer": content["state"], "groups": dict(enumerate(content["param_groups"]))}
 
 
@@ -67,7 +67,7 @@ def load_state(
     """Put a saved state into ``model`` and ``optimizer``; return the running sums and the description.
 
     Raises:
-        UserError: the file is missing or damaged, or of another model or optimiser.
+        UserError: the file is missing or damaged, or of another model or optimizer.
     """
     if not path.is_file():
         raise UserError(f"There is nothing to resume: no {path}.")

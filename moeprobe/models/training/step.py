@@ -22,7 +22,7 @@ def measure(
     loss: str,
     amp: bool,
 ) -> dict[str, Tensor]:
-    """Return the ``loss`` of a batch (normalised images, labels, targets), and what else is reported of it."""
+    """Return the ``loss`` of a batch (normalized images, labels, targets), and what else is reported of it."""
     images, labels, targets = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=amp), capture(model) as decisions:
         logits = model(images)

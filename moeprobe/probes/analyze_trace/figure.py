@@ -9,10 +9,10 @@ from moeprobe.probes.confidence.figure import draw as draw_confidence
 from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
 from moeprobe.probes.sweep.figure import draw as draw_sweep
 from moeprobe.results.folder import Result
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 
 
-def labelled(result: Result) -> Result:
+def labeled(result: Result) -> Result:
     """Return a result whose checkpoints are called by what each trace shows, so that each has a column of its own."""
     names = {
         (trace["checkpoint"], trace["view"], trace["severity"]): trace["label"]
@@ -28,7 +28,7 @@ def labelled(result: Result) -> Result:
         return result
     rows = result.table[["checkpoint", "view", "severity"]].to_dict("records")
     table = result.table.assign(checkpoint=[called(row) for row in rows])
-    sidecar = result.sidecar | {"colours": colours(list(of_each))}
+    sidecar = result.sidecar | {"colours": colors(list(of_each))}
     return dataclasses.replace(result, table=table, comparison=None, sidecar=sidecar)
 
 
@@ -53,9 +53,9 @@ def figures_of(result: Result) -> dict[str, Figure]:
     """Return the figures of recorded routing by name."""
     if along_a_severity(result):
         unit = result.sidecar["severity_unit"] or "severity"
-        return draw_sweep(steps_alone(result).table, colours=result.sidecar["colours"], unit=unit)
-    shown = labelled(result)
+        return draw_sweep(steps_alone(result).table, colors=result.sidecar["colours"], unit=unit)
+    shown = labeled(result)
     palette = shown.sidecar["colours"]
     views = result.sidecar["request"]["view"]["name"]
-    drawn = draw_match_ratio(shown.table.assign(view=views), colours=palette)
-    return drawn | draw_confidence(shown.table, colours=palette, title="Router confidence, recorded")
+    drawn = draw_match_ratio(shown.table.assign(view=views), colors=palette)
+    return drawn | draw_confidence(shown.table, colors=palette, title="Router confidence, recorded")

@@ -24,7 +24,7 @@ from moeprobe.probes.engine.measurement import save_figures
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder, provenance
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.sums import Accumulator
 from moeprobe.results.tables import concatenate, image_table, in_order
 from moeprobe.routing.pairs import LayerPair
@@ -94,7 +94,7 @@ def analyze_trace(
             groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
-        table, comparison = summaries.summarise(images, analyses=analyses, about=about)
+        table, comparison = summaries.summarize(images, analyses=analyses, about=about)
         result = Result(
             table,
             comparison,
@@ -224,7 +224,7 @@ def _sidecar(
         "floor_dtype": None,
         "command": options.command,
         "checkpoints": checkpoints,
-        "colours": colours(list(checkpoints)),
+        "colours": colors(list(checkpoints)),
         "traces": [
             {
                 "path": str(named.trace.path),

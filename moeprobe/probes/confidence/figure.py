@@ -14,8 +14,8 @@ from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 _LABELS = {metric.name: metric.name.removeprefix("gate_") for metric in Confidence.measures}
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
-    """Return the figure: a panel per MoE layer; none where no gates are a distribution; colours are of checkpoints.
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str], title: str | None = None) -> dict[str, Figure]:
+    """Return the figure: a panel per MoE layer; none where no gates are a distribution; colors are of checkpoints.
 
     Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each gate has a panel.
     """
@@ -24,12 +24,12 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str], title: str | None =
         return {}
     layers = panels.layers(patches)
     draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
-    figure = draw_panels(patches, layers, colours)
+    figure = draw_panels(patches, layers, colors)
     clean = f"Router confidence on clean {modality_of(patches['tokens']).plural}"
     return {"confidence": panels.finish(figure, patches, title=title or clean)}
 
 
-def _by_layer(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+def _by_layer(patches: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]) -> Figure:
     """Draw a panel per layer, with a place per gate."""
     checkpoints = panels.checkpoints(patches)
     figure, axes = panels.panels(1, len(layers))
@@ -40,20 +40,20 @@ def _by_layer(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[str
                 continue  # this checkpoint has no such layer
             x = np.arange(len(_LABELS)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
             values = panels.by_metric(here, list(_LABELS))
-            panels.points(axes[0, column], x, values, colour=colours[checkpoint], label=checkpoint)
+            panels.points(axes[0, column], x, values, color=colors[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))
     return figure
 
 
-def _over_layers(patches: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+def _over_layers(patches: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]) -> Figure:
     """Draw a panel per gate, with the layers along the x axis."""
     checkpoints = panels.checkpoints(patches)
     figure, axes = panels.panels(2, 2, width=5.4, height=2.6)
     for panel, (metric, label) in zip(axes.flat, _LABELS.items(), strict=True):
         for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
             rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, rows, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+            draw_line(panel, rows, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
         panel.set(title=label, ylim=(0, 1))
         label_axis(panel, layers, named=panel in axes[-1])
     for row in axes[:, 0]:

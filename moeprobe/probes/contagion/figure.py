@@ -16,7 +16,7 @@ _EXCHANGES = {kind.metric: kind for kind in (BatchContagion, TokenContagion, Att
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a panel per number, a row for the share and one for the distance.
 
     What is 0 exactly in every layer of every checkpoint has no panel but a sentence; without any other, no figure.
@@ -40,7 +40,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
                 here = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
                 here = here.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift
-                panels.points(panel, x, here, colour=colours[checkpoint], label=checkpoint)
+                panels.points(panel, x, here, color=colors[checkpoint], label=checkpoint)
             label_axis(panel, layers, named=row == len(kinds) - 1)
             panel.set(
                 title=_EXCHANGES[name].measures[0].short if row == 0 else "",

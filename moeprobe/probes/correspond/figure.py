@@ -13,13 +13,13 @@ from matplotlib.patches import Rectangle
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.probes.correspond.pairs import Correspond
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.palette import COLOURS
+from moeprobe.results.palette import COLORS
 
 # Offset of view 2, in sides of a view: lower than view 1, or the lines of a row of patches would overlap.
 _ACROSS, _DOWN = 1.25, 0.22
 # More lines get no dark edge: edges of so many would be all that is seen.
 _MOST_EDGED = 64
-_SAME, _OTHER = COLOURS[0], COLOURS[1]
+_SAME, _OTHER = COLORS[0], COLORS[1]
 
 
 def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
@@ -42,15 +42,15 @@ def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
         legend.append(f"Of each image {lines} pairs are drawn, spread evenly")
     if any(item.experts is not None for item in pairs):
         legend.append(f"Experts are those of {pairs[0].experts_of}")
-        for label, colour_of in (("same expert", _SAME), ("another expert", _OTHER)):
-            axes[0].plot([], [], color=colour_of, linewidth=2, label=label)
+        for label, color_of in (("same expert", _SAME), ("another expert", _OTHER)):
+            axes[0].plot([], [], color=color_of, linewidth=2, label=label)
     figure.suptitle(panels.wrapped(title, figure.get_figwidth()))
     return panels.below(figure, ". ".join(legend) + ".")
 
 
-def colour(row: int, column: int) -> str:
-    """Return the colour of a patch's line: another one than that of any of its eight neighbours."""
-    return COLOURS[(column + 3 * row) % len(COLOURS)]
+def color(row: int, column: int) -> str:
+    """Return the color of a patch's line: another one than that of any of its eight neighbors."""
+    return COLORS[(column + 3 * row) % len(COLORS)]
 
 
 def _views(axes: Axes, item: Correspond, lines: int) -> None:
@@ -107,23 +107,23 @@ def spread(partner: np.ndarray, grid: PatchGrid, count: int) -> list[int]:
 def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[int]) -> None:
     same = item.same_expert
     if same is None:
-        colours = [colour(*divmod(patch, item.grid.columns)) for patch in valid]
+        colors = [color(*divmod(patch, item.grid.columns)) for patch in valid]
     else:
-        colours = [_SAME if same[patch] else _OTHER for patch in valid]
-    ends = item.grid.centres()[list(valid), :2] + corners[0], item.points[list(valid)] + corners[1]
+        colors = [_SAME if same[patch] else _OTHER for patch in valid]
+    ends = item.grid.centers()[list(valid), :2] + corners[0], item.points[list(valid)] + corners[1]
     # Thinner the more there are.
     width = float(np.clip(6.4 / np.sqrt(max(len(valid), 1)), 0.6, 1.6))
     inside = 0.92 * item.grid.patch_size
-    for patch, line in zip(valid, colours, strict=True):
+    for patch, line in zip(valid, colors, strict=True):
         for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
-            # Inside its cell, so that neighbours do not draw over each other.
+            # Inside its cell, so that neighbors do not draw over each other.
             place = _place(item, cell, corner, inset=0.04)
             axes.add_patch(Rectangle(place, inside, inside, fill=False, edgecolor=line, linewidth=width))
     edge = [patheffects.withStroke(linewidth=width + 1.2, foreground="black", alpha=0.5)]
     axes.add_collection(
         LineCollection(
             list(np.stack(ends, axis=1)),
-            colors=colours,
+            colors=colors,
             linewidths=width,
             path_effects=edge if len(valid) <= _MOST_EDGED else [],
         ),
@@ -134,7 +134,7 @@ def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[in
             points[:, 0],
             points[:, 1],
             s=8 * width**2,
-            c=colours,
+            c=colors,
             edgecolors="black",
             linewidths=0.3 * width,
             zorder=3,

@@ -261,7 +261,7 @@ def _experts(
 
 
 def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:
-    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its centre is there."""
+    """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its center is there."""
     rows = []
     for item in found:
         for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):

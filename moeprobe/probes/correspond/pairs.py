@@ -24,7 +24,7 @@ class Correspond:
         partner: ``(P,)`` for each patch of view 1 the patch of view 2 that holds the point, -1 = none.
         experts: ``(P,)`` of view 1 and of view 2 the expert that each patch chooses, -1 = none; None without a model.
         experts_of: which layer of which model they are of.
-        points: ``(P, 2)`` position of the centre of each patch of view 1 in view 2: x and y in pixels, perhaps outside.
+        points: ``(P, 2)`` position of the center of each patch of view 1 in view 2: x and y in pixels, perhaps outside.
     """
 
     image_id: str
@@ -76,7 +76,7 @@ def pair_up(
         pixels=(pixels[order[0]].transpose(1, 2, 0), pixels[order[1]].transpose(1, 2, 0)),
         grid=grid,
         partner=(pairs.reference if pairs.view_first[0] else pairs.view)[0],
-        points=geometry.apply(geometry.inverse(second) @ first, grid.centres()),
+        points=geometry.apply(geometry.inverse(second) @ first, grid.centers()),
         experts=None if experts is None else (experts[order[0]], experts[order[1]]),
         experts_of=experts_of,
     )

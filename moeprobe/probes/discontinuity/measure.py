@@ -189,7 +189,7 @@ def _drawing(
     def draw(result: Result) -> dict[str, Figure]:
         from moeprobe.probes.discontinuity import figure
 
-        colours, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
-        return figure.draw(result.table, followed, colours=colours, unit=unit, class_names=names)
+        colors, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
+        return figure.draw(result.table, followed, colors=colors, unit=unit, class_names=names)
 
     return draw

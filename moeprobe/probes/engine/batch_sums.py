@@ -34,7 +34,7 @@ Pass = tuple[Tensor | None, RoutingTrace]
 
 def _labels(question: Question, batch: Batch | TextBatch) -> Tensor:
     """Return the labels that the model's scores are about."""
-    return batch.labels if question.labelled else torch.full_like(batch.labels, -1)
+    return batch.labels if question.labeled else torch.full_like(batch.labels, -1)
 
 
 def to_host(column: Tensor) -> NDArray[np.generic]:

@@ -53,7 +53,7 @@ def make_question(
         _check_attribution(view, models, gates=parameter(probe, "gates"))
         analyses += ("attribution",)
     _check_options(probe, options)
-    labelled = all(_same_classes(model, dataset) for model in models)
+    labeled = all(_same_classes(model, dataset) for model in models)
     if probe.labels_required:
         _check_labels(models, dataset, data, options.split)
     if options.class_null and dataset.class_names is None:
@@ -70,7 +70,7 @@ def make_question(
         batch_size=options.batch_size,
         workers=options.workers,
         skip_bad_images=options.skip_bad_images,
-        labelled=labelled,
+        labeled=labeled,
         replayed_gates=parameter(probe, "gates", "recomputed"),
         floor_images=FLOOR_IMAGES if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,

@@ -23,7 +23,7 @@ from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.results import plausibility, summaries
 from moeprobe.results.folder import OutputFolder, Result, provenance
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.tables import concatenate
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Advance, Progress
@@ -140,7 +140,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         images = concatenate(tables)
         if images.num_rows == 0:
             raise self._nothing(skipped)
-        table, comparison = summaries.summarise(images, analyses=question.analyses, about=self._about())
+        table, comparison = summaries.summarize(images, analyses=question.analyses, about=self._about())
         doubts = self._doubts(table, images)
         sidecar = {
             "request": self.request,
@@ -150,7 +150,7 @@ class Measurement(Work[M_co], Generic[M_co]):
             "checkpoints": {
                 model.name: dict(model.provenance) | doubts.get(model.name, {}) for model in self.models
             },
-            "colours": colours([model.name for model in self.models]),
+            "colours": colors([model.name for model in self.models]),
             "skipped_images": skipped[0],
             "images_per_second": rates,
             "wall_seconds": time.perf_counter() - started,
@@ -188,7 +188,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         found = self.data_warnings()
         question = self.question
         names = question.dataset.class_names
-        if question.labelled and names is not None and "accuracy" in set(table["metric"]):
+        if question.labeled and names is not None and "accuracy" in set(table["metric"]):
             clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
             for name, text in plausibility.warnings(
                 table, images, num_classes=len(names), clean=clean

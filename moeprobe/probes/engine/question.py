@@ -21,7 +21,7 @@ class Question:
     """The question to every checkpoint: which images, which views, which analyses.
 
     ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
-    ``labelled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    ``labeled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
     analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
     many of the images, from the first one on, are run again unchanged for the noise floor (see ``noise_floor``).
     ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
@@ -38,7 +38,7 @@ class Question:
     batch_size: int = 64
     workers: int = 0
     skip_bad_images: bool = False
-    labelled: bool = True
+    labeled: bool = True
     replayed_gates: str = "recomputed"
     floor_images: int = 0
     allow_not_finite: bool = False

@@ -37,7 +37,7 @@ def make_request(
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
-        "labels_used": question.labelled and question.dataset.class_names is not None,
+        "labels_used": question.labeled and question.dataset.class_names is not None,
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             # Of a router from outside the package.

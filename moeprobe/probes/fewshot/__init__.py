@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Fewshot(Probe["Result"]):
-    """How good are the features for few labelled images? Ridge regression on the frozen pre-logits.
+    """How good are the features for few labeled images? Ridge regression on the frozen pre-logits.
 
     The shots are drawn from the split train, the images of --split are judged. The strength of the penalty is chosen
     on other training images, never on those that are judged.
@@ -79,4 +79,4 @@ class Fewshot(Probe["Result"]):
         """Return the accuracy over the number of shots."""
         from moeprobe.probes.fewshot.figure import draw
 
-        return draw(result.table, colours=result.sidecar["colours"])
+        return draw(result.table, colors=result.sidecar["colours"])

@@ -11,8 +11,8 @@ from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.results.figures import panels
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
-    """Return the figure: a place per number of shots; colours are of checkpoints."""
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a place per number of shots; colors are of checkpoints."""
     accuracy = table[table["metric"] == FEWSHOT_ACCURACY.name]
     shots, checkpoints = sorted(set(accuracy["severity"])), panels.checkpoints(accuracy)
     figure, axes = panels.panels(1, 1, width=2.6 + 1.1 * max(len(shots), 2), height=3.4)
@@ -23,15 +23,15 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
         single, together = here[here["draw"].notna()], here[here["draw"].isna()]
         x = np.searchsorted(shots, single["severity"]) + shift
         panel.plot(
-            x - 0.07, single["value"].to_numpy(float), "o", color=colours[checkpoint], markersize=4, alpha=0.3
+            x - 0.07, single["value"].to_numpy(float), "o", color=colors[checkpoint], markersize=4, alpha=0.3
         )
         x = np.searchsorted(shots, together["severity"]) + shift
-        panels.points(panel, x, together, colour=colours[checkpoint], label=checkpoint)
+        panels.points(panel, x, together, color=colors[checkpoint], label=checkpoint)
         chance = panels.select(table, checkpoint=checkpoint, metric=f"{FEWSHOT_ACCURACY.name}{CHANCE}")
         chance = chance[chance["draw"].isna()]
         x = np.searchsorted(shots, chance["severity"]) + shift
-        panel.plot(x, chance["value"].to_numpy(float), "_", color=colours[checkpoint], markersize=14)
-    # One entry for the kind of mark: its colour says whose it is.
+        panel.plot(x, chance["value"].to_numpy(float), "_", color=colors[checkpoint], markersize=14)
+    # One entry for the kind of mark: its color says whose it is.
     panel.plot([], [], "o", color="#606060", markersize=4, alpha=0.4, label="single draws")
     panel.plot([], [], "_", color="#606060", markersize=14, label="by chance")
     panel.set(ylim=(-0.03, 1.03), ylabel="accuracy", xlabel="training images per class")

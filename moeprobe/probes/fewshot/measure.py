@@ -59,7 +59,7 @@ class FewshotMeasurement(Measurement[Result]):
         )
         # The classes are learned here: those of the model do not matter.
         severities = tuple(float(count) for count in self.probe.shots)
-        return dataclasses.replace(question, severities=severities, labelled=True)
+        return dataclasses.replace(question, severities=severities, labeled=True)
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers, with how the strengths are chosen."""

@@ -1,6 +1,6 @@
 """Ridge regression of classes on features: every strength of the penalty from one decomposition, in float64.
 
-Features are standardised by the images that are fitted, a constant is appended (so that the penalty hardly holds the
+Features are standardized by the images that are fitted, a constant is appended (so that the penalty hardly holds the
 intercept back), targets are 1 for an image's class and −1 for the others. With inputs X = U S Vᵀ the weights for a
 strength λ are V S / (S² + λ) Uᵀ Y.
 
@@ -66,7 +66,7 @@ class Ridge:
     def left_out(self) -> Iterator[tuple[float, Array]]:
         """Yield (strength, scores ``(n, C)``) of each image by the regression on all the others.
 
-        The others are standardised as all are together. An image's residual is that of the whole regression over
+        The others are standardized as all are together. An image's residual is that of the whole regression over
         1 − its leverage; both are summed from what is small, so that a fit through every image loses no digits.
         """
         outside = self._targets - self._left @ self._projected
@@ -102,5 +102,5 @@ def targets(labels: NDArray[np.int64], num_classes: int) -> Array:
 
 
 def _inputs(features: Array, mean: Array, scale: Array) -> Array:
-    """Return standardised features with the constant ``(n, D + 1)``."""
+    """Return standardized features with the constant ``(n, D + 1)``."""
     return np.pad((features - mean) / scale, ((0, 0), (0, 1)), constant_values=_CONSTANT)

@@ -48,7 +48,7 @@ class Shots:
         counts: shots that are asked for, e.g. (1, 5, 10).
         drawn: ``(draws, C, S)`` images of each draw; its first N of each class are the N shots.
         held_out: ``(C, H)`` images that are in no draw; H = 0 where the smallest class leaves none.
-        indices: all of them, each once, in an order that the seed fixes (neighbours may compete for a capacity).
+        indices: all of them, each once, in an order that the seed fixes (neighbors may compete for a capacity).
     """
 
     train: Dataset

@@ -21,11 +21,11 @@ from moeprobe.results.tables import agreement_of
 _RAW = {SET_JACCARD.name: "share of {tokens}, of experts", WEIGHT_COSINE.name: "match, cosine"}
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure]:
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
     """Return the figure: a column per MoE layer, raw match above, kappa below; none where nothing is matched.
 
     Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and each match has a column. Top-k matches are
-    drawn where tokens choose, and next to them the agreement that all checkpoints share. Colours are of checkpoints.
+    drawn where tokens choose, and next to them the agreement that all checkpoints share. Colors are of checkpoints.
     """
     patches = panels.ordinary(table)
     first = agreement_of(patches)
@@ -41,14 +41,14 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
     modality = modality_of(patches["tokens"])
     raw_label = _RAW.get(first, "share of {tokens}").format(tokens=modality.tokens)
     draw_panels = _over_layers if len(layers) > panels.MOST_PANELS else _by_layer
-    figure, axes = draw_panels(patches, layers, names, colours)
+    figure, axes = draw_panels(patches, layers, names, colors)
     axes[0, 0].set_ylabel(raw_label)
     axes[1, 0].set_ylabel("κ (beyond chance)")
     for kappa in axes[1]:
         kappa.axhline(0, color="#808080", linewidth=0.8)
     for raw in axes[0]:
         raw.set_ylim(0, 1.03)
-    # One entry for the kind of mark: its colour says whose it is.
+    # One entry for the kind of mark: its color says whose it is.
     axes[0, 0].plot([], [], "_", color="#606060", markersize=14, label="by chance (pooled)")
     axes[1, 0].plot([], [], "D", color="#606060", markersize=5, label=f"κ within the {modality.name}")
     view = patches["view"].iloc[0]
@@ -59,7 +59,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> dict[str, Figure
 
 
 def _by_layer(
-    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colors: Mapping[str, str]
 ) -> tuple[Figure, np.ndarray]:
     """Draw a panel per layer, with a place per match."""
     figure, axes = panels.panels(2, len(layers))
@@ -72,18 +72,18 @@ def _by_layer(
             if here.empty:
                 continue  # this checkpoint has no such layer
             x = np.arange(len(names)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
-            colour = colours[checkpoint]
+            color = colors[checkpoint]
             panels.points(
-                raw, x, panels.by_metric(here[here["null"] == ""], names), colour=colour, label=checkpoint
+                raw, x, panels.by_metric(here[here["null"] == ""], names), color=color, label=checkpoint
             )
             pooled = here[here["null"] == "pooled"]
             chance = panels.by_metric(pooled, [f"{name}{CHANCE}" for name in names])["value"].to_numpy(float)
-            raw.plot(x, chance, "_", color=colour, markersize=14)
+            raw.plot(x, chance, "_", color=color, markersize=14)
             for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
                 beyond = panels.by_metric(here[here["null"] == null], [f"{name}{KAPPA}" for name in names])
-                panels.points(kappa, x + shift, beyond, fmt=mark, colour=colour, label=checkpoint)
+                panels.points(kappa, x + shift, beyond, fmt=mark, color=color, label=checkpoint)
                 if null == "pooled":
-                    panels.name_collapsed(kappa, x, beyond, colour=colour)
+                    panels.name_collapsed(kappa, x, beyond, color=color)
         for row in (raw, kappa):
             row.set_xticks(np.arange(len(names)), [_label(name) for name in names])
             row.set_xlim(-0.6, len(names) - 0.4)
@@ -91,7 +91,7 @@ def _by_layer(
 
 
 def _over_layers(
-    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colours: Mapping[str, str]
+    patches: pd.DataFrame, layers: Sequence[str], names: Sequence[str], colors: Mapping[str, str]
 ) -> tuple[Figure, np.ndarray]:
     """Draw a panel per match, with the layers along the x axis."""
     figure, axes = panels.panels(2, len(names), width=5.0)
@@ -102,10 +102,10 @@ def _over_layers(
         raw.set_title(_label(name).replace("\n", " "))
         for checkpoint in checkpoints:
             here = panels.select(patches, checkpoint=checkpoint)
-            colour, shift = colours[checkpoint], shift_of[checkpoint]
+            color, shift = colors[checkpoint], shift_of[checkpoint]
             chance = panels.select(here, metric=f"{name}{CHANCE}", null="pooled").set_index("layer")["value"]
             raw.plot(
-                np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=colour, markersize=6
+                np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=color, markersize=6
             )
             for panel, metric, null, style in (
                 (raw, name, "", "o-"),
@@ -113,7 +113,7 @@ def _over_layers(
                 (kappa, f"{name}{KAPPA}", "image", "D:"),
             ):
                 rows = panels.select(here, metric=metric, null=null)
-                draw_line(panel, rows, layers, colour=colour, label=checkpoint, shift=shift, style=style)
+                draw_line(panel, rows, layers, color=color, label=checkpoint, shift=shift, style=style)
         label_axis(raw, layers, named=False)
         label_axis(kappa, layers)
     return figure, axes

@@ -1,6 +1,6 @@
 """The routing of a few images as a perturbation grows: single frames, a looping GIF of them, and a strip.
 
-GIF and not animated PNG: slides, README pages and old viewers play it everywhere. What its 256 colours cost is small
+GIF and not animated PNG: slides, README pages and old viewers play it everywhere. What its 256 colors cost is small
 on pictures like these, and the single frames are there in full.
 """
 
@@ -51,10 +51,10 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: S
     return panels.below(figure, f"{key(overlays)}{note}.")
 
 
-def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mapping[str, str]) -> Figure:
+def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping[str, str]) -> Figure:
     """Return the severities side by side, a row per checkpoint, of overlays of one layer and image.
 
-    ``colours`` are those of the checkpoints (``palette.colours``), some of which may not have this layer.
+    ``colors`` are those of the checkpoints (``palette.colors``), some of which may not have this layer.
     """
     checkpoints = list(dict.fromkeys(item.checkpoint for item in overlays))
     severities = list(dict.fromkeys(item.severity for item in overlays))
@@ -74,7 +74,7 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colours: Mappin
             panel.set_title(f"{item.severity:g}", fontsize=10)
         if column == 0:
             name = panels.wrapped(item.checkpoint, 1.3 * inches, size=9)
-            panel.set_ylabel(name, fontsize=9, color=colours[item.checkpoint])
+            panel.set_ylabel(name, fontsize=9, color=colors[item.checkpoint])
     figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     numbers = f"Above: {unit}. Below: how many of the compared patches changed"
@@ -85,14 +85,14 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
     """Write images of one size as a GIF that loops forever; the same images give the same bytes."""
     pictures = [Image.open(file).convert("RGB") for file in frames]
     # One palette for all, and no dithering: what stays the same in the picture stays the same in the file. Every fourth
-    # pixel either way is enough to choose the colours by.
+    # pixel either way is enough to choose the colors by.
     width, height = (side // 4 for side in pictures[0].size)
     together = Image.new("RGB", (width, height * len(pictures)))
     for number, picture in enumerate(pictures):
         together.paste(picture.resize((width, height), Image.Resampling.NEAREST), (0, height * number))
     palette = together.quantize(_WHITE, method=Image.Quantize.MEDIANCUT, kmeans=1)
-    colours = (palette.getpalette() or [])[: 3 * _WHITE]
-    palette.putpalette([*colours, *[0] * (3 * _WHITE - len(colours)), 255, 255, 255])
+    colors = (palette.getpalette() or [])[: 3 * _WHITE]
+    palette.putpalette([*colors, *[0] * (3 * _WHITE - len(colors)), 255, 255, 255])
     indexed = [_indexed(picture, palette) for picture in pictures]
     milliseconds = [round(1000 * _SECONDS)] * (len(indexed) - 1) + [round(1000 * _LAST_SECONDS)]
     with atomic_file(path) as temporary:
@@ -109,7 +109,7 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
 
 
 def _indexed(picture: Image.Image, palette: Image.Image) -> Image.Image:
-    """Return a picture in the colours of a palette; white stays white, which the nearest colour may miss by a shade."""
+    """Return a picture in the colors of a palette; white stays white, which the nearest color may miss by a shade."""
     found = np.asarray(picture.quantize(palette=palette, dither=Image.Dither.NONE))
     white = (np.asarray(picture) == 255).all(-1)
     indexed = Image.fromarray(np.where(white, _WHITE, found).astype(np.uint8))

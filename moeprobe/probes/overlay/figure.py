@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.palette import expert_colour
+from moeprobe.results.palette import expert_color
 
 _NOBODY, _UNCOMPARED = "#808080", "#ffffff"
 _TINT = 0.55
@@ -85,7 +85,7 @@ def name_experts(axes: Axes, experts: Sequence[int]) -> None:
     """Add the color of each expert to the legend; none where there are too many."""
     if len(experts) <= _MOST_NAMED:
         for expert in experts:
-            axes.plot([], [], "s", color=expert_colour(expert), markersize=8, label=f"{expert}")
+            axes.plot([], [], "s", color=expert_color(expert), markersize=8, label=f"{expert}")
 
 
 def key(overlays: Sequence[Overlay]) -> str:
@@ -136,7 +136,7 @@ def patches(
     )
     room = 72 * inches / max(rows, columns)
     line = float(np.clip(room / 14, 0.5, 1.6))
-    # Inside its patch, so that neighbours do not draw over each other.
+    # Inside its patch, so that neighbors do not draw over each other.
     inset = 1.2 * line / room
     outlined = [
         Rectangle((x + inset * width, y + inset * height), (1 - 2 * inset) * width, (1 - 2 * inset) * height)
@@ -155,7 +155,7 @@ def _tints(experts: np.ndarray, compared: np.ndarray) -> np.ndarray:
     """Return the color and opacity ``(rows, columns, 4)`` of each patch."""
     tints = np.empty((*experts.shape, 4))
     for place, expert in np.ndenumerate(experts):
-        color = _NOBODY if expert < 0 else expert_colour(int(expert))
+        color = _NOBODY if expert < 0 else expert_color(int(expert))
         tints[place] = (*to_rgb(color), _TINT) if compared[place] else (*to_rgb(_UNCOMPARED), 0.7)
     return tints
 

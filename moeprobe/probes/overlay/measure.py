@@ -26,7 +26,7 @@ from moeprobe.probes.overlay import exhibits
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder, provenance
-from moeprobe.results.palette import colours
+from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress
@@ -104,9 +104,9 @@ class Drawing(Work[OverlayResult]):
         result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
         if folder is not None:
             if self.probe.animate:
-                sidecar["colours"] = colours([model.name for model in self.models])
+                sidecar["colours"] = colors([model.name for model in self.models])
                 drawn, sidecar["frames"] = _animations(
-                    self.question, shown, folder.path, watcher, colours=sidecar["colours"]
+                    self.question, shown, folder.path, watcher, colors=sidecar["colours"]
                 )
             else:
                 drawn = _save(result.plot(), folder.path)
@@ -164,7 +164,7 @@ def _animations(
     folder: Path,
     watcher: Progress,
     *,
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
     from moeprobe.probes.overlay.animation import frame, strip, write_gif
@@ -186,7 +186,7 @@ def _animations(
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"), formats=("png",))
             watcher.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]
-        figure = strip(first, title=title, unit=question.view.unit, colours=colours)
+        figure = strip(first, title=title, unit=question.view.unit, colors=colors)
         written += [
             write_gif(frames, stem.with_name(f"{stem.name}.gif")),
             *save(figure, stem.with_name(f"{stem.name}-strip")),

@@ -115,5 +115,5 @@ def _shows(layer: "LayerRouting") -> str:
     if layer.top_k == 0:
         return "expert of the largest weight (all have a share of every patch)"
     if layer.experts_choose:
-        return "of the experts that take the patch, the one that scores it best (grey, –: none takes it)"
+        return "of the experts that take the patch, the one that scores it best (gray, –: none takes it)"
     return Overlay.shows

@@ -16,7 +16,7 @@ from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
-# Perceptually even, and made to look the same with the common colour deficiencies.
+# Perceptually even, and made to look the same with the common color deficiencies.
 _MAP = "cividis"
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
@@ -27,11 +27,11 @@ _MOST_COLUMNS = 8
 _MEANS = {S_DIAGONAL.name: ("mean $S_{ii}$", 2), S_OFFDIAGONAL.name: ("mean $S_{i≠j}$", 3)}
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> dict[str, Figure]:
-    """Return the figure: a row per MoE layer, a column per checkpoint, one colour scale for all, from 0.
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dict[str, Figure]:
+    """Return the figure: a row per MoE layer, a column per checkpoint, one color scale for all, from 0.
 
     Of more than ``panels.MOST_PANELS`` layers the heat maps are small, and a second figure shows the means of the
-    diagonal and of the rest along the layers, in the ``colours`` of checkpoints. Empty where no gates are a
+    diagonal and of the rest along the layers, in the ``colors`` of checkpoints. Empty where no gates are a
     distribution.
     """
     entries = table[table["metric"] == S.name]
@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str] | None = None) -> di
     notes = [f"Rows: experts of {first}. Columns: experts of view 2"]
     maps = panels.finish(_small(entries, layers, scale), entries, title=title, notes=notes, mark=None)
     means = table[table["metric"].isin(list(_MEANS))]
-    lines = _means(means, layers, colours or palette.colours(panels.checkpoints(entries)))
+    lines = _means(means, layers, colors or palette.colors(panels.checkpoints(entries)))
     return {"s-matrix": maps, "s-matrix-layers": panels.finish(lines, panels.ordinary(means), title=title)}
 
 
@@ -70,7 +70,7 @@ def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> N
 
 
 def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
-    """Draw a labelled heat map for each layer and checkpoint."""
+    """Draw a labeled heat map for each layer and checkpoint."""
     entries = table[table["metric"] == S.name]
     checkpoints = panels.checkpoints(entries)
     with mpl.rc_context(STYLE | {"axes.grid": False}):
@@ -112,7 +112,7 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
     return figure
 
 
-def _means(table: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str]) -> Figure:
+def _means(table: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]) -> Figure:
     """Draw the means of the diagonal and of the rest along the layers."""
     rows = panels.ordinary(table)
     checkpoints = panels.checkpoints(rows)
@@ -120,7 +120,7 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colours: Mapping[str, str
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
         for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
             here = panels.select(rows, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, here, layers, colour=colours[checkpoint], label=checkpoint, shift=shift)
+            draw_line(panel, here, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
         panel.set_title(name)
         label_axis(panel, layers)
     return figure
@@ -143,10 +143,10 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     axes.spines[:].set_visible(False)
     if len(matrix) > _MOST_NUMBERED:
         return
-    colour = mpl.colormaps[_MAP]
+    color = mpl.colormaps[_MAP]
     for i, j in np.ndindex(matrix.shape):
         if np.isfinite(matrix[i, j]):
-            bright = np.dot(colour(scale(matrix[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
+            bright = np.dot(color(scale(matrix[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
             axes.text(
                 j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7.5,
                 color="black" if bright else "white",

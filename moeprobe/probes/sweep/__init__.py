@@ -58,7 +58,7 @@ class AlongSeverity(Probe["Result"]):
 
         return draw(
             result.table,
-            colours=result.sidecar["colours"],
+            colors=result.sidecar["colours"],
             unit=result.sidecar["severity_unit"],
             gates=result.sidecar["request"]["replayed_gates"],
         )

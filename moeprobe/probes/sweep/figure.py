@@ -35,11 +35,11 @@ _SHARES = (("features", "-", "o"), ("switching", "--", "s"))
 
 
 def draw(
-    table: pd.DataFrame, *, colours: Mapping[str, str], unit: str, gates: str | None = None
+    table: pd.DataFrame, *, colors: Mapping[str, str], unit: str, gates: str | None = None
 ) -> dict[str, Figure]:
     """Return the figures: routing (a column per layer) and output; ``unit`` is that of the severity.
 
-    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colours`` are of
+    Of more than ``panels.MOST_PANELS`` layers, layers are the x axis and every severity is a line. ``colors`` are of
     checkpoints. ``gates`` says how those of replayed routings were weighted, where that was asked.
     """
     floors = table[table["view"].isin(FLOORS)]
@@ -55,10 +55,10 @@ def draw(
         ]
         title = f"Routing against the clean {modality_of(routing['tokens']).name}: {view}"
         if len(panels.layers(table)) > panels.MOST_PANELS:
-            figure, mark = _over_layers(routing, rows, colours, unit), "bars"
+            figure, mark = _over_layers(routing, rows, colors, unit), "bars"
             notes = ["In the table only: the noise floor"] if len(floors) else []
         else:
-            figure, mark = _by_layer(routing, floors, rows, colours, unit), "bands"
+            figure, mark = _by_layer(routing, floors, rows, colors, unit), "bands"
             least = panels.ordinary(panels.select(floors, metric=agreement_of(routing)))["value"].min()
             notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
         notes += panels.undrawn(table)
@@ -67,7 +67,7 @@ def draw(
     if output:
         figure, axes = panels.panels(1, len(output))
         for column, (metric, label) in enumerate(output):
-            _curves(axes[0, column], table, metric, colours)
+            _curves(axes[0, column], table, metric, colors)
             axes[0, column].set(ylabel=label, xlabel=unit)
         _severity_ticks(axes, table)
         _shares_axis(axes)
@@ -79,7 +79,7 @@ def draw(
     if changes:
         figure, axes = panels.panels(1, len(changes), sharey=False)
         for column, (changed, label) in enumerate(changes):
-            _shares(axes[0, column], table, changed, colours)
+            _shares(axes[0, column], table, changed, colors)
             axes[0, column].set(ylabel=label, xlabel=unit)
         _severity_ticks(axes, table)
         parts = [changed.make(share).name for changed, _ in changes for share, _, _ in _SHARES]
@@ -97,7 +97,7 @@ def _by_layer(
     routing: pd.DataFrame,
     floors: pd.DataFrame,
     rows: Sequence[tuple[str, str]],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     unit: str,
 ) -> Figure:
     """Draw a column per layer, with the severity along the x axis."""
@@ -107,14 +107,14 @@ def _by_layer(
         here = panels.select(routing, layer=layer)
         for row, (metric, label) in enumerate(rows):
             panel = axes[row, column]
-            _curves(panel, here, metric, colours)
+            _curves(panel, here, metric, colors)
             if metric == first:
-                _chance(panel, here, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colours)
+                _chance(panel, here, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colors)
                 floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
                 _floor(panel, floor)
             if find(metric).kind == "kappa":
                 within = f"κ within the {modality_of(routing['tokens']).name}"
-                _chance(panel, here, metric, "image", "--", within, colours)
+                _chance(panel, here, metric, "image", "--", within, colors)
             panel.set_ylabel(label if column == 0 else "")
         axes[0, column].set_title(layer)
         axes[-1, column].set_xlabel(unit)
@@ -126,7 +126,7 @@ def _by_layer(
 
 
 def _over_layers(
-    routing: pd.DataFrame, rows: Sequence[tuple[str, str]], colours: Mapping[str, str], unit: str
+    routing: pd.DataFrame, rows: Sequence[tuple[str, str]], colors: Mapping[str, str], unit: str
 ) -> Figure:
     """Draw a column per checkpoint, with the layers along the x axis and a line per severity."""
     layers, checkpoints = panels.layers(routing), panels.checkpoints(routing)
@@ -142,12 +142,12 @@ def _over_layers(
                     panel,
                     here[here["severity"] == severity],
                     layers,
-                    colour=to_hex(shade),
+                    color=to_hex(shade),
                     label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",
                 )
             panel.set_ylabel(label if column == 0 else "")
             label_axis(panel, layers, named=row == len(rows) - 1)
-        axes[0, column].set_title(checkpoint, color=colours[checkpoint])
+        axes[0, column].set_title(checkpoint, color=colors[checkpoint])
     _shares_axis(axes[[metric != UNSERVED.name for metric, _ in rows]])
     return figure
 
@@ -156,12 +156,12 @@ def _severity_ticks(axes: np.ndarray, table: pd.DataFrame) -> None:
     """Put a tick at every severity that was measured, and label those with enough space."""
     measured = sorted(set(table["severity"].dropna()))
     gap = 0.13 * (measured[-1] - measured[0])
-    labelled: list[float] = []
+    labeled: list[float] = []
     for severity in measured:
-        if not labelled or severity - labelled[-1] >= gap:
-            labelled.append(severity)
+        if not labeled or severity - labeled[-1] >= gap:
+            labeled.append(severity)
     for panel in axes.flat:
-        panel.set_xticks(labelled, [f"{severity:g}" for severity in labelled])
+        panel.set_xticks(labeled, [f"{severity:g}" for severity in labeled])
         panel.set_xticks(measured, minor=True)
 
 
@@ -191,28 +191,28 @@ def _shares_axis(axes: np.ndarray) -> None:
         row.set_ylim(min(-0.03, row.get_ylim()[0]) if row.get_ylim()[0] < 0 else 0, 1.03)
 
 
-def _curves(axes: Axes, table: pd.DataFrame, metric: str, colours: Mapping[str, str]) -> None:
+def _curves(axes: Axes, table: pd.DataFrame, metric: str, colors: Mapping[str, str]) -> None:
     for checkpoint in panels.checkpoints(table):
         rows = _rows(table, checkpoint, metric, nulls=("", "pooled"))
-        _curve(axes, rows, colours[checkpoint], "o-", label=checkpoint)
+        _curve(axes, rows, colors[checkpoint], "o-", label=checkpoint)
 
 
-def _curve(axes: Axes, rows: pd.DataFrame, colour: str, style: str, *, label: str) -> None:
+def _curve(axes: Axes, rows: pd.DataFrame, color: str, style: str, *, label: str) -> None:
     """Draw values along the severity with their band."""
     x, value = rows["severity"].to_numpy(float), rows["value"].to_numpy(float)
-    axes.plot(x, value, style, color=colour, markersize=4, linewidth=1.5, label=label)
+    axes.plot(x, value, style, color=color, markersize=4, linewidth=1.5, label=label)
     low, high = (rows[end].to_numpy(float) for end in ("ci_low", "ci_high"))
-    axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-    panels.name_collapsed(axes, x, rows, colour=colour)
+    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    panels.name_collapsed(axes, x, rows, color=color)
 
 
-def _shares(axes: Axes, table: pd.DataFrame, changed: MetricFamily, colours: Mapping[str, str]) -> None:
+def _shares(axes: Axes, table: pd.DataFrame, changed: MetricFamily, colors: Mapping[str, str]) -> None:
     """Draw what features and switching have in the change of the output."""
     axes.axhline(0, color="#808080", linewidth=0.8)
     for checkpoint in panels.checkpoints(table):
         for share, line, mark in _SHARES:
             rows = _rows(table, checkpoint, changed.make(share).name, nulls=("",))
-            _curve(axes, rows, colours[checkpoint], line + mark, label=f"{checkpoint}: {share}")
+            _curve(axes, rows, colors[checkpoint], line + mark, label=f"{checkpoint}: {share}")
 
 
 def _chance(
@@ -222,14 +222,14 @@ def _chance(
     null: str,
     style: str,
     label: str,
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
 ) -> None:
     """Draw a thin line per checkpoint, of what depends on one chance level."""
     for checkpoint in panels.checkpoints(table):
         rows = _rows(table, checkpoint, metric, nulls=(null,))
         if len(rows):
-            axes.plot(rows["severity"], rows["value"], style, color=colours[checkpoint], linewidth=1.2)
-            # One entry per kind of line: its colour says whose it is.
+            axes.plot(rows["severity"], rows["value"], style, color=colors[checkpoint], linewidth=1.2)
+            # One entry per kind of line: its color says whose it is.
             axes.plot([], [], style, color="#606060", linewidth=1.2, label=label)
 
 

@@ -20,15 +20,15 @@ from moeprobe.metrics.registry import find
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.tables import agreement_of
 
-_GREY = "#606060"
+_GRAY = "#606060"
 # More rows than this in a panel, and only one metric of the routing is drawn.
 _MOST_CELLS = 24
 # The share of a panel's width that a word takes.
 _WORD = 0.23
 
 
-def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
-    """Return the figure of a comparison: patches and output, cells from top to bottom; colours are of checkpoints."""
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
+    """Return the figure of a comparison: patches and output, cells from top to bottom; colors are of checkpoints."""
     shown = table[table["tokens"].isin([*ORDINARY, ""])]
     lines = compared_first(agreement_of(table))
     if not shown["metric"].isin([metric for metric, _ in lines]).any():
@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame, *, colours: Mapping[str, str]) -> Figure:
         for column in range(columns):
             if column < len(line):
                 title, rows = line[column]
-                _panel(axes[row, column], rows, pairs, colours, title)
+                _panel(axes[row, column], rows, pairs, colors, title)
             else:
                 axes[row, column].set_axis_off()
     names = list(dict.fromkeys(drawn["reference"]))
@@ -89,14 +89,14 @@ def _panel(
     axes: Axes,
     rows: pd.DataFrame,
     pairs: Sequence[tuple[str, str]],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
     title: str,
 ) -> None:
     cells = list(rows.groupby(["layer", "severity"], sort=False, dropna=False))
     margin = rows["margin"].iloc[0]
     if not math.isnan(margin):
         axes.axvspan(-margin, margin, color="#e6e6e6", linewidth=0)
-    axes.axvline(0, color=_GREY, linewidth=1)
+    axes.axvline(0, color=_GRAY, linewidth=1)
     step = 0.7 / max(len(pairs), 1)
     words = []
     for place, (_, here) in enumerate(cells):
@@ -106,8 +106,8 @@ def _panel(
                 continue  # this checkpoint has no such layer
             y = place + step * (number - (len(pairs) - 1) / 2)
             label = checkpoint if len({side for _, side in pairs}) == 1 else f"{checkpoint} − {reference}"
-            if _point(axes, found.iloc[0], y, colour=colours[checkpoint], label=label):
-                words.append((y, found.iloc[0], colours[checkpoint]))
+            if _point(axes, found.iloc[0], y, color=colors[checkpoint], label=label):
+                words.append((y, found.iloc[0], colors[checkpoint]))
     axes.set_title(title)
     axes.set_yticks(range(len(cells)), [_cell(*key) for key, _ in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
@@ -120,11 +120,11 @@ def _panel(
     if ends:
         left, right = axes.get_xlim()
         axes.set_xlim(right=max(right, left + (max(ends) - left) / (1 - _WORD)))
-    for y, row, colour in words:
-        _word(axes, row, y, colour=colour)
+    for y, row, color in words:
+        _word(axes, row, y, color=color)
 
 
-def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> bool:
+def _point(axes: Axes, row: pd.Series, y: float, *, color: str, label: str) -> bool:
     """Draw a difference; returns whether a word must say why it is not drawn, or not drawn whole."""
     there = row["verdict"] != "collapsed" and not math.isnan(row["value"])
     whole = there and not math.isnan(row["sim_low"])
@@ -134,7 +134,7 @@ def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> 
         [y] if there else [],
         xerr=np.array([[row["value"] - low], [high - row["value"]]]) if there else None,
         fmt="o",
-        color=colour,
+        color=color,
         markersize=5,
         capsize=3,
         linewidth=1.5,
@@ -143,7 +143,7 @@ def _point(axes: Axes, row: pd.Series, y: float, *, colour: str, label: str) -> 
     return not whole or row["verdict"] == "identical"
 
 
-def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
+def _word(axes: Axes, row: pd.Series, y: float, *, color: str) -> None:
     """Write the verdict next to the point, or next to 0 if there is none, on the side that has room."""
     others = {"reference": "reference collapsed", "both": "both collapsed"}
     word = others.get(row["collapsed"], row["verdict"])
@@ -158,7 +158,7 @@ def _word(axes: Axes, row: pd.Series, y: float, *, colour: str) -> None:
         textcoords="offset points",
         ha="left" if rightwards else "right",
         va="center",
-        color=colour,
+        color=color,
         fontsize=9,
         fontstyle="italic",
     )

@@ -19,7 +19,7 @@ def draw_line(
     rows: pd.DataFrame,
     layers: Sequence[str],
     *,
-    colour: str,
+    color: str,
     label: str,
     shift: float = 0.0,
     style: str = "o-",
@@ -27,8 +27,8 @@ def draw_line(
     """Draw values with their bars over the layers; ``shift`` offsets one line from another, in layers."""
     by_layer = rows.drop_duplicates("layer").set_index("layer").reindex(list(layers))
     x = np.arange(len(layers)) + shift
-    panels.points(axes, x, by_layer, colour=colour, label=label, fmt=style, size=3.5, width=1.0)
-    panels.name_collapsed(axes, x, by_layer, colour=colour)
+    panels.points(axes, x, by_layer, color=color, label=label, fmt=style, size=3.5, width=1.0)
+    panels.name_collapsed(axes, x, by_layer, color=color)
 
 
 def shifts(count: int) -> np.ndarray:

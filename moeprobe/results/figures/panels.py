@@ -37,7 +37,7 @@ def points(
     x: np.ndarray,
     rows: pd.DataFrame,
     *,
-    colour: str,
+    color: str,
     label: str,
     fmt: str = "o",
     size: float = 5,
@@ -54,7 +54,7 @@ def points(
         value,
         yerr=errors,
         fmt=fmt,
-        color=colour,
+        color=color,
         markersize=size,
         capsize=0.6 * size,
         linewidth=width,
@@ -62,11 +62,11 @@ def points(
     )
 
 
-def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, colour: str) -> None:
+def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, color: str) -> None:
     """Write "collapsed" where a kappa does not exist for that: nothing there would look like nothing measured."""
     for place in x[(rows["flag"] == "collapsed").to_numpy(bool)]:
         axes.text(
-            place, 0.03, "collapsed", color=colour, rotation=90, fontsize=8, ha="center", va="bottom",
+            place, 0.03, "collapsed", color=color, rotation=90, fontsize=8, ha="center", va="bottom",
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
 
@@ -118,7 +118,7 @@ def below(figure: Figure, text: str, *, size: float = 9) -> Figure:
 
 
 def _legend(figure: Figure) -> Legend | None:
-    """Add one legend for all panels; None where nothing is labelled."""
+    """Add one legend for all panels; None where nothing is labeled."""
     entries: dict[str, Artist] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):

@@ -1,6 +1,6 @@
 """Trainings side by side: accuracy against cost, robustness against accuracy; and the paper's values.
 
-A large point is the mean over training seeds, a pale one a single training with its interval over images. Colour is the
+A large point is the mean over training seeds, a pale one a single training with its interval over images. Color is the
 router, the mark is k (where tokens choose) or c (where experts do).
 """
 
@@ -20,7 +20,7 @@ from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.results.figures import panels
-from moeprobe.results.palette import COLOURS
+from moeprobe.results.palette import COLORS
 
 _MARKS = "osD^vP*X"
 _COSTS = (
@@ -146,7 +146,7 @@ class _Style:
 
     router: str
     setting: str
-    colour: str
+    color: str
     mark: str
     filled: bool
     group: str
@@ -161,9 +161,9 @@ def setting(row: pd.Series) -> str:
 
 
 def _styles(cells: pd.DataFrame) -> dict[str, _Style]:
-    """Return the style of each cell: colours by the order in which routers appear, marks by k or c."""
+    """Return the style of each cell: colors by the order in which routers appear, marks by k or c."""
     order = list(dict.fromkeys(cells["router"]))
-    colours = COLOURS[:-1]  # yellow is too light for points
+    colors = COLORS[:-1]  # yellow is too light for points
     sizes = sorted({_size(row) for _, row in cells.iterrows()})
     found = {}
     for name, row in cells.iterrows():
@@ -171,9 +171,9 @@ def _styles(cells: pd.DataFrame) -> dict[str, _Style]:
         found[str(name)] = _Style(
             router=str(row["router"]),
             setting=setting(row),
-            colour=colours[number % len(colours)],
+            color=colors[number % len(colors)],
             mark=_MARKS[sizes.index(_size(row)) % len(_MARKS)],
-            filled=number < len(colours),
+            filled=number < len(colors),
             group=str(row.get("group") or name),
         )
     return found
@@ -197,17 +197,17 @@ def _scatter(axes: Axes, x: pd.Series, rows: pd.DataFrame, style: dict[str, _Sty
             groups.setdefault(look.group, []).append(name)
     for names in groups.values():
         look = style[names[0]]
-        face = look.colour if look.filled else "white"
+        face = look.color if look.filled else "white"
         places = np.array([[float(x[name]), float(rows["value"][name])] for name in names])
         reach = np.hstack([_reach(rows.loc[name]) for name in names])
         seeds = axes.errorbar(
-            places[:, 0], places[:, 1], yerr=reach, fmt=look.mark, color=look.colour, markerfacecolor=face
+            places[:, 0], places[:, 1], yerr=reach, fmt=look.mark, color=look.color, markerfacecolor=face
         )
         _, _, bars = seeds.lines
         seeds.lines[0].set(alpha=0.35, markersize=3)
         for bar in bars:
             bar.set(alpha=0.25, linewidth=0.8)
-        axes.plot(*places.mean(0), look.mark, color=look.colour, markerfacecolor=face, markersize=7, zorder=3)
+        axes.plot(*places.mean(0), look.mark, color=look.color, markerfacecolor=face, markersize=7, zorder=3)
     axes.margins(x=0.08, y=0.08)
 
 
@@ -220,9 +220,9 @@ def _reach(row: pd.Series) -> np.ndarray:
 
 
 def _legend(axes: Axes, style: dict[str, _Style]) -> None:
-    """Name every router's colour and every mark; the legend below gathers them."""
+    """Name every router's color and every mark; the legend below gathers them."""
     for router, look in {look.router: look for look in style.values()}.items():
-        axes.plot([], [], "-", color=look.colour, linewidth=6 if look.filled else 2, label=router)
+        axes.plot([], [], "-", color=look.color, linewidth=6 if look.filled else 2, label=router)
     marks: dict[str, set[str]] = {}
     for look in style.values():
         marks.setdefault(look.mark, set()).add(look.setting)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from moeprobe.results.figures import panels
-from moeprobe.results.palette import COLOURS
+from moeprobe.results.palette import COLORS
 
 _NOT_AUXILIARY = {"train_loss", "train_main_loss", "train_accuracy"}
 # Losses that differ by more than this factor are drawn on a logarithmic axis.
@@ -26,8 +26,8 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
     figure, axes = panels.panels(1, len(drawn), sharey=False)
     for axis, (title, columns) in zip(axes[0], drawn, strict=True):
         for number, (column, label) in enumerate(columns.items()):
-            colour = COLOURS[number % len(COLOURS)]
-            axis.plot(metrics["step"], metrics[column], "o-", color=colour, markersize=4, label=label)
+            color = COLORS[number % len(COLORS)]
+            axis.plot(metrics["step"], metrics[column], "o-", color=color, markersize=4, label=label)
         axis.set(title=title, xlabel="step")
         axis.legend(frameon=False)
         if title == "accuracy":

@@ -41,7 +41,7 @@ class Job:
     names: tuple[str, str]
     data: str
     options: Options
-    labelled: bool
+    labeled: bool
     replayable: bool
 
     @property
@@ -50,7 +50,7 @@ class Job:
         return {
             name: (self._attributed(probe), number)
             for name, (probe, number) in PROBES.items()
-            if self.labelled or not probe.labels_required
+            if self.labeled or not probe.labels_required
         }
 
     def _attributed(self, probe: Probe[Result]) -> Probe[Result]:
@@ -60,14 +60,14 @@ class Job:
 
     @property
     def hashed(self) -> bool:
-        """Whether the first pair can be recognised; a checkpoint without a hash is never taken for that of before."""
+        """Whether the first pair can be recognized; a checkpoint without a hash is never taken for that of before."""
         return all(model.provenance.get("sha256") is not None for model in self.pairs[0])
 
     @property
     def notes(self) -> list[str]:
         """What is left out, in sentences."""
         notes = []
-        if not self.labelled:
+        if not self.labeled:
             notes.append(f"No accuracy: {self.data} has no labels of the models' classes.")
         if not self.replayable:
             notes.append("No jumps and no attribution: a model cannot replay a routing.")
@@ -102,7 +102,7 @@ def make_job(
         names=(names[0], names[1]) if names is not None else (pairs[0][0].name, pairs[0][1].name),
         data=data,
         options=options,
-        labelled=all(bool(model.class_names) and model.class_names == classes for model in loaded),
+        labeled=all(bool(model.class_names) and model.class_names == classes for model in loaded),
         replayable=all(
             isinstance(model.model, Replayable) and model.model.group_images == 1 for model in pairs[0]
         ),

@@ -20,7 +20,7 @@ from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import Family, look
 from moeprobe.runtime.replacing import check_family
 from moeprobe.studies.report import render, summary
-from moeprobe.studies.report.colouring import in_one_colour
+from moeprobe.studies.report.coloring import in_one_color
 from moeprobe.studies.report.reading import Run, read_runs
 
 __all__ = ["Document", "report"]
@@ -81,7 +81,7 @@ def report(
     folder = None if out is None else Path(out)
     if folder is not None:
         _check(folder, given, overwrite=overwrite)
-    read = in_one_colour(read_runs(given))
+    read = in_one_color(read_runs(given))
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
     files: list[Path] = []

@@ -35,7 +35,7 @@ _NUMBERS = (
 )
 # Of a figure or a table: a page of more than that opens in no browser.
 _LIMIT = 2**30
-_COLOUR = re.compile("#[0-9A-Fa-f]{6}")
+_COLOR = re.compile("#[0-9A-Fa-f]{6}")
 _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
 _VALUE_COLUMNS = {
@@ -78,7 +78,7 @@ class Run:
         comparison: the paired differences likewise.
         pictures: the figures, but for the frames.
         frames: a series of pictures per layer, by growing severity.
-        miscoloured: checkpoints that the figures show in another colour than those of the report's other runs.
+        miscolored: checkpoints that the figures show in another color than those of the report's other runs.
     """
 
     label: str
@@ -89,11 +89,11 @@ class Run:
     comparison: pd.DataFrame | None
     pictures: list[Picture]
     frames: dict[str, list[Frame]]
-    miscoloured: Sequence[str] = ()
+    miscolored: Sequence[str] = ()
 
     @property
-    def colours(self) -> dict[str, str]:
-        """In which colours the figures show the checkpoints; empty where they have none."""
+    def colors(self) -> dict[str, str]:
+        """In which colors the figures show the checkpoints; empty where they have none."""
         return self.sidecar.get("colours", {})
 
     @property
@@ -209,9 +209,9 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
             )
         raise UserError(f"{path} is not an output folder of moeprobe: it has no table.json.")
     content = read_sidecar(path)
-    colours = content.get("colours", {})
-    if not isinstance(colours, dict) or not all(_COLOUR.fullmatch(str(one)) for one in colours.values()):
-        raise UserError(f"{sidecar} names colours that are none; moeprobe did not write it.")
+    colors = content.get("colours", {})
+    if not isinstance(colors, dict) or not all(_COLOR.fullmatch(str(one)) for one in colors.values()):
+        raise UserError(f"{sidecar} names colors that are none; moeprobe did not write it.")
     return content
 
 

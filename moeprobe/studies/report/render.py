@@ -58,13 +58,13 @@ class Section:
         return about.asked(self.run)
 
     @property
-    def colour_note(self) -> str:
-        """A note if a checkpoint has another colour here than in the rest of the report; mostly empty."""
-        names = self.run.miscoloured
+    def color_note(self) -> str:
+        """A note if a checkpoint has another color here than in the rest of the report; mostly empty."""
+        names = self.run.miscolored
         if not names:
             return ""
         them = f"{about.listing(names)} {'has' if len(names) == 1 else 'have'}"
-        return f"The figures of this run keep its own colours; elsewhere {them} another one."
+        return f"The figures of this run keep its own colors; elsewhere {them} another one."
 
     @cached_property
     def short_tables(self) -> list[Table]:

@@ -29,7 +29,7 @@ from moeprobe.studies.train import check_run_folder, complete, train
 
 
 class TradeoffProgress(Progress):
-    """Told how a trade-off advances, over the cells and inside of them. This one ignores it."""
+    """Receives the progress of a trade-off, over the cells and inside of them; this one ignores it."""
 
     def cell(self, name: str, number: int, total: int) -> None:
         """Begin with a cell, the ``number``-th (from 1) of ``total``."""
@@ -49,7 +49,7 @@ class TradeoffResult:
         table: one number per row; the columns are those of ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
         states: cell -> trained, measured or kept, by this call.
         sidecar: what was asked, and provenance.
-        out: where it lies.
+        out: its output folder.
     """
 
     table: pd.DataFrame
@@ -70,21 +70,21 @@ def tradeoff(
     command: str = "",
     watcher: TradeoffProgress | None = None,
 ) -> TradeoffResult:
-    """Put trainings beside one another: accuracy and robustness against what they cost.
+    """Compare trainings: accuracy and robustness against what they cost.
 
     What is finished is never computed again: a cell's training is skipped where its run folder is finished, its probes
     where theirs are, and without anything left to do the table and the figures are made from ``out`` alone. Several
     processes may be given the same sweep; each cell is trained by one of them.
 
     Args:
-        given: sweeps (by name or as YAML files), or folders of finished trainings; none = what lies in ``out``.
-        out: output folder; one of an earlier trade-off is gone on with.
+        given: sweeps (by name or as YAML files), or folders of finished trainings; none = the cells in ``out``.
+        out: output folder; one of an earlier trade-off is continued.
         overrides: ``key=value`` of the sweep or of its configurations; of folders only ``measure.…``.
         checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
         device: where to train and to measure.
-        overwrite: measure anew what an earlier trade-off measured; trainings are kept.
+        overwrite: measure again what an earlier trade-off measured; trainings are kept.
         command: what was typed, for the sidecar.
-        watcher: told how the work advances.
+        watcher: receives the progress.
 
     Raises:
         UserError: something named does not exist or does not fit, or was trained or measured otherwise before.

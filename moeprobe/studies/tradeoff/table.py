@@ -99,6 +99,6 @@ def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
         groups={},
     )
     measured = dataclasses.replace(measured, images=of_table(measured.images))
-    table, _ = summaries.summarise(measured.images, analyses=analyses_of(measured), about=about)
+    table, _ = summaries.summarize(measured.images, analyses=analyses_of(measured), about=about)
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")

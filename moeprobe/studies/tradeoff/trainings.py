@@ -58,7 +58,7 @@ class Cell:
         if not same_training(load(str(self.checkpoint / "config.yaml")), self.config):
             raise UserError(
                 f"{self.checkpoint} holds a finished run of another configuration; give the sweep another name "
-                "(name=NAME), or remove the folder to train it anew."
+                "(name=NAME), or remove the folder to train it again."
             )
         return True
 

@@ -42,7 +42,7 @@ def test_either_version_gives_the_published_records(tmp_path: Path, version: str
     ):
         records, labels = batches[file]
         example = data.example(index)
-        # x runs fastest, then y, then the colour plane.
+        # x runs fastest, then y, then the color plane.
         loop = [
             [[records[row][c * 1024 + y * 32 + x] for c in range(3)] for x in range(32)] for y in range(32)
         ]

@@ -33,9 +33,9 @@ def test_transparency_is_laid_on_white() -> None:
         [255, 255, 255],
         [127, 127, 127],
     ]
-    grey = Image.fromarray(np.array([[[40, 255], [40, 0]]], dtype=np.uint8), mode=None)
-    assert grey.mode == "LA"
-    assert _decode(grey, "PNG")[0].tolist() == [[40] * 3, [255] * 3]
+    gray = Image.fromarray(np.array([[[40, 255], [40, 0]]], dtype=np.uint8), mode=None)
+    assert gray.mode == "LA"
+    assert _decode(gray, "PNG")[0].tolist() == [[40] * 3, [255] * 3]
 
 
 def test_palette_and_its_transparent_entry() -> None:
@@ -48,12 +48,12 @@ def test_palette_and_its_transparent_entry() -> None:
 
 
 @pytest.mark.parametrize("format", ["PNG", "TIFF", "PPM"])
-def test_sixteen_bit_grey_is_scaled_not_clipped(format: str) -> None:
+def test_sixteen_bit_gray_is_scaled_not_clipped(format: str) -> None:
     values = np.array([[0, 128, 129, 257, 32896, 65535]], dtype=np.uint16)
     assert _decode(Image.fromarray(values), format)[0, :, 0].tolist() == [0, 0, 1, 1, 128, 255]
 
 
-def test_cmyk_jpeg_keeps_its_colours() -> None:
+def test_cmyk_jpeg_keeps_its_colors() -> None:
     red = Image.new("RGB", (16, 16), (230, 20, 20)).convert("CMYK")
     assert np.abs(_decode(red, "JPEG", quality=95) - (230, 20, 20)).max() <= 6
 

@@ -46,7 +46,7 @@ def test_another_resolution_shows_the_same_scene() -> None:
 
 
 def test_the_mask_is_the_object() -> None:
-    """The colours inside and outside differ; across the mask's edge they change, one pixel off it they do not."""
+    """The colors inside and outside differ; across the mask's edge they change, one pixel off it they do not."""
     data = Shapes(split="train")
     for index in range(100):
         example = data.example(index)
@@ -62,7 +62,7 @@ def test_the_mask_is_the_object() -> None:
 
 
 def _edge_jump(data: Shapes, shift: int) -> float:
-    """Mean colour difference across the mask's vertical edges, moved by ``shift`` pixels to the right."""
+    """Mean color difference across the mask's vertical edges, moved by ``shift`` pixels to the right."""
     jumps = []
     for index in range(60):
         example = data.example(index)
@@ -95,7 +95,7 @@ def test_classes_are_balanced_and_the_label_is_the_outline() -> None:
 
 
 def _fill(mask: np.ndarray) -> float:
-    """Area over that of the circle around the centre of mass (which is the centre, for these classes)."""
+    """Area over that of the circle around the center of mass (which is the center, for these classes)."""
     points = np.argwhere(mask)
     radius = np.linalg.norm(points - points.mean(axis=0), axis=1).max() + 0.5
     return mask.sum() / (np.pi * radius**2)
@@ -123,7 +123,7 @@ def test_each_class_is_its_own_mirror_image(name: str) -> None:
     assert agreement > 0.93
 
 
-def test_colour_position_and_size_do_not_tell_the_class() -> None:
+def test_color_position_and_size_do_not_tell_the_class() -> None:
     """Class means of what is drawn alike for all differ by no more than chance would have it."""
     data = Shapes(split="train", location="16")
     features: list[list[np.ndarray]] = [[] for _ in range(10)]
@@ -133,7 +133,7 @@ def test_colour_position_and_size_do_not_tell_the_class() -> None:
         assert example.label is not None
         ground = np.asarray(example.image)[~example.mask].mean(axis=0) / 255
         features[example.label].append(ground)
-    values = np.array(features)  # (class, image, colour)
+    values = np.array(features)  # (class, image, color)
     error = values.std() / np.sqrt(values.shape[1])
     assert np.abs(values.mean(axis=1) - values.mean(axis=(0, 1))).max() < 4 * error
 

@@ -1,9 +1,9 @@
 """A dot in a picture, found again in a view of it: does the map tell where the pixels came from?
 
-The dot is a red disc with an even grey rim on a grey chequered background, so what tells it from anything grey
-(background, padding, cutouts) is red minus green. It is symmetric, so its centroid stays its centre under any affine
+The dot is a red disc with an even gray rim on a gray chequered background, so what tells it from anything gray
+(background, padding, cutouts) is red minus green. It is symmetric, so its centroid stays its center under any affine
 resampling and any operation that works pixel by pixel or with a symmetric filter. The background has all levels in
-all channels, so that auto-contrast and equalize, which treat each channel by itself, do not turn greys coloured.
+all channels, so that auto-contrast and equalize, which treat each channel by itself, do not turn grays colored.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Make = Callable[[Image.Image, np.random.Generator], Sample]
 
 
 def picture(width: int, height: int, dot: tuple[float, float] | None = None) -> Image.Image:
-    """A grey picture, with a dot centred at the continuous source coordinates ``dot``."""
+    """A gray picture, with a dot centerd at the continuous source coordinates ``dot``."""
     levels = generator(0, "background").permutation(np.linspace(0, 255, 16)).reshape(4, 4)
     chequered = np.tile(levels.repeat(3, axis=0).repeat(3, axis=1), (height // 12 + 1, width // 12 + 1))
     pixels = np.repeat(chequered[:height, :width, None], 3, axis=2)
@@ -41,12 +41,12 @@ def picture(width: int, height: int, dot: tuple[float, float] | None = None) -> 
 
 
 def redness(pixels: torch.Tensor) -> np.ndarray:
-    """How far each pixel ``(size, size)`` is from grey."""
+    """How far each pixel ``(size, size)`` is from gray."""
     return np.abs(pixels[0].numpy().astype(np.float64) - pixels[1].numpy())
 
 
 def centroid(weights: np.ndarray) -> np.ndarray:
-    """The centre (x, y) of the part above half the dot's level, in continuous pixel coordinates.
+    """The center (x, y) of the part above half the dot's level, in continuous pixel coordinates.
 
     A threshold (solarize) can make the dot's soft edge brighter than its flat inside: it counts no more than that.
     """
@@ -56,10 +56,10 @@ def centroid(weights: np.ndarray) -> np.ndarray:
     return np.array([(weights * x).sum(), (weights * y).sum()]) / weights.sum()
 
 
-def recognisable(found: np.ndarray, blank: np.ndarray, to_source: Map) -> bool:
+def recognizable(found: np.ndarray, blank: np.ndarray, to_source: Map) -> bool:
     """Whether one thing of the dot's size is there, wherever: not bleached, drowned in noise or one of many.
 
-    (Equalize treats each channel by itself; a threshold after it can make whole grey squares coloured.)
+    (Equalize treats each channel by itself; a threshold after it can make whole gray squares colored.)
     """
     if found.max() < 0.1 or blank.max() > 0.25 * found.max():
         return False
@@ -111,7 +111,7 @@ def follow(make: Make, *, draws: int, count: Count) -> None:
         view = make(picture(width, height, dot), generator(0, "view", draw=draw))
         np.testing.assert_array_equal(view.to_source, blank.to_source)  # a map depends on no pixel
         found = redness(view.pixels)
-        if not recognisable(found, redness(blank.pixels), view.to_source):
+        if not recognizable(found, redness(blank.pixels), view.to_source):
             count.destroyed += 1
             continue
         expected = geometry.apply(geometry.inverse(view.to_source), np.array([[*dot, 1.0]]))[0]

@@ -35,8 +35,8 @@ def test_rotation_alone() -> None:
     assert -30 <= angles.min() < -28 and 28 < angles.max() <= 30
     np.testing.assert_allclose(angles[:, 0] * 4, angles[:, 2])
     np.testing.assert_allclose(angles[:, 1] * 2, angles[:, 2])
-    centre = geometry.apply(found, np.array([[SIZE / 2, SIZE / 2, 1.0]]))
-    np.testing.assert_allclose(centre, np.full_like(centre, SIZE / 2))
+    center = geometry.apply(found, np.array([[SIZE / 2, SIZE / 2, 1.0]]))
+    np.testing.assert_allclose(center, np.full_like(center, SIZE / 2))
 
 
 def test_shear_alone() -> None:
@@ -63,15 +63,15 @@ def test_translation_alone() -> None:
     assert abs((shifts[:, 1, 0] * shifts[:, 1, 1]).mean()) < 0.2**2 / 5  # either axis on its own
 
 
-def test_it_acts_about_the_centre_of_the_clean_view() -> None:
+def test_it_acts_about_the_center_of_the_clean_view() -> None:
     """In view pixels, so that a squashed picture is turned as it is seen."""
     image = Image.new("RGB", (100, 60))
     for framing in (Framing(SIZE), Framing(SIZE, crop_fraction=0.5)):
         still, turned = Affine(translation=0, shear=0, scale=1).perturb(
             image, framing=framing, severities=[0, 1], rng=generator(0, "affine")
         )
-        centre = np.array([SIZE / 2, SIZE / 2, 1.0])
-        np.testing.assert_allclose(turned.to_source @ centre, [50, 30, 1])
+        center = np.array([SIZE / 2, SIZE / 2, 1.0])
+        np.testing.assert_allclose(turned.to_source @ center, [50, 30, 1])
         movement = geometry.inverse(still.to_source) @ turned.to_source
         np.testing.assert_allclose(movement[:2, :2] @ movement[:2, :2].T, np.eye(2), atol=1e-12)
 

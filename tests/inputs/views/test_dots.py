@@ -20,7 +20,7 @@ from moeprobe.runtime import catalog
 from tests.adapters.modalities import IMAGE_VIEWS
 from tests.inputs.views.dots import SIZE, Count, centroid, follow, picture, redness
 
-# A cutout may hide half a dot, whose centre is then elsewhere; it is looked at in test_randaugment.
+# A cutout may hide half a dot, whose center is then elsewhere; it is looked at in test_randaugment.
 OPTIONS = {"randaugment": {"operations": tuple(name for name in OPERATIONS if name != "cutout")}}
 FRAMINGS = [Framing(SIZE), Framing(SIZE, crop_fraction=0.875)]
 

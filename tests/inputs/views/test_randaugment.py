@@ -7,7 +7,7 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.randaugment import OPERATIONS, Randaugment
-from moeprobe.inputs.views.randaugment.colour import COLOUR, cutout
+from moeprobe.inputs.views.randaugment.color import COLOR, cutout
 from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
 from moeprobe.runtime.seeds import generator
 
@@ -30,14 +30,14 @@ def at(view: Randaugment, severity: float, image: Image.Image, draw: int = 0) ->
     )[0]
 
 
-# --- The colour operations at full strength, against their formulas.
+# --- The color operations at full strength, against their formulas.
 
 
 def blend(degenerate: np.ndarray, image: np.ndarray, factor: float) -> np.ndarray:
     return np.clip(degenerate + factor * (image - degenerate), 0, 255)
 
 
-def grey(image: np.ndarray) -> np.ndarray:
+def gray(image: np.ndarray) -> np.ndarray:
     return image @ [0.299, 0.587, 0.114]
 
 
@@ -62,8 +62,8 @@ def formulas(v: np.ndarray) -> dict[str, np.ndarray]:
     return {
         "auto_contrast": (v - low) * 255 / (high - low),
         "brightness": np.clip(1.9 * v, 0, 255),
-        "color": blend(grey(v)[..., None], v, 1.9),
-        "contrast": blend(np.full_like(v, round(grey(v).mean())), v, 1.9),
+        "color": blend(gray(v)[..., None], v, 1.9),
+        "contrast": blend(np.full_like(v, round(gray(v).mean())), v, 1.9),
         "equalize": np.stack([slow_equalize(v[..., c]) for c in range(3)], axis=-1),
         "invert": 255 - v,
         "posterize": v - v % 16,
@@ -73,14 +73,14 @@ def formulas(v: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("name", COLOUR)
-def test_a_colour_operation_at_full_strength_is_the_released_one(name: str) -> None:
+@pytest.mark.parametrize("name", COLOR)
+def test_a_color_operation_at_full_strength_is_the_released_one(name: str) -> None:
     image = noise(20, 230)
-    np.testing.assert_allclose(array(COLOUR[name](image, 1.0)), formulas(array(image))[name], atol=2.01)
+    np.testing.assert_allclose(array(COLOR[name](image, 1.0)), formulas(array(image))[name], atol=2.01)
 
 
-def test_every_colour_operation_has_a_formula_and_sixteen_operations_are_there() -> None:
-    assert set(formulas(array(noise()))) == set(COLOUR)
+def test_every_color_operation_has_a_formula_and_sixteen_operations_are_there() -> None:
+    assert set(formulas(array(noise()))) == set(COLOR)
     assert len(OPERATIONS) == len(set(OPERATIONS)) == 16
 
 
@@ -102,15 +102,13 @@ def test_magnitude_0_changes_nothing_and_more_changes_more(name: str) -> None:
 def test_solarize_inverts_from_a_threshold_that_falls() -> None:
     image = noise()
     v = array(image)
-    np.testing.assert_array_equal(array(COLOUR["solarize"](image, 0.25)), np.where(v >= 192, 255 - v, v))
+    np.testing.assert_array_equal(array(COLOR["solarize"](image, 0.25)), np.where(v >= 192, 255 - v, v))
 
 
 def test_posterize_takes_bits_away_one_by_one() -> None:
     image = noise()
     for strength, step in ((0.0, 1), (0.25, 2), (0.5, 4), (0.75, 8), (1.0, 16)):
-        np.testing.assert_array_equal(
-            array(COLOUR["posterize"](image, strength)), array(image) // step * step
-        )
+        np.testing.assert_array_equal(array(COLOR["posterize"](image, strength)), array(image) // step * step)
 
 
 # --- The geometric operations at full strength.
@@ -146,17 +144,17 @@ def test_movements_go_either_way() -> None:
 # --- Cutout.
 
 
-def test_cutout_is_a_grey_square_and_nothing_else() -> None:
+def test_cutout_is_a_gray_square_and_nothing_else() -> None:
     image = Image.new("RGB", (224, 224), (200, 10, 90))
-    hole = array(cutout(image, 1.0, centre=(0.5, 0.25))) == 128
+    hole = array(cutout(image, 1.0, center=(0.5, 0.25))) == 128
     assert hole.all(-1).sum() == 80 * 80 and hole.any(-1).sum() == 80 * 80
     rows, columns = np.nonzero(hole.all(-1))
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (16, 95, 72, 151)
-    corner = array(cutout(image, 1.0, centre=(0.0, 1.0))) == 128
+    corner = array(cutout(image, 1.0, center=(0.0, 1.0))) == 128
     assert corner.all(-1).sum() == 40 * 40 and corner[-1, 0].all()
-    assert cutout(image, 0.5, centre=(0.5, 0.5)).getpixel((112 + 19, 112)) == (128, 128, 128)
-    assert cutout(image, 0.5, centre=(0.5, 0.5)).getpixel((112 + 20, 112)) == (200, 10, 90)
-    assert array(image).std() > 0 and (array(image) == array(cutout(image, 0.0, centre=(0.5, 0.5)))).all()
+    assert cutout(image, 0.5, center=(0.5, 0.5)).getpixel((112 + 19, 112)) == (128, 128, 128)
+    assert cutout(image, 0.5, center=(0.5, 0.5)).getpixel((112 + 20, 112)) == (200, 10, 90)
+    assert array(image).std() > 0 and (array(image) == array(cutout(image, 0.0, center=(0.5, 0.5)))).all()
 
 
 def test_cutout_moves_nothing_and_goes_anywhere() -> None:
@@ -182,14 +180,14 @@ def test_operations_are_drawn_evenly_with_replacement() -> None:
     assert 140 < twice < 260  # 200
 
 
-def test_colour_operations_are_done_in_the_order_drawn() -> None:
+def test_color_operations_are_done_in_the_order_drawn() -> None:
     image, orders = noise(), set()
     view = Randaugment(operations=("invert", "solarize_add"))
     for draw in range(20):
         names = [step.operation for step in view._draw(generator(0, "randaugment", draw=draw))]
         expected = image
         for name in names:
-            expected = COLOUR[name](expected, 1.0)
+            expected = COLOR[name](expected, 1.0)
         np.testing.assert_allclose(
             at(view, 10, image, draw).pixels.permute(1, 2, 0).numpy() * 255, array(expected), atol=1e-3
         )

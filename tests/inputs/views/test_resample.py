@@ -15,7 +15,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def slow_bilinear(image: Image.Image, to_source: Map, size: int) -> np.ndarray:
-    """Each view pixel's centre, mapped; the four source pixels around it, weighted; grey outside the source."""
+    """Each view pixel's center, mapped; the four source pixels around it, weighted; gray outside the source."""
     source = np.asarray(image, dtype=np.float64)
     height, width, _ = source.shape
     view = np.empty((size, size, 3))
@@ -93,13 +93,13 @@ def test_a_warp_that_hardly_moves_is_close_to_the_crop() -> None:
     assert difference.mean() < 1 and difference[1:-1, 1:-1].max() <= 4
 
 
-def test_padding_is_grey_exactly_where_centres_lie_outside() -> None:
+def test_padding_is_gray_exactly_where_centers_lie_outside() -> None:
     white = Image.new("RGB", (20, 20), (255, 255, 255))
     view = np.asarray(render(white, geometry.translation(-4.25, 3.5), 20))
-    centres = np.arange(20) + 0.5
-    outside = (centres[None, :] - 4.25 < 0) | (centres[:, None] + 3.5 >= 20)
+    centers = np.arange(20) + 0.5
+    outside = (centers[None, :] - 4.25 < 0) | (centers[:, None] + 3.5 >= 20)
     assert (view[outside] == FILL).all() and (view[~outside] == 255).all()
 
 
-def test_a_view_wholly_outside_is_grey() -> None:
+def test_a_view_wholly_outside_is_gray() -> None:
     assert (np.asarray(render(noise(9, 7), geometry.translation(100, 0), 8)) == FILL).all()

@@ -263,9 +263,9 @@ def test_few_images_and_undefined_resamples_have_no_interval() -> None:
 def routed(rng: np.random.Generator, num_images: int, keep: float) -> Statistic:
     """κ of 16 patches of 4 experts; how often a patch keeps its expert has an image effect, and so has the load."""
     probability = 1 / (1 + np.exp(-(keep + rng.standard_normal(num_images))))
-    favourite = rng.integers(4, size=num_images)
+    favorite = rng.integers(4, size=num_images)
     image = np.repeat(np.arange(num_images), 16)
-    reference = np.where(rng.random(len(image)) < 0.3, favourite[image], rng.integers(4, size=len(image)))
+    reference = np.where(rng.random(len(image)) < 0.3, favorite[image], rng.integers(4, size=len(image)))
     kept = rng.random(len(image)) < probability[image]
     view = np.where(kept, reference, (reference + rng.integers(1, 4, size=len(image))) % 4)
     hits = np.bincount(image, weights=reference == view, minlength=num_images).astype(float)

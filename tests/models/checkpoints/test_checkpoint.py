@@ -21,7 +21,7 @@ def config(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate({"image_size": 32, "num_classes": 3, "pre_logits": True} | changes)
 
 
-def randomised(settings: ModelConfig) -> VisionTransformer:
+def randomized(settings: ModelConfig) -> VisionTransformer:
     torch.manual_seed(0)
     model = build_model(settings)
     with torch.no_grad():
@@ -33,7 +33,7 @@ def randomised(settings: ModelConfig) -> VisionTransformer:
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, VisionTransformer]:
     settings = config()
-    model = randomised(settings)
+    model = randomized(settings)
     path = tmp_path / "run/last.safetensors"
     checkpoint.save(path, model, config=settings, training={"seed": 4}, class_names=CLASSES)
     return path.parent, model
@@ -90,7 +90,7 @@ def test_a_kept_head(saved: tuple[Path, VisionTransformer]) -> None:
 def test_a_head_that_is_kept_is_complete(tmp_path: Path) -> None:
     settings = config(pre_logits=False)
     checkpoint.save(
-        tmp_path / "last.safetensors", randomised(settings), config=settings, training={}, class_names=CLASSES
+        tmp_path / "last.safetensors", randomized(settings), config=settings, training={}, class_names=CLASSES
     )
     with pytest.raises(UserError, match=r"lacks fc_norm\.0\.weight"):
         checkpoint.initialise_from(build_model(config()), tmp_path, keep_head=True)

@@ -143,7 +143,7 @@ def sparse_plan(
 
 
 def semi_dual(similarity: Array, potentials: Array, plan: Array, *, gamma: float) -> float:
-    """The semi-dual of a plan ``(N, M)`` to be maximised: Σ_m wanted · α_m − Σ_n max ⟨sim + α, Π_n⟩ − γ/2 ‖Π_n‖²."""
+    """The semi-dual of a plan ``(N, M)`` to be maximized: Σ_m wanted · α_m − Σ_n max ⟨sim + α, Π_n⟩ − γ/2 ‖Π_n‖²."""
     wanted = plan.sum() / plan.shape[1]
     return float(wanted * potentials.sum() - ((similarity + potentials) * plan - gamma / 2 * plan**2).sum())
 

@@ -122,9 +122,9 @@ def _experts(p: dict[str, Array], name: str, token: Array, gates: Array, top_k: 
 
 
 def _norm(p: dict[str, Array], name: str, x: Array) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
+    centerd = x - x.mean(-1, keepdims=True)
     return (
-        centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p[f"{name}/scale"]
+        centerd / np.sqrt((centerd**2).mean(-1, keepdims=True) + 1e-6) * p[f"{name}/scale"]
         + p[f"{name}/bias"]
     )
 

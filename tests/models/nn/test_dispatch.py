@@ -125,7 +125,7 @@ def test_capacity_as_tutel_counts_it(
         assert rule.capacity(group_size=group_size, num_experts=num_experts, top_k=top_k) == capacity
 
 
-def test_renormalised_weights_are_of_what_was_chosen_kept_or_not() -> None:
+def test_renormalized_weights_are_of_what_was_chosen_kept_or_not() -> None:
     """Each expert has room for one token: the second loses its first choice, and keeps .3 / (.5 + .3) of the other."""
     gates = torch.tensor([[[0.6, 0.3, 0.1], [0.5, 0.2, 0.3]]])
     selected = torch.tensor([[[0, 1], [0, 2]]])

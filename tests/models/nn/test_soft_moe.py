@@ -36,7 +36,7 @@ def made(
 def by_einsum(
     router: SoftMoe, tokens: np.ndarray, noise: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dispatch and combine ``(G, S, E, C)`` as the paper writes them, with both sides normalised over D."""
+    """Dispatch and combine ``(G, S, E, C)`` as the paper writes them, with both sides normalized over D."""
     phi = router.phi.detach().double().numpy()
     phi = router.scale.item() * phi / np.sqrt((phi**2).sum(0, keepdims=True) + 1e-6)
     inputs = tokens / np.sqrt((tokens**2).sum(-1, keepdims=True) + 1e-6)

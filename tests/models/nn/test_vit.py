@@ -1,4 +1,4 @@
-"""The sparse transformers: sizes, initialisation, upcycling, and the released model's numbers."""
+"""The sparse transformers: sizes, initialization, upcycling, and the released model's numbers."""
 
 import math
 from typing import Any
@@ -216,7 +216,7 @@ def test_moe_output_is_a_loop_over_tokens() -> None:
         assert_golden(layer(tokens).view(68, 64), expected)
 
 
-def test_a_fresh_model_is_initialised_as_documented() -> None:
+def test_a_fresh_model_is_initialized_as_documented() -> None:
     torch.manual_seed(0)
     model = timm.create_model("vmoe_small_patch32_224", num_classes=10)
     experts: Any = moe_layers(model)["blocks.5"].experts
@@ -311,7 +311,7 @@ def test_capacity_rule_is_replaceable_for_probing() -> None:
     assert unlimited["blocks.1"].processed.all()
 
 
-def test_a_gap_head_reads_the_mean_of_the_normalised_patches_and_has_no_class_token() -> None:
+def test_a_gap_head_reads_the_mean_of_the_normalized_patches_and_has_no_class_token() -> None:
     model = timm.create_model("vmoe_tiny_patch8_32", head="gap", pre_logits=True).eval()
     assert model.num_prefix_tokens == 0 and model.cls_token is None and model.pos_embed.shape == (1, 16, 64)
     nn.init.normal_(model.head.weight)
@@ -319,10 +319,10 @@ def test_a_gap_head_reads_the_mean_of_the_normalised_patches_and_has_no_class_to
     model.blocks[-1].register_forward_hook(lambda _module, _inputs, output: seen.append(output))
     with torch.no_grad():
         found = model(torch.rand(2, 3, 32, 32))
-        normalised = nn.functional.layer_norm(
+        normalized = nn.functional.layer_norm(
             seen[0], (64,), weight=model.norm.weight, bias=model.norm.bias, eps=1e-6
         )
-        expected = model.head(torch.tanh(model.fc_norm[0](normalised.mean(1))))
+        expected = model.head(torch.tanh(model.fc_norm[0](normalized.mean(1))))
     torch.testing.assert_close(found, expected)
 
 

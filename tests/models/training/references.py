@@ -18,7 +18,7 @@ EPSILON = 1e-7
 def pairs(views: Views, *, released: bool = False, class_pair: bool = False) -> Iterator[tuple[int, ...]]:
     """Yield (row of the small view, its token, row of the large view, its token, slot) of every pair.
 
-    The published rule: the centre of each patch of the view with the smaller source area is sought in the other view.
+    The published rule: the center of each patch of the view with the smaller source area is sought in the other view.
     The released rules: among equals the second view is the small one, a point outside the source counts, a point on
     the upper or left edge does not.
     """
@@ -28,8 +28,8 @@ def pairs(views: Views, *, released: bool = False, class_pair: bool = False) -> 
         areas = [abs(m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0]) for m in maps]
         small = int(areas[1] <= areas[0]) if released else int(areas[1] < areas[0])
         for slot in range(rows * columns):
-            centre = np.array([(slot % columns + 0.5) * size, (slot // columns + 0.5) * size, 1.0])
-            source = maps[small] @ centre
+            center = np.array([(slot % columns + 0.5) * size, (slot // columns + 0.5) * size, 1.0])
+            source = maps[small] @ center
             width, height = views.source_size[image]
             if not released and not (0 <= source[0] < width and 0 <= source[1] < height):
                 continue

@@ -131,7 +131,7 @@ def test_what_is_reported_and_written(tmp_path: Path) -> None:
     assert summary["validated_on"] == "11 images of noise val"
     results(tmp_path)
     _, info = load(tmp_path)
-    assert info.class_names == ("dark", "grey", "light") and info.model.num_classes == 3
+    assert info.class_names == ("dark", "gray", "light") and info.model.num_classes == 3
     assert {"name": "named", "group": "grouped", "seed": 3, "step": 12}.items() <= info.training.items()
     _, best = load(tmp_path / "best.safetensors")
     assert best.training["step"] == metrics["step"][metrics["val_accuracy"].idxmax()]
@@ -289,7 +289,7 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_splits_of_different_classes_are_refused() -> None:
     train, val = Noise(), Noise(split="val")
-    val.class_names = ("dark", "light", "grey")
+    val.class_names = ("dark", "light", "gray")
     with pytest.raises(UserError, match="name different classes"):
         checks.check_data(tiny_config(), train, val)
     val.class_names = None

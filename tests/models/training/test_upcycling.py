@@ -58,7 +58,7 @@ def sparse_config(name: str = NAME, **changes: Any) -> ModelConfig:
 @pytest.mark.parametrize(
     ("name", "top_k", "renormalise"),
     [*((name, 3, False) for name in KINDS), (NAME, 2, True), (NAME, 1, True)],
-    ids=[*KINDS.values(), "two of three, renormalised", "one of three, renormalised"],
+    ids=[*KINDS.values(), "two of three, renormalized", "one of three, renormalized"],
 )
 def test_it_begins_as_the_dense_model_where_weights_sum_to_one(
     name: str, top_k: int, renormalise: bool
@@ -103,7 +103,7 @@ def test_experts_are_copies_and_routers_small() -> None:
 
 
 def test_another_resolution_resamples_positions() -> None:
-    """Two patches to three with aligned corners: the middle one is the mean of its neighbours; CLS is copied."""
+    """Two patches to three with aligned corners: the middle one is the mean of its neighbors; CLS is copied."""
     dense = dense_model().state_dict()
     model = build_model(sparse_config(image_size=24))
     upcycle(model, dense, source="here")
@@ -246,7 +246,7 @@ def test_names_that_cannot_be_upcycled_are_sentences() -> None:
     with pytest.raises(UserError, match="has 2 blocks of width 24, the configured model 8 of width 512"):
         upcycle(build_model(other), dense_model().state_dict(), source="dense.pth")
     gated = sparse_config("vit_giant_patch14_reg4_dinov2")
-    with pytest.raises(UserError, match="gated or normalised inside"):
+    with pytest.raises(UserError, match="gated or normalized inside"):
         build_model(gated)
     parallel = sparse_config("vit_base_patch16_xp_224")
     with pytest.raises(UserError, match=r"blocks\.1 is a ParallelScalingBlock without an MLP"):
@@ -254,7 +254,7 @@ def test_names_that_cannot_be_upcycled_are_sentences() -> None:
 
 
 def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fetched is taken over; without a hub, or with another normalisation, a sentence says what to do."""
+    """What is fetched is taken over; without a hub, or with another normalization, a sentence says what to do."""
     settings = sparse_config()
     dense = dense_model()
 

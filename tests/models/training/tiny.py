@@ -19,11 +19,11 @@ STEPS = 12
 
 
 class Noise(ImageDataset):
-    """Images of noise, 20x16 pixels, labelled in turn; the brightness tells the class."""
+    """Images of noise, 20x16 pixels, labeled in turn; the brightness tells the class."""
 
     def __init__(self, *, split: str = "train", location: str | None = None, num: int = 44) -> None:
         self.image_ids = [f"{split}/{index}" for index in range(num)]
-        self.class_names = ("dark", "grey", "light")
+        self.class_names = ("dark", "gray", "light")
 
     def example(self, index: int) -> Example:
         rng = np.random.default_rng(index)

@@ -114,9 +114,9 @@ def write_sidecar(folder: Path, content: Any) -> None:
     (folder / "table.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def draw(path: Path, *, grey: int = 128) -> None:
+def draw(path: Path, *, gray: int = 128) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (40, 20), grey).save(path)
+    Image.new("L", (40, 20), gray).save(path)
 
 
 def write_frames(folder: Path, severities: Sequence[float] = (0.0, 0.1, 0.2)) -> Path:
@@ -125,7 +125,7 @@ def write_frames(folder: Path, severities: Sequence[float] = (0.0, 0.1, 0.2)) ->
     frames = []
     for number, severity in enumerate(severities):
         name = f"figures/overlay-blocks.3-{number:03d}.png"
-        draw(folder / name, grey=40 * number)
+        draw(folder / name, gray=40 * number)
         frames.append({"severity": severity, "file": name})
     draw(folder / "figures" / "overlay-blocks.3.gif")
     draw(folder / "figures" / "overlay-blocks.3-strip.png")

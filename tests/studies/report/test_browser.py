@@ -236,9 +236,9 @@ def test_the_page_never_scrolls_sideways(browser: Any, page: Path, width: int) -
         assert all(box.get_attribute("tabindex") == "0" for box in boxes)
 
 
-def luminance(colour: str) -> float:
+def luminance(color: str) -> float:
     """Relative luminance of ``rgb(r, g, b)``, as WCAG 2 defines it."""
-    parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    parts = [float(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -249,8 +249,8 @@ def test_text_has_contrast_in_light_and_dark(browser: Any, page: Path, scheme: s
     ground = luminance(browser.find_element("tag name", "body").value_of_css_property("background-color"))
     assert (ground > 0.9) == (scheme == "light")
     for selector in ("body", "a", ".run", ".note", ".between", ".asked dt", "th button"):
-        colour = luminance(find(browser, selector)[0].value_of_css_property("color"))
-        light, dark = max(colour, ground), min(colour, ground)
+        color = luminance(find(browser, selector)[0].value_of_css_property("color"))
+        light, dark = max(color, ground), min(color, ground)
         assert (light + 0.05) / (dark + 0.05) >= 4.5, selector
     # Figures are drawn on white, whatever is around them.
     picture = find(browser, "figure img")[0].value_of_css_property("background-color")

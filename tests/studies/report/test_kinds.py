@@ -46,7 +46,7 @@ def test_a_comparison_shows_the_same_metrics_everywhere(tmp_path: Path) -> None:
     shown = api.report([run]).markdown
     assert "tokens without an expert" in shown and "churn" not in shown
     screen = " ".join(str(part.title) for part in comparison.tables(table))
-    drawn = [axes.get_title() for axes in forest.draw(table, colours={"b": "red"}).axes]
+    drawn = [axes.get_title() for axes in forest.draw(table, colors={"b": "red"}).axes]
     for title in (title for title in drawn if title):
         name = title.removesuffix(" (pooled)")
         assert name in shown, name

@@ -170,7 +170,7 @@ def test_the_page_is_well_put_together(runs: list[Path]) -> None:
     ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     for tag, attributes, _ in page.elements:
-        for name in ("aria-labelledby", "for"):
+        for name in ("aria-labeledby", "for"):
             assert name not in attributes or attributes[name] in ids, tag
         if tag == "a" and str(attributes["href"]).startswith("#"):
             assert str(attributes["href"])[1:] in ids

@@ -2,9 +2,9 @@
 
 What becomes of an image that is stored otherwise:
 
-* transparency is laid on white: the colour hidden under a transparent pixel is arbitrary, white is what a page shows;
-* 16-bit grey is scaled, 65535 -> 255 (Pillow's own conversion clips it to 255);
-* a palette is looked up, CMYK converted, grey repeated over three channels, an animation gives its first frame;
+* transparency is laid on white: the color hidden under a transparent pixel is arbitrary, white is what a page shows;
+* 16-bit gray is scaled, 65535 -> 255 (Pillow's own conversion clips it to 255);
+* a palette is looked up, CMYK converted, gray repeated over three channels, an animation gives its first frame;
 * the rotation in the EXIF header is applied, so the pixels are oriented as a viewer shows them.
 """
 
@@ -75,15 +75,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers, whose range is not known")
     if image.mode.startswith("I"):
-        return _grey_16(np.asarray(image)).convert("RGB")
+        return _gray_16(np.asarray(image)).convert("RGB")
     if not image.has_transparency_data:
         return image.convert("RGB")
     rgba = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
 
 
-def _grey_16(pixels: np.ndarray) -> Image.Image:
-    """Return grey pixels in 0..65535 scaled to 8 bits, rounded."""
+def _gray_16(pixels: np.ndarray) -> Image.Image:
+    """Return gray pixels in 0..65535 scaled to 8 bits, rounded."""
     values = pixels.astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
         raise ValueError("its pixels are outside 0..65535")

@@ -1,7 +1,7 @@
 """Rendered objects on textured ground, with a mask of the object: data made to order, to any size and without end.
 
 What an image is belongs to its split and index alone, and is laid down in units of the image's side, so
-``shapes:224`` shows the same scenes as ``shapes:64``. Position, size, rotation, colours and textures are drawn
+``shapes:224`` shows the same scenes as ``shapes:64``. Position, size, rotation, colors and textures are drawn
 alike for all classes: only the outline tells the class. Each class is its own mirror image, up to a rotation.
 """
 
@@ -41,9 +41,9 @@ class Shapes(ImageDataset):
         label = range(len(self.image_ids))[index] % len(OUTLINES)
         random = generator(_SEED, "shapes", self.image_ids[index])
         coverage = _draw_coverage(tuple(OUTLINES.values())[label], random, self._resolution)
-        ground_colours, object_colours = draw_palette(random)
-        ground = draw_ground(random, ground_colours, self._resolution)
-        figure = draw_object(random, object_colours, self._resolution)
+        ground_colors, object_colors = draw_palette(random)
+        ground = draw_ground(random, ground_colors, self._resolution)
+        figure = draw_object(random, object_colors, self._resolution)
         pixels = ground + (figure - ground) * coverage[:, :, None]
         image = Image.fromarray((pixels * 255).round().clip(0, 255).astype(np.uint8))
         return Example(image, self.image_ids[index], label=label, mask=coverage >= 0.5)
@@ -73,13 +73,13 @@ def _draw_coverage(
     """
     radius = random.uniform(*_RADII)
     angle = random.uniform(0, 2 * math.pi)
-    centre = random.uniform(radius, 1 - radius, size=2)
+    center = random.uniform(radius, 1 - radius, size=2)
     rotation = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     side = resolution * _SUPERSAMPLING
     canvas = Image.new("L", (side, side))
     draw = ImageDraw.Draw(canvas)
     for number, polygon in enumerate(polygons):
-        # Half a pixel: Pillow counts from pixel centres, the design from pixel corners.
-        corners = (centre + radius * polygon @ rotation.T) * side - 0.5
+        # Half a pixel: Pillow counts from pixel centers, the design from pixel corners.
+        corners = (center + radius * polygon @ rotation.T) * side - 0.5
         draw.polygon([tuple(corner) for corner in corners], fill=0 if number % 2 else 255)
     return np.asarray(canvas.reduce(_SUPERSAMPLING), dtype=np.float32) / 255

@@ -1,6 +1,6 @@
-"""The surfaces of ``shapes``: two-coloured textures that look the same at every resolution.
+"""The surfaces of ``shapes``: two-colored textures that look the same at every resolution.
 
-A pattern is a field (resolution, resolution) in 0..1 that mixes two colours; coordinates are in units of the image's
+A pattern is a field (resolution, resolution) in 0..1 that mixes two colors; coordinates are in units of the image's
 side, so a stripe is as wide a part of a small image as of a large one.
 """
 
@@ -11,48 +11,48 @@ import numpy as np
 from PIL import Image
 
 _Pattern = Callable[[np.random.Generator, int], np.ndarray]
-Colours = tuple[np.ndarray, np.ndarray]  # two of (3,), RGB in 0..1
+Colors = tuple[np.ndarray, np.ndarray]  # two of (3,), RGB in 0..1
 
-# How far the object's colour stays from the ground's (Euclidean, RGB in 0..1).
+# How far the object's color stays from the ground's (Euclidean, RGB in 0..1).
 _CONTRAST = 0.45
 _CANDIDATES = 32
 
 
-def draw_palette(random: np.random.Generator) -> tuple[Colours, Colours]:
-    """Return the colours of the ground and of the object: any two, as long as they can be distinguished."""
-    ground = _draw_colour(random)
-    candidates = np.stack([_draw_colour(random) for _ in range(_CANDIDATES)])
+def draw_palette(random: np.random.Generator) -> tuple[Colors, Colors]:
+    """Return the colors of the ground and of the object: any two, as long as they can be distinguished."""
+    ground = _draw_color(random)
+    candidates = np.stack([_draw_color(random) for _ in range(_CANDIDATES)])
     distance = np.linalg.norm(candidates - ground, axis=1)
     enough = distance >= _CONTRAST
     figure = candidates[int(np.argmax(enough) if enough.any() else np.argmax(distance))]
     return _vary(random, ground), _vary(random, figure)
 
 
-def draw_ground(random: np.random.Generator, colours: Colours, resolution: int) -> np.ndarray:
+def draw_ground(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
     """Return a ground: a pattern under uneven light, (resolution, resolution, 3) float32."""
-    return _light(random, _draw_texture(random, colours, resolution), strength=0.12)
+    return _light(random, _draw_texture(random, colors, resolution), strength=0.12)
 
 
-def draw_object(random: np.random.Generator, colours: Colours, resolution: int) -> np.ndarray:
+def draw_object(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
     """Return the surface that the object is cut from, like a ground, more strongly lit."""
-    return _light(random, _draw_texture(random, colours, resolution), strength=0.2)
+    return _light(random, _draw_texture(random, colors, resolution), strength=0.2)
 
 
-def _draw_colour(random: np.random.Generator) -> np.ndarray:
+def _draw_color(random: np.random.Generator) -> np.ndarray:
     hue, saturation, value = random.random(), random.uniform(0.1, 0.75), random.uniform(0.25, 0.95)
     return np.array(colorsys.hsv_to_rgb(hue, saturation, value), dtype=np.float32)
 
 
-def _vary(random: np.random.Generator, colour: np.ndarray) -> Colours:
-    """Return the two colours of a texture, on either side of ``colour`` so that their mean stays."""
+def _vary(random: np.random.Generator, color: np.ndarray) -> Colors:
+    """Return the two colors of a texture, on either side of ``color`` so that their mean stays."""
     step = random.uniform(0.06, 0.16) * np.sign(random.uniform(-1, 1, size=3))
-    step = np.minimum(np.abs(step), np.minimum(colour, 1 - colour)) * np.sign(step)
-    return (colour - step).astype(np.float32), (colour + step).astype(np.float32)
+    step = np.minimum(np.abs(step), np.minimum(color, 1 - color)) * np.sign(step)
+    return (color - step).astype(np.float32), (color + step).astype(np.float32)
 
 
-def _draw_texture(random: np.random.Generator, colours: Colours, resolution: int) -> np.ndarray:
+def _draw_texture(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
     pattern = _PATTERNS[int(random.integers(len(_PATTERNS)))]
-    first, second = colours
+    first, second = colors
     return first + (second - first) * pattern(random, resolution)[:, :, None]
 
 
@@ -63,9 +63,9 @@ def _light(random: np.random.Generator, surface: np.ndarray, *, strength: float)
 
 
 def _axis(angle: float, resolution: int) -> np.ndarray:
-    """Return each pixel centre's coordinate along a direction, 0 in the middle of the image."""
-    centre = (np.arange(resolution, dtype=np.float32) + 0.5) / resolution - 0.5
-    return np.float32(np.cos(angle)) * centre[None, :] + np.float32(np.sin(angle)) * centre[:, None]
+    """Return each pixel center's coordinate along a direction, 0 in the middle of the image."""
+    center = (np.arange(resolution, dtype=np.float32) + 0.5) / resolution - 0.5
+    return np.float32(np.cos(angle)) * center[None, :] + np.float32(np.sin(angle)) * center[:, None]
 
 
 def _wave(random: np.random.Generator, angle: float, resolution: int) -> np.ndarray:

@@ -13,12 +13,12 @@ from moeprobe.inputs.images import Framing, Sample, to_tensor
 from moeprobe.inputs.resample import render
 from moeprobe.inputs.views.base import PairView, SeverityView, check_severities
 from moeprobe.inputs.views.crops import ASPECT, Range, check_ranges, draw_crop
-from moeprobe.inputs.views.randaugment.colour import COLOUR, cutout
+from moeprobe.inputs.views.randaugment.color import COLOR, cutout
 from moeprobe.inputs.views.randaugment.geometric import GEOMETRIC
 from moeprobe.runtime.catalog import unknown
 
 MAX_MAGNITUDE = 10.0
-OPERATIONS: tuple[str, ...] = (*COLOUR, "cutout", *GEOMETRIC)
+OPERATIONS: tuple[str, ...] = (*COLOR, "cutout", *GEOMETRIC)
 
 
 @dataclass(frozen=True)
@@ -27,26 +27,26 @@ class _Step:
 
     operation: str
     sign: float
-    centre: tuple[float, float]
+    center: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Randaugment(PairView, SeverityView):
-    """Random colour and geometric operations: PRC's pretraining pair, or a sweep over their magnitude.
+    """Random color and geometric operations: PRC's pretraining pair, or a sweep over their magnitude.
 
     As a pair: two crops of ``area``, each mirrored half the time if ``flip``, and ``num_layers`` operations at
     ``magnitude`` on each. As a sweep: ``num_layers`` operations, drawn once per image, on the clean framing; the
     severity is the magnitude. Operations are drawn uniformly, with replacement, from ``operations`` and always applied.
 
     Magnitude 10 is the operation as released; 0 changes nothing, for every operation. (So auto-contrast, equalize and
-    invert, which know no magnitude, are blended with the original by magnitude / 10; see ``_colour.py``. Beyond 10
+    invert, which know no magnitude, are blended with the original by magnitude / 10; see ``_color.py``. Beyond 10
     the released formulas wrap around, so 10 is the limit.)
 
     Crop, mirroring, rotation, shear and translation are composed into one map and the source is resampled once,
-    bilinearly; then the colour operations and cutouts follow in the order drawn. The released programs interleave
-    them and resample once per operation, by nearest neighbours. The pictures differ where a geometric operation
-    follows: there the grey filling takes no part in the earlier colour operations, and an earlier cutout's hole moves
-    with the picture; here the filling is recoloured and the hole stays upright. Empty pixels are grey 128 as in
+    bilinearly; then the color operations and cutouts follow in the order drawn. The released programs interleave
+    them and resample once per operation, by nearest neighbors. The pictures differ where a geometric operation
+    follows: there the gray filling takes no part in the earlier color operations, and an earlier cutout's hole moves
+    with the picture; here the filling is recolored and the hole stays upright. Empty pixels are gray 128 as in
     V-MoE (PRC fills by reflection, which would show content where the map says there is none). PRC's extra chance
     of no operation at all (1 in 17) is left out, as in V-MoE.
     """
@@ -114,7 +114,7 @@ def _augment(image: Image.Image, base: Map, steps: Sequence[_Step], magnitude: f
     view = render(image, to_source, size)
     for step in steps:
         if step.operation == "cutout":
-            view = cutout(view, strength, centre=step.centre)
-        elif step.operation in COLOUR:
-            view = COLOUR[step.operation](view, strength)
+            view = cutout(view, strength, center=step.center)
+        elif step.operation in COLOR:
+            view = COLOR[step.operation](view, strength)
     return Sample(to_tensor(view), to_source)

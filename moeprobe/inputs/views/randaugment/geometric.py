@@ -4,7 +4,7 @@ Each takes an amount in [-1, 1] (a strength with a sign; 0 moves nothing, 1 is m
 in pixels, and returns the map from a point of the operation's output to the point of its input shown there.
 
 Source: the AutoAugment reference program of TensorFlow's TPU models, whose pivots are kept: rotation is about the
-centre of the frame, shear about its upper left corner.
+center of the frame, shear about its upper left corner.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ class Decision:
         logits: ``(G, S, E)`` without noise; ``(G, S, E·C)`` where tokens are weighed against slots.
         noisy_logits: the same with the noise that the choice was made on; the same tensor where there is none.
         gates: ``(G, S, E)`` weights that the combination uses, of the experts that take the token; where the router
-            renormalises, before that.
+            renormalizes, before that.
         clean_gates: ``(G, S, E)`` the same from the logits without noise.
         scores: ``(G, S, E)`` what the choice is read off where that is not the gates, else None.
         selected: ``(G, S, K)`` chosen experts, best first, before capacity, -1 = none; K = E where experts choose, 0

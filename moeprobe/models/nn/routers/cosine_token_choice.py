@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from moeprobe.models.nn.initialisation import lecun_normal
+from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import LimitedRouter, Logits, at_least_float32, without_autocast

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.initialisation import lecun_normal_
+from moeprobe.models.nn.initialization import lecun_normal_
 from moeprobe.models.nn.plans import CapacityRule, SoftPlan
 from moeprobe.models.nn.routers.base import Decision, Router
 from moeprobe.models.nn.routers.rules.linear import at_least_float32, without_autocast
@@ -23,7 +23,7 @@ class SoftMoe(Router):
     """Soft MoE: slots hold mixtures of tokens, tokens take back mixtures of the slots' outputs; nothing is chosen.
 
     Both mix by the logits X Φ: a slot by their softmax over the tokens, a token by their softmax over all slots. Tokens
-    and Φ ``(D, E, C)`` are normalised over D, one scale is learned.
+    and Φ ``(D, E, C)`` are normalized over D, one scale is learned.
 
     Args:
         width: D.
@@ -89,8 +89,8 @@ class SoftMoe(Router):
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` is standard normal ``(G, S, E·C)``, None for none."""
         with without_autocast(tokens):
-            inputs = _normalised(at_least_float32(tokens), dim=-1)
-            slots = self.scale * _normalised(at_least_float32(self.phi), dim=0)
+            inputs = _normalized(at_least_float32(tokens), dim=-1)
+            slots = self.scale * _normalized(at_least_float32(self.phi), dim=0)
             logits = inputs @ slots.flatten(1).to(inputs.dtype)
             noisy = logits if noise is None else logits + self.noise_std * noise
             shape = (*tokens.shape[:2], self.num_experts, self.slots)
@@ -124,5 +124,5 @@ def _slots(rule: CapacityRule, *, num_tokens: int, num_experts: int) -> int:
     return slots
 
 
-def _normalised(values: Tensor, *, dim: int) -> Tensor:
+def _normalized(values: Tensor, *, dim: int) -> Tensor:
     return values * (values.square().sum(dim, keepdim=True) + _EPSILON).rsqrt()

@@ -16,7 +16,7 @@ from moeprobe.models.nn.routers.rules.softmax import choose_by_softmax
 class SoftmaxTokenChoice(LinearRouter):
     """Softmax token choice with noise: top-k of softmax(x W + (noise_std / E) · ε).
 
-    The combine weight of a chosen expert is its softmax value over *all* experts; nothing is renormalised after
+    The combine weight of a chosen expert is its softmax value over *all* experts; nothing is renormalized after
     the top-k, unless ``renormalise`` asks for it.
 
     Computed in float32 under autocast: a bfloat16 softmax makes false ties.

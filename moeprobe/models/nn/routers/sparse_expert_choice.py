@@ -19,7 +19,7 @@ from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport
 class SparseExpertChoice(LinearRouter):
     """Sparse expert choice: every expert takes its C best tokens by a plan Π with at most C entries per expert.
 
-    Π maximises ⟨Π, softmax(x W)⟩ − γ/2 ‖Π‖²; an expert's column sums to S/E, a token's row to about 1. The combination
+    Π maximizes ⟨Π, softmax(x W)⟩ − γ/2 ‖Π‖²; an expert's column sums to S/E, a token's row to about 1. The combination
     weighs by the softmax, without gradient through the plan, or with ``combine="plan"`` by the plan. There is no noise.
     Experts take C tokens also where the plan gives them fewer; ties go to the earlier token.
     """

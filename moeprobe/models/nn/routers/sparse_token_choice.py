@@ -18,7 +18,7 @@ from moeprobe.models.nn.routers.rules.sparse_transport import SparseTransport
 class SparseTokenChoice(LinearRouter):
     """Sparse token choice: each token takes its k best experts by a plan Π with at most k entries per token.
 
-    Π maximises ⟨Π, softmax(x W)⟩ − γ/2 ‖Π‖²; a token's row sums to 1, an expert's column to about S/E. The combination
+    Π maximizes ⟨Π, softmax(x W)⟩ − γ/2 ‖Π‖²; a token's row sums to 1, an expert's column to about S/E. The combination
     weighs by the softmax, without gradient through the plan, or with ``combine="plan"`` by the plan. There is no noise.
     Tokens choose k experts also where the plan gives them fewer; ties go to the lower expert.
     """

@@ -108,7 +108,7 @@ def write(
 def forward(
     state: State, images: Array, *, top_k: int = 1, renormalise: bool = False
 ) -> tuple[Array, dict[str, Array]]:
-    """The scores ``(B, C)`` of normalised images, and each gate's softmax ``(B, T, E)``; no capacity, no noise."""
+    """The scores ``(B, C)`` of normalized images, and each gate's softmax ``(B, T, E)``; no capacity, no noise."""
     p = {name: tensor.double().numpy() for name, tensor in state.items()}
     gates: dict[str, Array] = {}
     side = IMAGE // PATCH

@@ -76,7 +76,7 @@ def test_what_is_routed_otherwise_is_not_exported(tmp_path: Path) -> None:
         (
             "b",
             {"name": "softmax_token_choice", "renormalise": True},
-            "renormalises the weights of the chosen experts",
+            "renormalizes the weights of the chosen experts",
         ),
         ("c", "softmax_token_choice", "needs 'cls_token'"),
     ):

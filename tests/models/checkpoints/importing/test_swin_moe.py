@@ -134,7 +134,7 @@ def test_each_stage_has_its_patches_and_the_capabilities_are_there(tmp_path: Pat
     assert model.trace(images(), layers=["layers.0.blocks.1"], logits=False)[0] is None
 
 
-def test_replayed_weights_are_renormalised_too(tmp_path: Path) -> None:
+def test_replayed_weights_are_renormalized_too(tmp_path: Path) -> None:
     """Replaying the model's own choices changes nothing."""
     found = imported(tmp_path, swin.parameters(), top_k=2, renormalise=True)
     model: Any = api.load_model(found.folder, device="cpu").model
@@ -352,7 +352,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "parameters of 2 ranks; stages of 2, 2 blocks with 2, 4 heads and windows of 4, 4, the first of width 8; 4 "
         "experts, chosen by cosine_token_choice, in 2 blocks (1, 3, counted through all stages); patches of 4 at 32",
         "top-k 2; capacity factor 1.25 in training, none in evaluation; groups of 8 images; batch priority yes",
-        "weights not renormalised.",
+        "weights not renormalized.",
     ):
         assert words in result.stdout, result.stdout
     return root / "swin-moe"

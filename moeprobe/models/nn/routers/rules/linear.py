@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.initialisation import lecun_normal
+from moeprobe.models.nn.initialization import lecun_normal
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 

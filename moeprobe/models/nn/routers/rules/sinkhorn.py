@@ -21,7 +21,7 @@ Combine = Literal["softmax", "plan"]
 
 
 def transport_plan(logits: Tensor, *, epsilon: float, iterations: int) -> Tensor:
-    """Return the plan Π ``(G, S, E)`` that maximises ⟨Π, logits⟩ + ε · entropy(Π), after so many rounds.
+    """Return the plan Π ``(G, S, E)`` that maximizes ⟨Π, logits⟩ + ε · entropy(Π), after so many rounds.
 
     A token sends 1 in all, an expert takes S / E of its group. Each round scales the columns and then the rows of
     log Π: so rows sum to 1, and columns to S / E as nearly as the rounds get. The gradient goes through all rounds.

@@ -25,7 +25,7 @@ from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
-from moeprobe.probes.contagion import exchange as neighbours
+from moeprobe.probes.contagion import exchange as neighbors
 from moeprobe.probes.contagion.donors import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question
@@ -146,7 +146,7 @@ def ask(dataset: ImageDataset, exchange: Exchange, model: Any, **changes: Any) -
     images, _ = loop.run(
         replace(question, **changes),
         model if isinstance(model, Checkpoint) else Checkpoint("a", model, Framing(4)),
-        run_block=partial(neighbours.run_block, exchange=exchange),
+        run_block=partial(neighbors.run_block, exchange=exchange),
         block_images=4 * size,
     )
     return {
@@ -299,7 +299,7 @@ def test_a_token_local_transformer_is_exactly_zero_but_for_attention(size: int, 
 
 def test_rounding_is_there_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above could fail."""
-    monkeypatch.setattr(neighbours, "ROUNDING", 0.0)
+    monkeypatch.setattr(neighbors, "ROUNDING", 0.0)
     monkeypatch.setattr(divergence, "_ROUNDING", 0.0)
     found = ask(digits(), exchanged(digits(), 26, size=4), checkpoint())
     assert 0 < found["blocks.3 patch batch_contagion_distance"].sum() < 1e-3
@@ -323,14 +323,14 @@ def test_a_tie_that_falls_the_other_way_by_rounding_is_no_change() -> None:
         )
         for values, choices in ((gates, [[[0, 1], [0, 1], [0, 1]]]), (moved, [[[0, 2], [0, 2], [0, 1]]]))
     )
-    settled = neighbours._settle(one, two)
+    settled = neighbors._settle(one, two)
     assert settled.selected.tolist() == [[[0, 1], [0, 2], [0, 1]]]
     assert torch.equal(settled.gates[0, [0, 2]], gates[0, [0, 2]]) and not torch.equal(settled.gates, gates)
     # Where other tokens have a say, another choice is what is looked for.
-    assert neighbours._settle(one, replace(two, token_local=False)).selected[0, 0].tolist() == [0, 2]
+    assert neighbors._settle(one, replace(two, token_local=False)).selected[0, 0].tolist() == [0, 2]
     # Scores that decide are what must stand still.
     near, far = (gates.log(), moved.log() + torch.tensor([[[0, 0, 1.0], [0, 0, 0], [0, 0, 0]]]))
-    scored = neighbours._settle(replace(one, scores=near), replace(two, scores=far))
+    scored = neighbors._settle(replace(one, scores=near), replace(two, scores=far))
     assert scored.selected[0, 0].tolist() == [0, 2]
 
 
@@ -460,4 +460,4 @@ def test_the_passes_that_are_announced_are_run() -> None:
         handle = first.register_forward_hook(lambda _, inputs, __, ran=ran: ran.append(len(inputs[0])))
         ask(digits(), exchange, model)
         handle.remove()
-        assert sum(ran) == 8 * neighbours.num_passes(question, model.model, exchange)
+        assert sum(ran) == 8 * neighbors.num_passes(question, model.model, exchange)

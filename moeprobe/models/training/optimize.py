@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule: timm's, with V-MoE's rule of what is decayed."""
+"""Optimizer and learning-rate schedule: timm's, with V-MoE's rule of what is decayed."""
 
 import inspect
 import math
@@ -15,12 +15,12 @@ from moeprobe.runtime.catalog import unknown
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimiser; weight decay acts on the kernels alone.
+    """Return the optimizer; weight decay acts on the kernels alone.
 
     ``adamw`` is Adam with decoupled decay, ``momentum`` heavy-ball SGD (timm's ``sgd`` is Nesterov's).
 
     Raises:
-        UserError: timm has no such optimiser, or it does not take these values.
+        UserError: timm has no such optimizer, or it does not take these values.
     """
     decayed = kernel_names(model)
     parameters = dict(model.named_parameters())
@@ -33,7 +33,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     ]
     names = list_optimizers()
     if config.name not in names:
-        raise UserError(unknown("optimiser", config.name, names))
+        raise UserError(unknown("optimizer", config.name, names))
     kind = get_optimizer_class(config.name, bind_defaults=False)
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
     taken = inspect.signature(kind.__init__).parameters
@@ -44,7 +44,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         )
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
-            f"timm cannot make the optimiser {config.name!r} of this configuration: {error}."
+            f"timm cannot make the optimizer {config.name!r} of this configuration: {error}."
         ) from None
 
 

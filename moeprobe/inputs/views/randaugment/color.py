@@ -1,4 +1,4 @@
-"""RandAugment's operations on colours, and its cutout.
+"""RandAugment's operations on colors, and its cutout.
 
 Each takes an RGB image and a strength in [0, 1]: 1 is the operation at magnitude 10 as V-MoE and PRC train with
 it, 0 returns the image unchanged, bit for bit. In between, the released programs are followed where their scale
@@ -61,7 +61,7 @@ def _color(image: Image.Image, strength: float) -> Image.Image:
 
 
 def _contrast(image: Image.Image, strength: float) -> Image.Image:
-    """Move away from the mean grey (the released program takes a constant, 196 at 224 pixels, for the mean)."""
+    """Move away from the mean gray (the released program takes a constant, 196 at 224 pixels, for the mean)."""
     return ImageEnhance.Contrast(image).enhance(1 + _ENHANCEMENT * strength)
 
 
@@ -73,7 +73,7 @@ def _sharpness(image: Image.Image, strength: float) -> Image.Image:
     return ImageEnhance.Sharpness(image).enhance(1 + _ENHANCEMENT * strength)
 
 
-COLOUR: dict[str, Operation] = {
+COLOR: dict[str, Operation] = {
     "auto_contrast": _auto_contrast,
     "brightness": _brightness,
     "color": _color,
@@ -87,13 +87,13 @@ COLOUR: dict[str, Operation] = {
 }
 
 
-def cutout(image: Image.Image, strength: float, *, centre: tuple[float, float]) -> Image.Image:
-    """Return ``image`` with a grey square about ``centre`` (shares of the width and of the height).
+def cutout(image: Image.Image, strength: float, *, center: tuple[float, float]) -> Image.Image:
+    """Return ``image`` with a gray square about ``center`` (shares of the width and of the height).
 
     The square is cut off at the border of the image. It moves nothing: the patches under it keep their partners.
     """
     half = _CUTOUT * image.width * strength
-    x, y = centre[0] * image.width, centre[1] * image.height
+    x, y = center[0] * image.width, center[1] * image.height
     box = round(x - half), round(y - half), round(x + half), round(y + half)
     if half == 0:
         return image

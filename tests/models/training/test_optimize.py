@@ -1,4 +1,4 @@
-"""Optimisers and schedules: closed forms, and the released programs' numbers."""
+"""Optimizers and schedules: closed forms, and the released programs' numbers."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.config import OptimizerConfig, ScheduleConfig, load
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.training.objectives.balanced import Balanced
-from moeprobe.models.training.optimise import make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.step import backward, supervised_loss, total_loss
 from tests.golden import assert_golden, oracle
 from tests.models.nn.released import to_state_dict
@@ -221,5 +221,5 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         UserError, match=r"warm-up of 5 steps does not fit a run of 5: lower schedule\.warmup"
     ):
         make_schedule(optimizer, ScheduleConfig(warmup_steps=5), total_steps=5)
-    with pytest.raises(UserError, match=r"no optimiser 'adamww'\. Did you mean 'adamw'"):
+    with pytest.raises(UserError, match=r"no optimizer 'adamww'\. Did you mean 'adamw'"):
         make_optimizer(model, OptimizerConfig(name="adamww"))

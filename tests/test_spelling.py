@@ -1,0 +1,33 @@
+"""One spelling, American, in code and pages; what files of runs and configurations say stays as it is."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BRITISH = re.compile(
+    r"colour|neighbour|behaviour|favour|[a-z]ecognis|ummaris|serialis|organis|optimis(?!m|tic)|generalis|centre\b|\bgrey|"
+    r"ormalis(?:ed|es|ing|ation)|nitialis(?:ed|es|ing|ation)|nlabelled|labelling|modelling|catalogue",
+    re.IGNORECASE,
+)
+# Keys of sidecars and of descriptions.
+KEPT = re.compile(r"\"(colours|normalisation)\"")
+
+
+def test_spelling_is_american() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "moeprobe", "tests", "docs", "reports", "benchmarks", "*.md"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    files = [
+        ROOT / name
+        for name in listed
+        if name.endswith((".py", ".md", ".j2")) and name != "tests/test_spelling.py"
+    ]
+    assert len(files) > 300
+    british = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for path in files
+        for found in BRITISH.finditer(KEPT.sub("", path.read_text(encoding="utf-8")))
+    ]
+    assert not british
