@@ -38,6 +38,8 @@ def choose_probe(
     """Return a probe by its command, with the fields that are given."""
     given = {"view": view, "severities": severities}
     asked = {key: value for key, value in given.items() if value is not None} | attribution(attribute)
+    if isinstance(kind, type):
+        raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
     if isinstance(kind, Probe):
         if asked:
             raise UserError(f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(asked)}.")

@@ -15,6 +15,7 @@ from moeprobe.cli.options import (
     require_folder,
     with_parameters,
 )
+from moeprobe.errors import UserError
 from moeprobe.probes.base import Layout, Probe
 
 # Layouts with a short form.
@@ -25,6 +26,13 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
     """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share."""
     own = fields_for(kind)
     common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
+    shared = {"checkpoints", "data", "full", *(one.name for one in common_options.parameters())}
+    for field in own:
+        if field.name in shared or field.name == "help":
+            raise UserError(
+                f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
+                "give it another name."
+            )
 
     def command(*, checkpoints: list[str], data: str | None, full: bool = False, **typed: Any) -> None:
         common = common_options.read(typed)

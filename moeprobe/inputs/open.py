@@ -81,5 +81,7 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
     if location:
         parameters["location"] = location
     if dataset is not None and not dataset.flippable and "flip" in fields:
+        if parameters.get("flip"):
+            raise UserError(f"These images must not be mirrored, so {name} cannot flip them; omit flip.")
         parameters["flip"] = False
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")

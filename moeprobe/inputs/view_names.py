@@ -37,6 +37,8 @@ def parse_view(text: str) -> ViewName:
     parameters: dict[str, Any] = {}
     for assignment in assignments:
         key, _, value = (part.strip() for part in assignment.partition("="))
+        if key == "name":
+            raise UserError(f"The view {text!r} is named first; its parameters have other names.")
         if key in parameters:
             raise UserError(f"The view {text!r} has the parameter {key} twice; name it once.")
         try:

@@ -134,7 +134,8 @@ def _find(key: _Key, column: str) -> Form:
     for kind, suffix in _SUFFIXES.items():
         if suffix and column.endswith(suffix):
             form = _find(key, column.removesuffix(suffix))
-            return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
+            if form.kind == "raw":
+                return Form(form.metric, kind, form.declared and bool(form.metric.nulls))
     return Form(Metric(column, about="", unit="other"), declared=False)
 
 

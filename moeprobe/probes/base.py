@@ -118,6 +118,7 @@ class Kind:
         analyses: what is measured, by catalog name.
         headlines: what is read first.
         layout: how a result is printed.
+        joinable: whether analyses of plug-ins can join it (``Analysis.joins``), as any loop over routing can.
     """
 
     name: ClassVar[str]
@@ -126,6 +127,7 @@ class Kind:
     analyses: ClassVar[tuple[str, ...]] = ()
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
     layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
+    joinable: ClassVar[bool] = True
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -24,7 +24,6 @@ class NoiseSweep(AlongSeverity):
         Arg(
             "Comma-separated standard deviations, in units of the [0, 1] pixel range.",
             flag="--sigmas",
-            in_request=False,
         ),
     ] = None
 

@@ -15,8 +15,21 @@ USUAL = "match-ratio"
 
 
 def kinds() -> list[type[Kind]]:
-    """Return all that a run folder can hold, by command."""
-    return [PROBES.get(name) for name in PROBES.names()]
+    """Return all that a run folder can hold, by command.
+
+    Raises:
+        UserError: a plug-in has the command of another probe.
+    """
+    found: dict[str, type[Kind]] = {}
+    for kind in map(PROBES.get, PROBES.names()):
+        other = found.setdefault(kind.name, kind)
+        if other is not kind:
+            outside = other if kind.__module__.startswith("moeprobe.") else kind
+            raise UserError(
+                f"The probe {outside.__name__} of a plug-in is called {kind.name!r}, which another probe is called "
+                "already; give it another name."
+            )
+    return list(found.values())
 
 
 def probes() -> list[type[Probe[Any]]]:
@@ -44,9 +57,19 @@ def named(name: str) -> type[Probe[Any]]:
 
 
 def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
-    """Return the analyses of a kind of run: those that it names, then those that join it (``Analysis.joins``)."""
+    """Return the analyses of a kind of run: those that it names, then those that join it (``Analysis.joins``).
+
+    Raises:
+        UserError: an analysis joins a kind of run that measures in its own way.
+    """
     others = (name for name in ANALYSES.names() if name not in kind.analyses)
-    return (*kind.analyses, *(name for name in others if kind.kind in ANALYSES.get(name).joins))
+    joining = tuple(name for name in others if kind.kind in ANALYSES.get(name).joins)
+    if joining and not kind.joinable:
+        known = ", ".join(dict.fromkeys(one.kind for one in kinds() if one.joinable and one.analyses))
+        raise UserError(
+            f"The analysis {joining[0]!r} joins {kind.kind}, which measures in its own way; it can join: {known}."
+        )
+    return (*kind.analyses, *joining)
 
 
 def measuring(metric: str) -> list[str]:

@@ -90,6 +90,8 @@ def test_a_name_that_nobody_declares_says_nothing() -> None:
     assert not form.declared and not form.has_margin and form.direction == 0
     assert form.label() == "of another program"
     assert not registry.find("accuracy_kappa").declared  # accuracy has no chance level
+    for twice in ("top1_match_kappa_chance", "top1_match_chance_kappa"):
+        assert not registry.find(twice).declared and registry.find(twice).name == twice
 
 
 def test_where_metrics_apply() -> None:

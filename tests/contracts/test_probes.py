@@ -5,16 +5,22 @@ import inspect
 import re
 import subprocess
 import sys
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import pytest
 
+from moeprobe import api
+from moeprobe.cli.probe_command import probe_command
 from moeprobe.errors import UserError
+from moeprobe.metrics.load import Load
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
-from moeprobe.probes.base import Agreement, Kind, Layout, Probe, arg_of, fields_of, flag_of
+from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of
+from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.runtime.catalog import ANALYSES, PROBES
+from tests.routing.routings import checkpoint
 
 KINDS = {kind.name: kind for kind in registry.kinds()}
 ASKED = {kind.name: kind for kind in registry.probes()}
@@ -90,3 +96,73 @@ def test_declarations_are_light() -> None:
         "assert not {'torch', 'pandas', 'matplotlib', 'pyarrow'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(Probe[Any]):
+    """A probe of pairs whose fields say nothing about requests.
+
+    Example: `moeprobe plain checkpoints/demo-prc --out reports/plain`
+    """
+
+    name: ClassVar[str] = "plain"
+    title: ClassVar[str] = "Plain"
+    analyses: ClassVar[tuple[str, ...]] = ("load",)
+    views: ClassVar[Views] = Views.PAIRS
+
+    view: Annotated[str, Arg("A view.")] = "random_crop"
+    more: Annotated[int, Arg("More.")] = 3
+
+
+def test_a_field_that_the_request_has_already_is_not_said_twice() -> None:
+    asked = Measurement(Plain(), [checkpoint()], "digits", Options(limit=4))
+    assert asked.request["view"]["name"] == "random_crop" and asked.request["more"] == 3
+    other = Measurement(Plain(view="prc_crops"), [checkpoint()], "digits", Options(limit=4))
+    assert other.request["view"]["name"] == "prc_crops"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clashing(Plain):
+    """A probe with a field that all probes have."""
+
+    name: ClassVar[str] = "clashing"
+    limit: Annotated[int, Arg("Another limit.")] = 3
+
+
+def test_a_field_called_as_a_shared_option_is_refused() -> None:
+    with pytest.raises(UserError, match="The field limit of the probe Clashing is called as an option"):
+        probe_command(Clashing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin(Plain):
+    """A probe with the command of another one."""
+
+    name: ClassVar[str] = "match-ratio"
+
+
+class Joining(Load):
+    """An analysis that joins what measures in its own way."""
+
+    joins = ("contagion", "match-ratio")
+
+
+def test_plugins_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        known = PROBES.names()
+        patch.setattr(PROBES, "names", lambda: [*known, "twin"])
+        get = PROBES.get
+        patch.setattr(PROBES, "get", lambda name: Twin if name == "twin" else get(name))
+        with pytest.raises(UserError, match="The probe Twin of a plug-in is called 'match-ratio'"):
+            registry.named("eval")
+    known, get = ANALYSES.names(), ANALYSES.get
+    monkeypatch.setattr(ANALYSES, "names", lambda: [*known, "joining"])
+    monkeypatch.setattr(ANALYSES, "get", lambda name: Joining if name == "joining" else get(name))
+    assert registry.measured_by(ASKED["match-ratio"])[-1] == "joining"
+    with pytest.raises(UserError, match="'joining' joins contagion, which measures in its own way"):
+        registry.measured_by(ASKED["contagion"])
+
+
+def test_a_class_is_no_probe() -> None:
+    with pytest.raises(UserError, match=r"Fewshot\(\.\.\.\)"):
+        api.probe(ASKED["fewshot"], [checkpoint()])  # type: ignore[arg-type]

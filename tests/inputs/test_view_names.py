@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from moeprobe.errors import UserError
+from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import ViewName, parse_view
 from tests.commands import Trained, refused, run
@@ -59,3 +60,12 @@ def test_a_parameter_is_part_of_the_request(trained: Trained, tmp_path: Path) ->
     assert "no parameter of the view" in refused(
         "match-ratio", trained["prc"], "--view", "random_crop,size=3"
     )
+
+
+def test_names_and_mirrors_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="is named first"):
+        parse_view("random_crop,name=x")
+    digits = open_data("digits", split="test")
+    with pytest.raises(UserError, match="must not be mirrored"):
+        open_view("prc_crops,flip=true", dataset=digits)
+    assert open_view("prc_crops,flip=false", dataset=digits).flip is False  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moeprobe.results import finished as runs
+from moeprobe.results.figures.tradeoff import numbers_of
 from moeprobe.results.packed import read_pack
 from moeprobe.runtime.locks import Lock
 from tests.commands import Trained, refused, run
@@ -132,6 +133,27 @@ def test_killed_while_packing(copy: Path, when: str) -> None:
         "table.csv": True,
     }
     assert files(copy) == {*PACKED, "run.json", "table.csv", "table.json", "paper.csv", ".moeprobe.files"}
+
+
+def test_a_packed_run_is_reported_with_its_trade_off(copy: Path) -> None:
+    said = refused("report", copy / "cells" / NAMES[0] / "noise")
+    assert f"is packed into {copy}; report {copy}, or compare" in said
+
+
+def test_the_figure_does_without_costs_that_are_not_known(copy: Path) -> None:
+    """Of trainings whose folders hold no times."""
+    found = pd.read_csv(copy / "table.csv", keep_default_na=False, na_values={"severity": [""], "draw": [""]})
+    timed = found["metric"].isin(["step_seconds", "training_seconds", "training_steps"])
+    assert timed.any() and "training_time" in numbers_of(found)
+    rest = found[~timed]
+    assert "training_time" not in numbers_of(rest) and numbers_of(rest)
+
+
+def test_views_of_a_trade_off_have_no_parameters(trained: Trained, tmp_path: Path) -> None:
+    views = "measure.views=['random_crop,first_area=[0.2,0.4]']"
+    assert "takes views without parameters, e.g. random_crop" in refused(
+        "tradeoff", *trained.values(), views, "--out", tmp_path / "out"
+    )
 
 
 def test_compare_takes_packed_runs_by_the_paths_of_their_folders(copy: Path, tmp_path: Path) -> None:

@@ -47,5 +47,5 @@ def jensen_shannon_distance(one: Tensor, other: Tensor) -> Tensor:
     )
     divergence = terms.sum(-1) / (2 * math.log(2))
     rounding = _ROUNDING * (eps / torch.finfo(torch.float32).eps) ** 2
-    distance = divergence.where(divergence > rounding, 0).clamp_max(1).sqrt()
+    distance = torch.where(divergence <= rounding, 0, divergence).clamp_max(1).sqrt()
     return distance.masked_fill((one > 0).any(-1) != (other > 0).any(-1), 1)

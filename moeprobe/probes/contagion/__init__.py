@@ -36,6 +36,7 @@ class Contagion(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = tuple(
         Headline(f"{what}{measured}") for what in analyses for measured in ("", "_distance")
     )
+    joinable: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
 
     share: Annotated[float, Arg("Share of an image's patches that are exchanged, between 0 and 1.")] = 0.25

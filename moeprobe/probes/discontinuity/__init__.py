@@ -34,12 +34,11 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         Headline("switches"),
     )
     views: ClassVar[Views] = Views.SEVERITIES
+    joinable: ClassVar[bool] = False
     leaves_out: ClassVar[bool] = False
     at_least: ClassVar[bool] = True
 
-    view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.", in_request=False)] = (
-        "gaussian_noise"
-    )
+    view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.")] = "gaussian_noise"
     steps: Annotated[int, Arg("Equal steps along the severity, at least 200.")] = MIN_STEPS
     until: Annotated[
         float | None, Arg("Largest severity; default: the last of the view's own steps.", in_request=False)

@@ -19,7 +19,7 @@ def make_request(
     """Return the request of a run; speed (batch size, workers, device) is no part of it."""
     view = {"name": question.view_name}
     view |= dataclasses.asdict(question.view) if question.view is not None else {}  # type: ignore[call-overload]
-    return {
+    request = {
         "kind": probe.kind,
         "data": data,
         "split": options.split,
@@ -47,8 +47,9 @@ def make_request(
         # Named only where it is on, so that earlier runs without it still ask the same.
         **({"allow_not_finite": True} if options.allow_not_finite else {}),
         **_of_texts(models, question.dataset),
-        **probe.request(),
     }
+    # A field such as ``view`` is said already, with all that it stands for.
+    return request | {key: value for key, value in probe.request().items() if key not in request}
 
 
 def _of_texts(models: Sequence[Checkpoint], dataset: Dataset) -> dict[str, Any]:

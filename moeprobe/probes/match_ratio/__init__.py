@@ -31,7 +31,6 @@ class MatchRatio(Probe["Result"]):
         str,
         Arg(
             "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
-            in_request=False,
         ),
     ] = "random_crop"
 

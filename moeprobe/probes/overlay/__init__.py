@@ -30,6 +30,7 @@ class Overlay(Probe["OverlayResult"]):
     title: ClassVar[str] = "Expert of each patch"
     layout: ClassVar[Layout] = Layout.OVERLAYS
     views: ClassVar[Views] = Views.SEVERITIES
+    joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     printed: ClassVar[bool] = False
     option_help: ClassVar[Mapping[str, str]] = {
@@ -46,7 +47,7 @@ class Overlay(Probe["OverlayResult"]):
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
     count: Annotated[int, Arg("How many images, if none is named.", in_request=False)] = 4
-    view: Annotated[str, Arg("A view with a severity.", in_request=False)] = "gaussian_noise"
+    view: Annotated[str, Arg("A view with a severity.")] = "gaussian_noise"
     severity: Annotated[float | None, Arg("Its severity; 0.2 if not given.", in_request=False)] = None
     animate: Annotated[
         bool, Arg("Show the routing as the severity grows: GIF, frames and a strip.", in_request=False)
@@ -55,7 +56,6 @@ class Overlay(Probe["OverlayResult"]):
         Sequence[float] | None,
         Arg(
             "With --animate: the steps, comma-separated; default: the view's own.",
-            in_request=False,
         ),
     ] = None
 

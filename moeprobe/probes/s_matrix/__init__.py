@@ -32,7 +32,6 @@ class SMatrix(Probe["Result"]):
         str,
         Arg(
             "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
-            in_request=False,
         ),
     ] = "random_crop"
 

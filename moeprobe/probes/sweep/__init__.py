@@ -77,12 +77,11 @@ class Sweep(AlongSeverity):
         str,
         Arg(
             "A view with a severity; see: moeprobe list views. With parameters: NAME,key=value.",
-            in_request=False,
         ),
     ]
     severities: Annotated[
         Sequence[float] | None,
-        Arg("Comma-separated severities; default: the view's own steps.", in_request=False),
+        Arg("Comma-separated severities; default: the view's own steps."),
     ] = None
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

@@ -27,17 +27,16 @@ class Trace(Probe["Recorded"]):
     layout: ClassVar[Layout] = Layout.TRACES
     views: ClassVar[Views] = Views.ANY
     leaves_out: ClassVar[bool] = False
+    joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     needs_folder: ClassVar[str] = "the traces"
     option_help: ClassVar[Mapping[str, str]] = {"out": "Folder for the traces; required."}
     ends_with: ClassVar[str] = "the last file is closed"
 
-    view: Annotated[
-        str, Arg("Perturbation to record as well; see: moeprobe list views.", in_request=False)
-    ] = CLEAN
+    view: Annotated[str, Arg("Perturbation to record as well; see: moeprobe list views.")] = CLEAN
     severities: Annotated[
         Sequence[float] | None,
-        Arg("Comma-separated severities; default: the view's own steps.", in_request=False),
+        Arg("Comma-separated severities; default: the view's own steps."),
     ] = None
     all_gates: Annotated[
         bool, Arg("Keep every gate, not only those of chosen experts and a summary.", flag="--full-gates")

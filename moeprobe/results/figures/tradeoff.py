@@ -99,7 +99,8 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     take("accuracy", panels.select(clean, metric=ACCURACY.name))
     steps = panels.select(table, metric=TRAINING_STEPS.name).set_index("checkpoint")["value"]
     seconds = panels.select(table, metric=STEP_SECONDS.name)
-    take("training_time", seconds.assign(value=seconds["value"] * seconds["checkpoint"].map(steps)))
+    if len(seconds):
+        take("training_time", seconds.assign(value=seconds["value"] * seconds["checkpoint"].map(steps)))
     for name in (FLOPS_PER_IMAGE.name, ACTIVE_PARAMETERS.name):
         take(name, panels.select(table, metric=name))
     kappa = shared_kappa(table)

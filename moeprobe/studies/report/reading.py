@@ -17,6 +17,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
@@ -194,6 +195,10 @@ def _read(path: Path, label: str) -> Run:
 
 def _read_sidecar(path: Path) -> dict[str, Any]:
     sidecar = path / FINISHED
+    packed = find_run(path)
+    if packed is not None:
+        out = path.parents[2]
+        raise UserError(f"{path} is packed into {out}; report {out}, or compare {path}.")
     if not path.is_dir():
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
     if not os.path.lexists(sidecar):

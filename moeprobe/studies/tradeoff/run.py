@@ -12,6 +12,7 @@ import pandas as pd
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
+from moeprobe.inputs.view_names import parse_view
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder, provenance
@@ -99,7 +100,12 @@ def tradeoff(
             )
         ROUTERS.get(cell.config.model.router_name)
         for view in cell.measure.views:
-            VIEWS.get(view)
+            named = parse_view(view)
+            VIEWS.get(named.name)
+            if named.parameters:
+                raise UserError(
+                    f"measure.views takes views without parameters, e.g. {named.name}; got {view!r}."
+                )
         # What does not fit is found before hours of training.
         if (overwrite or not cell.done()) and not cell.trained():
             check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)

@@ -60,3 +60,11 @@ def test_what_float32_rounds_is_no_distance() -> None:
 def test_a_weight_that_the_other_rounds_away_leaves_a_distance() -> None:
     one, two = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 1e-9]])
     assert _distance(one, two).item() == pytest.approx(_distance(one.double(), two.double()).item(), rel=1e-6)
+
+
+def test_what_is_not_a_number_is_not_equal() -> None:
+    one = torch.tensor([[float("nan"), 0.5], [0.5, 0.5]])
+    assert jensen_shannon_distance(one, torch.tensor([[0.5, 0.5], [0.5, 0.5]])).isnan().tolist() == [
+        True,
+        False,
+    ]
