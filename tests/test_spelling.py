@@ -22,7 +22,7 @@ def test_spelling_is_american() -> None:
     files = [
         ROOT / name
         for name in listed
-        if name.endswith((".py", ".md", ".j2")) and name != "tests/test_spelling.py"
+        if name.endswith((".py", ".md", ".jinja", ".css", ".js")) and name != "tests/test_spelling.py"
     ]
     assert len(files) > 300
     british = [

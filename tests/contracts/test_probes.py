@@ -115,9 +115,9 @@ class Plain(Probe[Any]):
 
 
 def test_a_field_that_the_request_has_already_is_not_said_twice() -> None:
-    asked = Measurement(Plain(), [checkpoint()], "digits", Options(limit=4))
+    asked: Measurement[Any] = Measurement(Plain(), [checkpoint()], "digits", Options(limit=4))
     assert asked.request["view"]["name"] == "random_crop" and asked.request["more"] == 3
-    other = Measurement(Plain(view="prc_crops"), [checkpoint()], "digits", Options(limit=4))
+    other: Measurement[Any] = Measurement(Plain(view="prc_crops"), [checkpoint()], "digits", Options(limit=4))
     assert other.request["view"]["name"] == "prc_crops"
 
 
