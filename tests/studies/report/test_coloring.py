@@ -22,7 +22,8 @@ BLUE, RED, GREEN = (color.lower() for color in COLORS[:3])
 def drawn(folder: Path, *names: str, without_svg: bool = False) -> Path:
     """A run whose figure is drawn as its command draws it: colors by the order of its own checkpoints."""
     rows = [row(name, key, given[0], view="random_crop") for name in names for key, given in MATCH.items()]
-    write_rows(folder, "match-ratio", rows, checkpoints=names, colors=colors(names))
+    sidecar: dict[str, Any] = {"colours": colors(names)}
+    write_rows(folder, "match-ratio", rows, checkpoints=names, **sidecar)
     figure = match_ratio.draw(frame(rows), colors=colors(names))["match-ratio"]
     save(figure, folder / "figures" / "match-ratio", formats=("png",) if without_svg else ("png", "svg"))
     return folder
