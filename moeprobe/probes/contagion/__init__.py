@@ -39,7 +39,9 @@ class Contagion(Probe["Result"]):
     joinable: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {"group_images": GROUP_IMAGES}
 
-    share: Annotated[float, Arg("Share of an image's patches that are exchanged, between 0 and 1.")] = 0.25
+    share: Annotated[
+        float, Arg("Share of an image's patches that are exchanged, between 0 and 1.", in_request=False)
+    ] = 0.25
 
     def check(self) -> None:
         """Raise ``UserError`` unless the share is one."""

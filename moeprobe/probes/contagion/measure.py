@@ -62,6 +62,7 @@ class ContagionMeasurement(Measurement[Result]):
                 one.metric for one in self.question.analyses if isinstance(one, contagion.Contagion)
             ],
             "group_images": self.options.group_images,
+            "share": self.probe.share,
         }
 
     def run(

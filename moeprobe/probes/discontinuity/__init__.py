@@ -39,7 +39,7 @@ class Discontinuity(Probe["DiscontinuityResult"]):
     at_least: ClassVar[bool] = True
 
     view: Annotated[str, Arg("A view with a severity; see: moeprobe list views.")] = "gaussian_noise"
-    steps: Annotated[int, Arg("Equal steps along the severity, at least 200.")] = MIN_STEPS
+    steps: Annotated[int, Arg("Equal steps along the severity, at least 200.", in_request=False)] = MIN_STEPS
     until: Annotated[
         float | None, Arg("Largest severity; default: the last of the view's own steps.", in_request=False)
     ] = None

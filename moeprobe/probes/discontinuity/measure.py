@@ -72,7 +72,11 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers, with the images that were named."""
         named = [str(name) for name in (self.probe.files or self.probe.images)]
-        return super().make_request() | {"images": named, "tolerance": follow.TOLERANCE}
+        return super().make_request() | {
+            "images": named,
+            "steps": self.probe.steps,
+            "tolerance": follow.TOLERANCE,
+        }
 
     def run(
         self,

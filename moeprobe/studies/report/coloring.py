@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from moeprobe.results.palette import COLORS
-from moeprobe.studies.report.reading import Picture, Run
+from moeprobe.studies.report.pictures import Picture
+from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
 
 _STYLE = re.compile(rb'style="[^"]*"')

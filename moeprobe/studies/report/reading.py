@@ -21,8 +21,8 @@ from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
-from moeprobe.runtime.files import read_bytes
 from moeprobe.runtime.paths import shortest_ends
+from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_pictures
 
 _NUMBERS = (
     "severity",
@@ -34,10 +34,7 @@ _NUMBERS = (
     "images",
     "trials",
 )
-# Of a figure or a table: a page of more than that opens in no browser.
-_LIMIT = 2**30
 _COLOR = re.compile("#[0-9A-Fa-f]{6}")
-_MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 # What every row of a value needs, for the short tables; a CSV without these is shown as it is.
 _VALUE_COLUMNS = {
     "checkpoint", "layer", "tokens", "metric", "null", "severity", "value", "ci_low", "ci_high", "images", "trials",
@@ -46,24 +43,6 @@ _VALUE_COLUMNS = {
 
 # A CSV with these is one of values.
 _MARKS = {"metric", "value"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of a run: its file's name, its bytes and their media type; the same as SVG, empty if there is none."""
-
-    name: str
-    content: bytes
-    media: str
-    svg: bytes = b""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One picture of a series along a severity."""
-
-    severity: float
-    picture: Picture
 
 
 @dataclass(frozen=True)
@@ -179,7 +158,7 @@ def _read(path: Path, label: str) -> Run:
         for name in sorted(files, key=lambda n: (n != "table.csv", n != "comparison.csv", n))
     }
     csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
-    frames = _read_frames(path, sidecar)
+    frames = read_frames(path, sidecar)
     shown = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
         label=label,
@@ -188,7 +167,7 @@ def _read(path: Path, label: str) -> Run:
         files=files,
         table=_values(csvs, "table.csv", path),
         comparison=_values(csvs, "comparison.csv", path),
-        pictures=_read_pictures(path, without=shown, animated=not frames),
+        pictures=read_pictures(path, without=shown, animated=not frames),
         frames=frames,
     )
 
@@ -221,14 +200,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
 
 
 def _by_name(folder: Path, paths: Any) -> dict[str, bytes]:
-    return {path.name: _bytes(folder, path) for path in paths}
-
-
-def _bytes(folder: Path, path: Path) -> bytes:
-    """Read a file of a run; a file outside its folder is refused."""
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
-    return read_bytes(path, limit=_LIMIT)
+    return {path.name: file_of(folder, path) for path in paths}
 
 
 def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
@@ -257,47 +229,3 @@ def _values(csvs: dict[str, pd.DataFrame], name: str, path: Path) -> pd.DataFram
                     f"{path / name} has something else than numbers in {column}: {error}."
                 ) from error
     return table
-
-
-def _read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Picture]:
-    """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
-    found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
-    drawn = {file.stem for file in found if file.suffix == ".png"}
-    drawings = {file.stem: file for file in found if file.suffix == ".svg"}
-    return [
-        _picture(path, file, svg=drawings.get(file.stem))
-        for file in found
-        if file.name not in without
-        and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
-        and (file.suffix != ".gif" or animated)
-    ]
-
-
-def _natural(path: Path) -> list[Any]:
-    """Sort blocks.10 after blocks.3."""
-    return [
-        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)
-    ]
-
-
-def _picture(folder: Path, path: Path, *, svg: Path | None = None) -> Picture:
-    drawing = b"" if svg is None else _bytes(folder, svg)
-    return Picture(path.name, _bytes(folder, path), _MEDIA[path.suffix], drawing)
-
-
-def _read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
-    """Return the series of pictures that the sidecar names, by growing severity."""
-    try:
-        named = {
-            str(layer): [(float(frame["severity"]), str(frame["file"])) for frame in series]
-            for layer, series in sidecar.get("frames", {}).items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path / 'table.json'} names frames that cannot be read: {error!r}.") from error
-    frames = {}
-    for layer, series in named.items():
-        for _, file in series:
-            if Path(file).suffix not in _MEDIA:
-                raise UserError(f"{path / 'table.json'} names a frame that is no picture: {file}.")
-        frames[layer] = [Frame(severity, _picture(path, path / file)) for severity, file in sorted(series)]
-    return {layer: series for layer, series in frames.items() if series}

@@ -19,7 +19,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from moeprobe import __version__
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.studies.report import about, summary
-from moeprobe.studies.report.reading import Picture, Run
+from moeprobe.studies.report.pictures import Picture
+from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.selection import short_tables
 
 FILES = "report-files"

@@ -1,0 +1,82 @@
+"""The pictures of a run folder: figures, and the frames of animations."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import read_bytes
+
+# Of a figure or a table: a page of more than that opens in no browser.
+_LIMIT = 2**30
+_MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of a run: its file's name, its bytes and their media type; the same as SVG, empty if there is none."""
+
+    name: str
+    content: bytes
+    media: str
+    svg: bytes = b""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One picture of a series along a severity."""
+
+    severity: float
+    picture: Picture
+
+
+def file_of(folder: Path, path: Path) -> bytes:
+    """Read a file of a run; a file outside its folder is refused."""
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"{path} leads out of its run {folder}; a report holds files of its runs only.")
+    return read_bytes(path, limit=_LIMIT)
+
+
+def read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Picture]:
+    """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
+    found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
+    drawn = {file.stem for file in found if file.suffix == ".png"}
+    drawings = {file.stem: file for file in found if file.suffix == ".svg"}
+    return [
+        _picture(path, file, svg=drawings.get(file.stem))
+        for file in found
+        if file.name not in without
+        and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
+        and (file.suffix != ".gif" or animated)
+    ]
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sort blocks.10 after blocks.3."""
+    return [
+        (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", path.name)
+    ]
+
+
+def _picture(folder: Path, path: Path, *, svg: Path | None = None) -> Picture:
+    drawing = b"" if svg is None else file_of(folder, svg)
+    return Picture(path.name, file_of(folder, path), _MEDIA[path.suffix], drawing)
+
+
+def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
+    """Return the series of pictures that the sidecar names, by growing severity."""
+    try:
+        named = {
+            str(layer): [(float(frame["severity"]), str(frame["file"])) for frame in series]
+            for layer, series in sidecar.get("frames", {}).items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path / 'table.json'} names frames that cannot be read: {error!r}.") from error
+    frames = {}
+    for layer, series in named.items():
+        for _, file in series:
+            if Path(file).suffix not in _MEDIA:
+                raise UserError(f"{path / 'table.json'} names a frame that is no picture: {file}.")
+        frames[layer] = [Frame(severity, _picture(path, path / file)) for severity, file in sorted(series)]
+    return {layer: series for layer, series in frames.items() if series}
