@@ -130,7 +130,7 @@ def test_files_that_are_no_configuration(text: str | bytes, sentence: str, tmp_p
     [
         ("model.top=1", "There is no configuration key 'model.top'. Did you mean 'model.top_k'?"),
         ("sede=1", "Did you mean 'seed'?"),
-        ("optimizer.name=sgd", "Did you mean 'optimizer'?"),
+        ("optimiser.name=sgd", "Did you mean 'optimizer'?"),
         ("initialise.chekpoint=x", "Did you mean 'initialise.checkpoint'?"),
         ("model.a.b=1", "no configuration key 'model.a'"),
         ("model.upcycle.foo=1", "no configuration key 'model.upcycle.foo'. Known here: file, name."),
