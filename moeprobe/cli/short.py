@@ -24,7 +24,10 @@ from moeprobe.studies.report.summary import sentences_of
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
-_MORE = "All that was measured: --full."
+_MORE = (
+    "All that was measured: --full. Intervals are for one number at a time; for a verdict over all layers: moeprobe "
+    "compare."
+)
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
 Shown = list[Table | str]

@@ -180,6 +180,11 @@ def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
     with plugins.added([files] if isinstance(files, str | Path) else files):
         for source in plugins.sources():
             if not any(catalog.takes(made) for made in source.classes() for catalog in CATALOGS):
+                for made in filter(inspect.isabstract, source.classes()):
+                    lacking = ", ".join(sorted(getattr(made, "__abstractmethods__", ())))
+                    raise UserError(
+                        f"{source.name} holds no plug-in: its class {made.__name__} lacks {lacking}."
+                    )
                 bases = ", ".join(f"{catalog.package}.base.{catalog.base}" for catalog in CATALOGS)
                 raise UserError(
                     f"{source.name} holds no plug-in: no class in it is derived from one of {bases}."

@@ -84,7 +84,11 @@ def test_a_probe_is_one_file(tmp_path: Path, trained: Trained) -> None:
         "listed": ["toy-sureness", "Do toys make routers sure?"],
         "explained": ["Do toys make routers sure?"],
         "planned": ["24 images x 1 forward passes"],
-        "run": ["Sureness among toys", "highest gate", "All that was measured: --full."],
+        "run": [
+            "Sureness among toys",
+            "highest gate",
+            "All that was measured: --full. Intervals are for one number at a time",
+        ],
         "compared": ["highest gate (gate_highest, patches)"],
         "comparable": ["highest gate (gate_highest, patches)"],
         "docs": ["moeprobe toy-sureness checkpoints/demo-baseline", "`--remark`"],

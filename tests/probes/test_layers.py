@@ -59,4 +59,6 @@ def test_the_last_layer_has_the_numbers_of_its_name(trained: Trained, tmp_path: 
         run("match-ratio", *trained.values(), "--limit", 20, "--layers", "first", "--out", out).exit_code == 0
     )
     assert set(pd.read_csv(out / "comparison.csv")["layer"]) == {"first"}
+    said = run("confidence", trained["prc"], "--limit", 20, "--layers", "last").output
+    assert "In the last MoE layer (20 images" in said
     assert "There is no MoE layer 'frist'" in refused("match-ratio", trained["prc"], "--layers", "frist")

@@ -264,6 +264,10 @@ def test_nothing_of_the_working_directory_is_imported_by_itself(
         ("raise SystemExit(1)\n", "Cannot import {path}: line 1: SystemExit: 1."),
         ("x = 1\n", "{path} holds no plug-in: no class in it is derived from one of moeprobe."),
         (
+            "from moeprobe.inputs.views.base import PairView\n\n\nclass Mirror(PairView):\n    pass\n",
+            "{path} holds no plug-in: its class Mirror lacks pair.",
+        ),
+        (
             VIEW.replace("ToyContrast", "Brightness"),
             "{path} has a view 'brightness' (class Brightness), and so has moeprobe; give the class another name.",
         ),

@@ -190,7 +190,8 @@ def _place(run: Run, found: Found) -> str:
     parts = []
     if found.layer:
         first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer selected"
-        parts.append(f"in {found.layer}, the {first}")
+        of_each = found.layer in ("first", "last")  # ``--layers first`` and ``--layers last``
+        parts.append(f"in the {found.layer} MoE layer" if of_each else f"in {found.layer}, the {first}")
     if found.severity is not None:
         parts.append(found.headline.severity.format(severity=found.severity, at=found.headline.at))
     return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
