@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.early import check_folder
 from moeprobe.cli.fields import names as split_names
 from moeprobe.cli.options import Common, CommonOptions, Data, require_folder, with_common_options
 
@@ -43,12 +44,14 @@ def paper(
 
     Example: `moeprobe paper checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/my-paper`
     """
+    options = common.options()
+    if not common.dry_run:
+        check_folder(options.out, overwrite=options.overwrite)
     import json
 
     from moeprobe import api
     from moeprobe.cli.screen import Bar, console, print_files, print_warnings, records
 
-    options = common.options()
     if common.dry_run:
         plan = api.plan_paper(checkpoints, data=data, jump_images=jump_images, options=options)
         _print_plan(plan, pairs=len(checkpoints) // 2, as_json=common.json)

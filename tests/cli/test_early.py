@@ -49,6 +49,7 @@ REFUSALS = {
     "report nosuch": "nosuch",
     "confidence runs/demo-prc --out photos/full": "photos/full is not empty and not a folder of moeprobe",
     "fewshot runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
+    "paper runs/demo-prc runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
     "correspond --data digits --out done": "done holds a finished run; add --overwrite to replace it",
     "confidence runs/demo-prc --out done --overwrite": "did not write: mine.txt",
     "tradeoff nosuch --out x": "There is no sweep and no folder of a training called nosuch",
