@@ -36,12 +36,11 @@ def choose_probe(
     kind: str | Probe[R], view: str | None, severities: Sequence[float] | None, attribute: str | None
 ) -> Probe[R]:
     """Return a probe by its command, with the fields that are given."""
-    given = {"view": view, "severities": severities}
-    asked = {key: value for key, value in given.items() if value is not None} | attribution(attribute)
+    asked = {"view": view, "severities": severities} | attribution(attribute)
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
     if isinstance(kind, Probe):
-        if asked:
-            raise UserError(f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(asked)}.")
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise UserError(f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(given)}.")
         return kind
     return registry.named(kind).with_fields(asked)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask
@@ -12,8 +12,6 @@ from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.runtime.progress import Progress
-
-R = TypeVar("R")
 
 
 @with_options

@@ -41,12 +41,7 @@ class Field:
         else:
             # Named only where it is not what typer makes of the parameter's name.
             option = typer.Option(*([self.flag] if self.arg.flag else []), help=self.arg.help)
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=self._typed_default(),
-            annotation=Annotated[self._typed(), option],
-        )
+        return keyword(self.name, Annotated[self._typed(), option], self._typed_default())
 
     def read(self, typed: Any) -> Any:
         """Return the value of what was typed.
@@ -118,6 +113,11 @@ def fields_for(
         for name, annotation in fields_of(kind).items()
         if name not in but
     ]
+
+
+def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return a parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def names(text: str | None) -> list[str]:

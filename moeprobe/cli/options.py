@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from moeprobe.cli.early import check_arguments
-from moeprobe.cli.fields import fields_for
+from moeprobe.cli.fields import fields_for, keyword
 from moeprobe.probes.base import NONE
 from moeprobe.probes.engine.options import Options
 from moeprobe.runtime import hub
@@ -109,8 +109,7 @@ class CommonOptions:
             UserError: a word is none of the choices.
         """
         typed.pop("download")
-        values = {field.name: typed.pop(field.name) for field in self._fields}
-        read = {field.name: field.read(values[field.name]) for field in self._fields}
+        read = {field.name: field.read(typed.pop(field.name)) for field in self._fields}
         # None where it is no value of the field: nothing was typed.
         changes = {
             field.name: read[field.name]
@@ -151,11 +150,6 @@ def with_parameters(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
-
-
-def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    """Return a parameter of a command."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def command_line() -> str:

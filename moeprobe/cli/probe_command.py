@@ -4,14 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from moeprobe.cli.early import check_arguments, check_folder
-from moeprobe.cli.fields import fields_for
+from moeprobe.cli.fields import fields_for, keyword
 from moeprobe.cli.options import (
     Checkpoints,
     Common,
     CommonOptions,
     Data,
     Full,
-    keyword,
     require_folder,
     with_parameters,
 )

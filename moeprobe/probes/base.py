@@ -178,26 +178,26 @@ class Probe(Kind, ABC, Generic[R]):
 
     def __post_init__(self) -> None:
         for name, annotation in fields_of(type(self)).items():
-            flag = arg_of(type(self), name).flag.removeprefix("--") or name
+            flag = flag_of(type(self), name).removeprefix("--")
             object.__setattr__(self, name, arguments.read(flag, annotation, getattr(self, name)))
         self.check()
 
     @classmethod
     def with_fields(cls, values: Mapping[str, Any]) -> Self:
-        """Return the probe with some of its fields by name.
+        """Return the probe with some of its fields by name; None = not given.
 
         Raises:
             UserError: it has no such field, one must be named, or a value does not fit.
         """
-        known = fields_of(cls)
-        for name in values:
-            if name not in known:
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in given:
+            if name not in fields_of(cls):
                 raise UserError(f"{cls.name} has no choice of {name}; leave --{name} out.")
         for field in dataclasses.fields(cls):
-            if field.default is dataclasses.MISSING and field.name not in values:
+            if field.default is dataclasses.MISSING and field.name not in given:
                 flag = flag_of(cls, field.name)
                 raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {flag} affine.")
-        return cls(**values)
+        return cls(**given)
 
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range."""
@@ -232,26 +232,27 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, Sequence) else str(value)
 
 
-@functools.cache
 def fields_of(kind: type) -> dict[str, Any]:
     """Return the fields of a probe, or of ``Options``, in their order: name -> annotation without its ``Arg``."""
-    hints = get_type_hints(kind)
+    return {name: hint.__origin__ if _args(hint) else hint for name, hint in _hints(kind).items()}
+
+
+def arg_of(kind: type, name: str) -> Arg:
+    """Return how a field is typed on the command line; one that is not declared has no sentence."""
+    return next(iter(_args(_hints(kind)[name])), Arg(""))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    # Once per class: what stands in quotes is evaluated, for every field of every base.
+    hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-@functools.cache
-def arg_of(kind: type, name: str) -> Arg:
-    """Return how a field is typed on the command line; one that is not declared has no sentence."""
-    hint = get_type_hints(kind, include_extras=True)[name]
-    declared = (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Arg))
-    return next(declared, Arg(""))
+def _args(hint: Any) -> list[Arg]:
+    return [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Arg)]
 
 
 def flag_of(kind: type, name: str) -> str:
     """Return the option of a field, e.g. ``--group-images``."""
     return arg_of(kind, name).flag or f"--{name.replace('_', '-')}"
-
-
-def parameter(probe: Kind, name: str, default: Any = None) -> Any:
-    """Return the value of a field that not every probe has."""
-    return getattr(probe, name, default)

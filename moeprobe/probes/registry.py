@@ -93,9 +93,7 @@ def to_compare(
     Raises:
         UserError: there is none, it is compared by its finished run, or it takes no view or no severities.
     """
-    asked = {"view": view, "severities": severities}
-    named = {key: value for key, value in asked.items() if value is not None}
-    return comparable_kind(name).with_fields(named)
+    return comparable_kind(name).with_fields({"view": view, "severities": severities})
 
 
 def comparable_kind(name: str | None) -> "type[Probe[Result]]":

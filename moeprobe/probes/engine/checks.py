@@ -15,7 +15,7 @@ from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
 from moeprobe.probes import registry
-from moeprobe.probes.base import CLEAN, Probe, Views, parameter
+from moeprobe.probes.base import CLEAN, Probe, Views
 from moeprobe.probes.engine.applicability import check_applies, check_choices, gives_scores
 from moeprobe.probes.engine.layers import check_layers
 from moeprobe.probes.engine.options import Options
@@ -36,8 +36,8 @@ def make_question(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    view_name: str = parameter(probe, "view", CLEAN)
-    attribute: bool = parameter(probe, "attribute", False)
+    view_name: str = getattr(probe, "view", CLEAN)
+    attribute: bool = getattr(probe, "attribute", False)
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = parse_view(view_name).name
@@ -50,7 +50,7 @@ def make_question(
     if analyses:
         check_applies(probe.kind, make_analyses(analyses), models, layers=options.layers)
     if attribute:
-        _check_attribution(view, models, gates=parameter(probe, "gates"))
+        _check_attribution(view, models, gates=getattr(probe, "gates", "recomputed"))
         analyses += ("attribution",)
     _check_options(probe, options)
     labeled = all(_same_classes(model, dataset) for model in models)
@@ -71,7 +71,7 @@ def make_question(
         workers=options.workers,
         skip_bad_images=options.skip_bad_images,
         labeled=labeled,
-        replayed_gates=parameter(probe, "gates", "recomputed"),
+        replayed_gates=getattr(probe, "gates", "recomputed"),
         floor_images=FLOOR_IMAGES if probe.noise_floor else 0,
         allow_not_finite=options.allow_not_finite,
     )
@@ -183,7 +183,7 @@ def _steps(probe: Probe[Any], view: PairView | SeverityView | None, view_name: s
     Raises:
         UserError: the view makes no pairs where those are compared, or has no severity where that grows.
     """
-    severities: Sequence[float] | None = parameter(probe, "severities")
+    severities: Sequence[float] | None = getattr(probe, "severities", None)
     if probe.views is Views.PAIRS and not isinstance(view, PairView):
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."

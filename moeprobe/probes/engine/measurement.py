@@ -12,7 +12,7 @@ import pyarrow as pa
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.views.base import SeverityView
-from moeprobe.probes.base import Probe, parameter
+from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
 from moeprobe.probes.engine.checks import make_question
 from moeprobe.probes.engine.noise_floor import dtype_name
@@ -49,7 +49,7 @@ class Measurement(Work[M_co], Generic[M_co]):
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
         self.check_models()
-        self.data = choose_data(data, models, files=parameter(probe, "files", ()))
+        self.data = choose_data(data, models, files=getattr(probe, "files", ()))
         self.question = self.make_question()
         self.request = self.make_request()
 
