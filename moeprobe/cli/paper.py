@@ -7,6 +7,7 @@ import typer
 from moeprobe.cli.early import check_folder
 from moeprobe.cli.fields import names as split_names
 from moeprobe.cli.options import Common, CommonOptions, Data, require_folder, with_common_options
+from moeprobe.inputs.modality import IMAGE, sources
 
 if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult
@@ -76,8 +77,9 @@ def paper(
         screen.print(note, soft_wrap=True)
     request = result.sidecar["request"]
     screen.print(
-        f"{int(result.table['images'].max()):,} images of {request['data']} {request['split']}; [low, high]: 95 % "
-        "interval over images, differences paired. The paper's own values are in tables.md, for reference.",
+        f"{sources(int(result.table['images'].max()), IMAGE, data=request['data'], split=request['split'])}; "
+        "[low, high]: 95 % interval over images, differences paired. The paper's own values are in tables.md, for "
+        "reference.",
         style="dim",
         soft_wrap=True,
     )
@@ -98,12 +100,13 @@ def _print_plan(plan: "PaperPlan", *, pairs: int, as_json: bool) -> None:
     screen = console()
     for name, part in plan.parts.items():
         screen.print(
-            f"{name}: {part.images:,} images x {part.passes} forward passes, about {part.seconds:,.0f} s per pair",
+            f"{name}: {IMAGE.counted(part.images)} x {part.passes} forward passes, "
+            f"about {part.seconds:,.0f} s per pair",
             soft_wrap=True,
         )
     screen.print(
         f"About {plan.seconds:,.0f} s for {pairs} pair{'s' if pairs != 1 else ''} before the statistics and figures, "
-        f"judging by a few images. Nothing was written.",
+        "judging by a few images. Nothing was written.",
         soft_wrap=True,
     )
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 from moeprobe.cli.screen import console
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.probes.engine.work import Plan
 
 
@@ -15,7 +16,7 @@ def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = 
     more = " at least" if least else ""
     total = plan.checkpoints * plan.images * plan.passes
     console().print(
-        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {plan.images:,} images "
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {IMAGE.counted(plan.images)} "
         f"x {plan.passes} forward passes = {total:,} passes{more}, about {plan.seconds:,.1f} s before {before}, "
-        f"judging by {plan.timed_images} images. Nothing was written."
+        f"judging by {IMAGE.counted(plan.timed_images)}. Nothing was written."
     )

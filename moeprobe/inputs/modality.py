@@ -26,6 +26,11 @@ class Modality:
     tokens: str
     prefix: str
 
+    def counted(self, count: int | str) -> str:
+        """Return so many of them, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""
+        written = count if isinstance(count, str) else f"{count:,}"
+        return f"{written} {self.name if written == '1' else self.plural}"
+
 
 IMAGE = Modality("image", "images", "patch", "patches", "CLS")
 TEXT = Modality("text", "texts", "token", "tokens", "BOS")
@@ -42,4 +47,4 @@ def sources(count: int, modality: Modality, *, data: str, split: str) -> str:
     """Return how many inputs of which data, e.g. ``360 images of digits test``; of requests there is no data set."""
     if data == "requests":
         return f"{count:,} request{'' if count == 1 else 's'}"
-    return f"{count:,} {modality.name if count == 1 else modality.plural} of {data} {split}".rstrip()
+    return f"{modality.counted(count)} of {data} {split}".rstrip()

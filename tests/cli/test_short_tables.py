@@ -12,7 +12,7 @@ from moeprobe.cli import short as _short
 from moeprobe.results.folder import Result
 from moeprobe.results.tables import frame
 from tests.commands import run
-from tests.studies.report.making import Value, minus, row, sidecar
+from tests.studies.report.making import NAN, Value, minus, row, sidecar
 
 
 def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **request: Any) -> Result:
@@ -94,6 +94,42 @@ def test_what_is_0_by_construction_is_a_sentence() -> None:
     )
     assert "attention contagion" in cells(short)
     assert "batch contagion" not in cells(short) and "token contagion" not in cells(short)
+
+
+@pytest.mark.parametrize(
+    ("images", "raw", "sentence"),
+    [
+        (
+            1,
+            0.5,
+            "In blocks.1, the first MoE layer (1 image, 12 trials), there is no κ: chance compares different images, "
+            "and there is one alone. The raw value is: a 0.500 (few images); b 0.500 (few images).",
+        ),
+        (
+            2,
+            0.5,
+            "In blocks.1, the first MoE layer (2 images, 12 trials), there is no κ: there is nothing to compute chance "
+            "from (no trials). The raw value is: a 0.500 (few images); b 0.500 (few images).",
+        ),
+        (
+            0,
+            NAN,
+            "In blocks.1, the first MoE layer, there is nothing to compute the κ from (no trials).",
+        ),
+    ],
+)
+def test_without_trials_the_verdict_says_why(images: int, raw: float, sentence: str) -> None:
+    rows = [
+        row(name, ("blocks.1", "patch", metric, null), (value, NAN, NAN), view="random_crop", **rests_on)
+        for name in "ab"
+        for metric, null, value, rests_on in (
+            ("top1_match", "", raw, {"images": images, "trials": 12 if images else 0, "flag": "few_images"}),
+            ("top1_match_chance", "pooled", NAN, {"images": 0, "trials": 0, "flag": "no_trials"}),
+            ("top1_match_kappa", "pooled", NAN, {"images": 0, "trials": 0, "flag": "no_trials"}),
+        )
+    ]
+    found = Result(frame(rows), None, pa.table({}), sidecar("match-ratio", "ab"))
+    assert words(_short.side_by_side(found, title="t", full=False))[0] == sentence
 
 
 def sweep(layers: int) -> Result:

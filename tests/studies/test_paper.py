@@ -172,7 +172,7 @@ def test_dry_run_writes_nothing(trained: Trained, tmp_path: Path) -> None:
         "paper", *trained.values(), "--limit", 4, "--jump-images", 1, "--dry-run", "--out", tmp_path / "x"
     )
     assert result.exit_code == 0, result.output
-    assert "for 1 pair before the statistics" in result.output and "discontinuity: 1 images" in result.output
+    assert "for 1 pair before the statistics" in result.output and "discontinuity: 1 image x" in result.output
     assert not (tmp_path / "x").exists()
     printed = run("paper", *trained.values(), "--limit", 2, "--jump-images", 1, "--dry-run", "--json")
     assert printed.exit_code == 0, printed.output

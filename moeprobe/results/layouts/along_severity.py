@@ -9,7 +9,7 @@ from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, trials_of, value
 from moeprobe.results.phrases import floors, random_router, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of
 
@@ -80,7 +80,7 @@ def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modal
         images, trials = (
             counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
         )
-        resting.setdefault(f"{images} {modality.plural}, {trials} trials", []).append(heading)
+        resting.setdefault(f"{modality.counted(images)}, {trials_of(trials)}", []).append(heading)
     rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
     return f"What the values rest on: {rests}."
 

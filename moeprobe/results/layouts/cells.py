@@ -94,6 +94,11 @@ def counts(values: Iterable[float]) -> Cell:
     )
 
 
+def trials_of(count: str) -> str:
+    """Return so many trials, of a count that is written."""
+    return f"{count} trial{'' if count == '1' else 's'}"
+
+
 def whole_table(table: pd.DataFrame, *, name: str) -> Table:
     """Return a CSV as it is written; columns that never vary are named once, below."""
     constant = {

@@ -108,7 +108,7 @@ def scope(runs: Sequence[Run]) -> str:
     for run in runs:
         where = " ".join(str(run.settings[part]) for part in ("data", "split") if run.settings.get(part))
         if run.images is not None:
-            where += f" ({run.images:,} {run.modality.plural})"
+            where += f" ({run.modality.counted(run.images)})"
         data.append(where.strip())
     with_counts = [where for where in dict.fromkeys(data) if where]
     # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.

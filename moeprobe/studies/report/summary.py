@@ -13,7 +13,7 @@ from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import agreement, compared_first
 from moeprobe.probes.registry import of_kind
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, trials_of, value
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.phrases import sentence_case
 from moeprobe.studies.report.headlines import Found, Row, find
@@ -22,6 +22,7 @@ from moeprobe.studies.report.reading import Run
 # What is no probe's.
 _STUDIES = {"compare": "Comparison of checkpoints", "tradeoff": "Trainings side by side"}
 
+_NO_TRIALS = "no_trials"
 _ROW = [
     "run", "checkpoint", "reference", "dataset", "split", "layer", "view", "severity", "metric", "null", "value",
     "ci_low", "ci_high", "images", "trials", "flag",
@@ -158,9 +159,11 @@ def _sentences(run: Run) -> list[str]:
 
 def sentences_of(run: Run, found: Found) -> list[str]:
     """Return the sentences of one headline: its differences, then the values that are in no difference."""
-    sentences = []
     rows = {row["checkpoint"]: row for row in found.rows[found.headline.which]}
-    place, compared = _place(run, found), set[str]()
+    if rows and all(row["flag"] == _NO_TRIALS for row in rows.values()):
+        return [_without_trials(run, found)]
+    sentences = []
+    place, compared = _place(run, found, found.rows[found.headline.which]), set[str]()
     for row in found.differences[found.headline.which]:
         pair = rows[row["checkpoint"]], rows[row["reference"]]
         if "collapsed" not in {side["flag"] for side in pair}:
@@ -180,13 +183,28 @@ def sentences_of(run: Run, found: Found) -> list[str]:
     return sentences
 
 
-def _place(run: Run, found: Found) -> str:
-    """Return where a headline was measured, and on how much; the beginning of a sentence."""
-    rows = found.rows[found.headline.which]
+def _without_trials(run: Run, found: Found) -> str:
+    """Return why there is no headline of any checkpoint: what it is computed from did not occur."""
+    raw = next((which for noun, which in found.headline.companions if noun == "raw"), None)
+    rows = [] if raw is None else found.rows[raw]
+    noun, unit = found.headline.noun, run.modality
+    if not any(row["images"] for row in rows):
+        return f"{_place(run, found, [])}, there is nothing to compute the {noun} from (no trials)."
+    values = "; ".join(f"{row['checkpoint']} {interval(row)}" for row in rows)
+    why = (
+        f"chance compares different {unit.plural}, and there is one alone"
+        if all(row["images"] == 1 for row in rows)
+        else "there is nothing to compute chance from (no trials)"
+    )
+    return f"{_place(run, found, rows)}, there is no {noun}: {why}. The raw value is: {values}."
+
+
+def _place(run: Run, found: Found, rows: Sequence[Row]) -> str:
+    """Return where a headline was measured, and on how much by these rows; the beginning of a sentence."""
     images, trials = (counts(row[what] for row in rows).text for what in ("images", "trials"))
-    rests_on = f"{images} {run.modality.plural}"
+    rests_on = run.modality.counted(images)
     if images != trials:
-        rests_on += f", {trials} trials"
+        rests_on += f", {trials_of(trials)}"
     parts = []
     if found.layer:
         first = "first MoE layer" if run.settings.get("layers") is None else "first MoE layer selected"
@@ -194,7 +212,8 @@ def _place(run: Run, found: Found) -> str:
         parts.append(f"in the {found.layer} MoE layer" if of_each else f"in {found.layer}, the {first}")
     if found.severity is not None:
         parts.append(found.headline.severity.format(severity=found.severity, at=found.headline.at))
-    return f"{sentence_case(', '.join(parts) or 'overall')} ({rests_on})"
+    place = sentence_case(", ".join(parts) or "overall")
+    return f"{place} ({rests_on})" if rows else place
 
 
 def _companions(found: Found, row: Row) -> str:
@@ -246,7 +265,7 @@ def _verdicts(run: Run) -> list[str]:
     said = run.sidecar.get("verdicts")
     families = [family for family in said if isinstance(family, dict)] if isinstance(said, list) else []
     by = (
-        f"by simultaneous intervals over {run.images:,} {run.modality.plural}"
+        f"by simultaneous intervals over {run.modality.counted(run.images)}"
         if run.images
         else "by simultaneous intervals"
     )
