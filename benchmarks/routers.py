@@ -27,13 +27,15 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.plans import SoftPlan
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.sparse import make_router
 from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.schema import Plugin
 
 REFERENCE = "softmax_token_choice"
 FACTOR = 1.05
@@ -56,7 +58,7 @@ def layer(name: str, sizes: Sizes) -> MoeLayer:
     chooses = "top_k" in inspect.signature(ROUTERS.get(name)).parameters
     config = MoeConfig(
         num_experts=sizes.experts,
-        router=name,
+        router=Plugin(name=name),
         top_k=sizes.top_k if chooses else None,
         capacity_factor=FACTOR if chooses else FACTOR * sizes.top_k,
         capacity_multiple_of=1,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import wanted_layers
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.models.config import ROUTER
 from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
 from moeprobe.models.nn.plans import CapacityRule, SoftPlan
 from moeprobe.models.nn.replay import Choices, replaying
@@ -38,7 +39,7 @@ class Vmoe:
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        router_name: str = "softmax_token_choice",
+        router_name: str = ROUTER,
         trained_capacity: bool = False,
         group_images: int = 1,
     ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moeprobe.errors import UserError
 from moeprobe.models.config_files import pair, path_of, put, read, written_out
@@ -15,6 +15,8 @@ from moeprobe.runtime.schema import Plugin, Section, sentence
 
 # Of the two ways to give a run's length, an override of one replaces the other.
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
+# How a transformer is made sparse where nothing is configured: as V-MoE's are.
+NUM_EXPERTS, LAYERS, ROUTER = 8, "last-2", "softmax_token_choice"
 
 
 class UpcycleConfig(Section):
@@ -40,8 +42,8 @@ class SwinConfig(Section):
         return self
 
 
-class ModelConfig(Section):
-    """Which transformer, and how it is made sparse. None = the named model's own value."""
+class TransformerConfig(Section):
+    """Which transformer. None = the named model's own value."""
 
     name: str = Field("vmoe_tiny_patch8_32", description="the transformer; with upcycle, the dense model's")
     upcycle: UpcycleConfig | None = Field(None, description="start from dense weights")
@@ -59,9 +61,30 @@ class ModelConfig(Section):
     head: Literal["token", "gap"] | None = Field(
         None, description="reads the class token, or the mean of the patches (there is no class token then)"
     )
-    num_experts: int | None = Field(None, gt=0, description="experts of a layer")
-    layers: list[int] | str | None = Field(None, description='MoE blocks, from 0; or "last-2", "every-2"')
-    router: Plugin | None = Field(None, description="null: softmax_token_choice; moeprobe list routers")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_dense_model(cls, content: Any) -> Any:
+        """Without a name, what is upcycled says which transformer it is; of timm's names a tag is of the weights."""
+        if isinstance(content, dict) and content.get("name") is None:
+            upcycle = content.get("upcycle")
+            name = upcycle.get("name") if isinstance(upcycle, dict) else None
+            if isinstance(name, str):
+                return content | {"name": name.partition(".")[0]}
+        return content
+
+
+class MoeConfig(Section):
+    """How a transformer is made sparse.
+
+    None = V-MoE's value (``NUM_EXPERTS``, ``LAYERS``, ``ROUTER``; no dropout, no bfloat16) or the router's own.
+    """
+
+    num_experts: int | None = Field(None, gt=0, description=f"experts of a layer; null: {NUM_EXPERTS}")
+    layers: list[int] | str | None = Field(
+        None, description=f'MoE blocks, from 0; or "last-2", "every-2"; null: {LAYERS}'
+    )
+    router: Plugin | None = Field(None, description=f"null: {ROUTER}; moeprobe list routers")
     top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
     noise_std: float | None = Field(
         None, ge=0, description="of the logits in training, divided by num_experts"
@@ -76,6 +99,22 @@ class ModelConfig(Section):
     group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
     expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")
     bfloat16_dispatch: bool | None = Field(None, description="send tokens to experts in bfloat16")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _of_python(cls, layers: Any) -> Any:
+        """Python writes block numbers as a tuple, too."""
+        return list(layers) if isinstance(layers, tuple) else layers
+
+    @property
+    def router_name(self) -> str:
+        """The router's catalog name."""
+        return ROUTER if self.router is None else self.router.name
+
+
+class ModelConfig(MoeConfig, TransformerConfig):
+    """Which transformer, how it is made sparse, and what its images look like."""
+
     mean: list[float] = Field(
         [0.5] * 3, min_length=3, max_length=3, description="subtracted from the channels"
     )
@@ -83,22 +122,6 @@ class ModelConfig(Section):
     crop_fraction: float | None = Field(
         None, gt=0, le=1, description="of the shorter side, kept of images in evaluation; null: squash them"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_dense_model(cls, content: Any) -> Any:
-        """Without a name, what is upcycled says which transformer it is; of timm's names a tag is of the weights."""
-        if isinstance(content, dict) and content.get("name") is None:
-            upcycle = content.get("upcycle")
-            name = upcycle.get("name") if isinstance(upcycle, dict) else None
-            if isinstance(name, str):
-                return content | {"name": name.partition(".")[0]}
-        return content
-
-    @property
-    def router_name(self) -> str:
-        """The router's catalog name."""
-        return "softmax_token_choice" if self.router is None else self.router.name
 
 
 class DataConfig(Section):

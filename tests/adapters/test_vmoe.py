@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.moe import MoeLayer
-from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from tests.golden import assert_golden, oracle

@@ -7,12 +7,12 @@ import torch
 
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.models.checkpoints import checkpoint
-from moeprobe.models.config import ModelConfig
+from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.plans import DispatchPlan
 from moeprobe.models.nn.routers.base import Decision, Router
-from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.sparse import make_router
 from moeprobe.routing.record import LayerRouting, order_choices
 from moeprobe.runtime.catalog import ROUTERS
 from tests.models.training.tiny import trainer
@@ -24,7 +24,7 @@ GROUPS, SIZE, WIDTH, NUM_EXPERTS = 3, 10, 12, 8
 
 def router(name: str, *, num_experts: int = NUM_EXPERTS, width: int = WIDTH, **options: object) -> Router:
     torch.manual_seed(0)
-    config = MoeConfig(num_experts=num_experts, router=name, **options)  # type: ignore[arg-type]
+    config = MoeConfig.model_validate({"num_experts": num_experts, "router": name} | options)
     return make_router(config, width, num_tokens=SIZE).eval()
 
 

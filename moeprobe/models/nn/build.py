@@ -1,6 +1,5 @@
 """From a model configuration to a model."""
 
-import dataclasses
 from typing import Any
 
 import timm
@@ -8,8 +7,8 @@ from timm.models import is_model, list_models, model_entrypoint
 from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe.errors import UserError
-from moeprobe.models.config import ModelConfig
-from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.models.config import ModelConfig, MoeConfig
+from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.runtime.catalog import unknown
 
 # Ours and timm's.
@@ -37,28 +36,17 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     }
     if config.hidden_width is not None:
         arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
-    moe = moe_keys(config)
     if is_ours(config.name):
-        arguments |= {key: value for key, value in _head(config).items() if value is not None}
-        return _create(config.name, arguments | moe)
+        own = _head(config) | {key: getattr(config, key) for key in MoeConfig.model_fields}
+        return _create(
+            config.name, arguments | {key: value for key, value in own.items() if value is not None}
+        )
     for key, value in _head(config).items():
         if value is not None:
             raise UserError(
                 f"model.{key} is for V-MoE's own models; {config.name!r} keeps its head as it is."
             )
-    dense = _create(config.name, arguments)
-    return make_sparse(dense, MoeConfig(**moe))
-
-
-def moe_keys(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of ``MoeConfig`` that the configuration gives."""
-    names = [field.name for field in dataclasses.fields(MoeConfig) if field.name in ModelConfig.model_fields]
-    moe = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
-    if isinstance(config.layers, list):
-        moe["layers"] = tuple(config.layers)
-    if config.router is not None:
-        moe |= {"router": config.router.name, "router_options": config.router.parameters}
-    return moe
+    return make_sparse(_create(config.name, arguments), config)
 
 
 def _head(config: ModelConfig) -> dict[str, Any]:

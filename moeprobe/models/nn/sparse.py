@@ -5,14 +5,14 @@ Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are
 
 import inspect
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from moeprobe.errors import UserError
+from moeprobe.models.config import LAYERS, NUM_EXPERTS, ROUTER, MoeConfig
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.routers.base import Router
@@ -31,63 +31,6 @@ _OF_THE_MODEL = {
 }
 
 
-@dataclass(frozen=True)
-class MoeConfig:
-    """How a transformer is made sparse; the defaults are V-MoE's. None = the router's own default.
-
-    Attributes:
-        layers: 0-based blocks whose MLP becomes a MoE layer; "last-N" = the last N odd blocks, "every-N" = every N-th
-            block, the N-th first.
-        router: catalog name.
-        router_options: options of the router in addition to the fields below.
-        noise_std: the router's noise has standard deviation noise_std / num_experts.
-        capacity_factor: in training; "none" = no limit.
-        eval_capacity_factor: in evaluation; "none" = no limit (nothing then depends on batch-mates).
-        capacity_rounding: "ceil", "round" (half to even) or "tutel", see ``CapacityRule``.
-        capacity_multiple_of: the capacity is raised to a multiple of this.
-        batch_priority: where there is no room for all, the tokens with the largest gates come first.
-        group_images: images that share a group, with its capacity and balancing losses, in training.
-    """
-
-    num_experts: int = 8
-    layers: tuple[int, ...] | str = "last-2"
-    router: str = "softmax_token_choice"
-    router_options: Mapping[str, Any] = field(default_factory=dict)
-    top_k: int | None = None
-    noise_std: float | None = None
-    capacity_factor: float | Literal["none"] | None = None
-    eval_capacity_factor: float | Literal["none"] | None = None
-    capacity_rounding: Literal["ceil", "round", "tutel"] | None = None
-    capacity_multiple_of: int | None = None
-    batch_priority: bool | None = None
-    group_images: int | None = None
-    expert_dropout: float = 0.0
-    bfloat16_dispatch: bool = False
-
-    def blocks(self, depth: int) -> tuple[int, ...]:
-        """Return the sparse blocks of a transformer of ``depth`` blocks.
-
-        Raises:
-            UserError: a block that does not exist.
-        """
-        if isinstance(self.layers, str):
-            pattern = re.fullmatch(r"(last|every)-([1-9]\d*)", self.layers)
-            if pattern is None:
-                raise UserError(
-                    f"MoE layers are blocks, as in [1, 3], or last-N or every-N, as in last-2; got {self.layers!r}."
-                )
-            number = int(pattern[2])
-            odd, every = tuple(range(1, depth, 2)), tuple(range(number - 1, depth, number))
-            blocks = odd[-number:] if pattern[1] == "last" else every
-            if not blocks:
-                raise UserError(f"{self.layers} names no block of a transformer of {depth}.")
-            return blocks
-        wrong = [layer for layer in self.layers if not 0 <= layer < depth]
-        if wrong or not self.layers:
-            raise UserError(f"MoE layers must be among the blocks 0 to {depth - 1}; got {list(self.layers)}.")
-        return tuple(sorted(set(self.layers)))
-
-
 def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransformer:
     """Replace the MLP of the chosen blocks of any timm ViT by a MoE layer, in place ("upcycling").
 
@@ -97,10 +40,37 @@ def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransforme
         UserError: the block's MLP is no plain two-layer perceptron, or the configuration does not fit.
     """
     num_tokens = model.patch_embed.num_patches + model.num_prefix_tokens
-    for index in config.blocks(len(model.blocks)):
+    for index in sparse_blocks(config, depth=len(model.blocks)):
         block = model.blocks[index]
         block.mlp = moe_layer(block, config, num_tokens=num_tokens, where=f"blocks.{index}")
     return model
+
+
+def sparse_blocks(config: MoeConfig, *, depth: int) -> tuple[int, ...]:
+    """Return the sparse blocks of a transformer of ``depth`` blocks, from 0.
+
+    "last-N" = the last N odd blocks, "every-N" = every N-th block, the N-th first.
+
+    Raises:
+        UserError: a block that does not exist.
+    """
+    layers = LAYERS if config.layers is None else config.layers
+    if isinstance(layers, str):
+        pattern = re.fullmatch(r"(last|every)-([1-9]\d*)", layers)
+        if pattern is None:
+            raise UserError(
+                f"MoE layers are blocks, as in [1, 3], or last-N or every-N, as in last-2; got {layers!r}."
+            )
+        number = int(pattern[2])
+        odd, every = tuple(range(1, depth, 2)), tuple(range(number - 1, depth, number))
+        blocks = odd[-number:] if pattern[1] == "last" else every
+        if not blocks:
+            raise UserError(f"{layers} names no block of a transformer of {depth}.")
+        return blocks
+    wrong = [layer for layer in layers if not 0 <= layer < depth]
+    if wrong or not layers:
+        raise UserError(f"MoE layers must be among the blocks 0 to {depth - 1}; got {layers}.")
+    return tuple(sorted(set(layers)))
 
 
 def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: str) -> MoeLayer:
@@ -122,7 +92,11 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
         raise UserError(f"The MLP of {where} is gated or normalized inside and cannot be made sparse.")
     width, hidden_width = mlp.fc1.in_features, mlp.fc1.out_features
     experts = MlpExperts(
-        config.num_experts, width, hidden_width, activation=mlp.act, dropout=config.expert_dropout
+        config.num_experts or NUM_EXPERTS,
+        width,
+        hidden_width,
+        activation=mlp.act,
+        dropout=config.expert_dropout or 0.0,
     )
     experts.fc1.copy_linear(mlp.fc1)
     experts.fc2.copy_linear(mlp.fc2)
@@ -131,7 +105,7 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
         router,
         experts,
         group_images=config.group_images or router.default_group_images,
-        bfloat16_dispatch=config.bfloat16_dispatch,
+        bfloat16_dispatch=bool(config.bfloat16_dispatch),
     )
 
 
@@ -141,21 +115,22 @@ def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
     Raises:
         UserError: there is none of this name, it has no such parameter, or a value does not fit.
     """
-    kind = ROUTERS.get(config.router)
+    router = config.router or Plugin(name=ROUTER)
+    kind = ROUTERS.get(router.name)
     if kind.mixes_tokens and (config.group_images or 1) > 1:
         raise UserError(
-            f"The router {config.router!r} mixes the tokens of one image: leave out model.group_images, "
+            f"The router {router.name!r} mixes the tokens of one image: leave out model.group_images, "
             f"which is {config.group_images}."
         )
-    for name in config.router_options:
+    for name in router.parameters:
         if name in _OF_THE_MODEL:
             raise UserError(
                 f"A router's {name} is given as model.{_OF_THE_MODEL[name]}, not in its own section."
             )
     shared = {"top_k": config.top_k, "noise_std": config.noise_std, "batch_priority": config.batch_priority}
-    given: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
+    configured: dict[str, Any] = {name: value for name, value in shared.items() if value is not None}
     if "num_tokens" in inspect.signature(kind).parameters:
-        given["num_tokens"] = num_tokens
+        configured["num_tokens"] = num_tokens
     rule = kind.default_capacity
     if config.capacity_rounding is not None:
         rule = replace(rule, rounding=config.capacity_rounding)
@@ -168,11 +143,11 @@ def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
         eval_rule = replace(rule, factor=_factor(config.eval_capacity_factor))
     made: Router = make_plugin(
         kind,
-        Plugin(name=config.router, **config.router_options),
+        router,
         what="router",
-        **given,
+        **configured,
         width=width,
-        num_experts=config.num_experts,
+        num_experts=config.num_experts or NUM_EXPERTS,
         capacity=rule,
         eval_capacity=eval_rule,
     )

@@ -12,9 +12,8 @@ from torch import nn
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ModelConfig
-from moeprobe.models.nn.build import moe_keys
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.nn.sparse import MoeConfig, moe_layer
+from moeprobe.models.nn.sparse import moe_layer, sparse_blocks
 
 
 def build_swin(config: ModelConfig) -> SwinTransformer:
@@ -52,13 +51,12 @@ def build_swin(config: ModelConfig) -> SwinTransformer:
         ) from None
     if not swin.patch_norm:
         model.patch_embed.norm = nn.Identity()
-    moe = MoeConfig(**moe_keys(config))
     blocks = swin_blocks(model)
     names = list(blocks)
-    for index in moe.blocks(len(names)):
+    for index in sparse_blocks(config, depth=len(names)):
         block = blocks[names[index]]
         rows, columns = block.input_resolution
-        block.mlp = moe_layer(block, moe, num_tokens=rows * columns, where=names[index])
+        block.mlp = moe_layer(block, config, num_tokens=rows * columns, where=names[index])
     return model
 
 

@@ -6,20 +6,22 @@ Importing registers, nothing else.
 Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are 0-based.
 """
 
-import dataclasses
 import math
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
-from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.schema import sentence
 
 
 def resize_position_embedding(embedding: Tensor, *, num_prefix: int, rows: int, columns: int) -> Tensor:
@@ -72,8 +74,7 @@ def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) 
         raise UserError("There are no downloadable weights for V-MoE models; load a checkpoint instead.")
     for key in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
         kwargs.pop(key, None)
-    fields = {field.name for field in dataclasses.fields(MoeConfig)}
-    config = MoeConfig(**{name: kwargs.pop(name) for name in sorted(fields & kwargs.keys())})
+    config = _moe_config({name: kwargs.pop(name) for name in MoeConfig.model_fields if name in kwargs})
     size, patch = kwargs["img_size"], kwargs["patch_size"]
     if size % patch:
         raise UserError(
@@ -87,6 +88,13 @@ def _vmoe(*, pre_logits: bool | int = True, head: str = "token", **kwargs: Any) 
             model.head = nn.Linear(width, model.head.out_features)
     initialise(model)
     return make_sparse(model, config)
+
+
+def _moe_config(content: dict[str, Any]) -> MoeConfig:
+    try:
+        return MoeConfig.model_validate(content)
+    except ValidationError as error:
+        raise UserError(sentence(error, MoeConfig, what="model")) from None
 
 
 class _TanhGelu(nn.GELU):

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from moeprobe.errors import UserError
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.rules.sinkhorn import SinkhornRouter, transport_plan
 from moeprobe.models.nn.routers.sinkhorn_expert_choice import SinkhornExpertChoice
 from moeprobe.models.nn.routers.sinkhorn_token_choice import SinkhornTokenChoice
-from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.sparse import make_router
+from moeprobe.runtime.schema import Plugin
 from tests.golden import GRADIENTS, assert_golden
 from tests.models.nn import references
 
@@ -251,6 +253,6 @@ def test_float32_inside_autocast(kind: type[SinkhornRouter], combine: str) -> No
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, Any], sentence: str) -> None:
-    config = MoeConfig(router="sinkhorn_token_choice", router_options=options)
+    config = MoeConfig(router=Plugin(name="sinkhorn_token_choice", **options))
     with pytest.raises(UserError, match=sentence):
         make_router(config, 4, num_tokens=9)

@@ -13,13 +13,13 @@ from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
-from moeprobe.models.config import ModelConfig
+from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.plans import SoftPlan
 from moeprobe.models.nn.routers.soft_moe import SoftMoe
-from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.sparse import make_router
 from tests.models.nn import references
 from tests.routing.routings import tiny
 
@@ -129,13 +129,13 @@ def test_bfloat16_rounds_what_would_travel() -> None:
         ({"capacity_factor": 2.0}, 8, 1),  # 0.5, at least 1
         ({}, 7, 1),
         ({"capacity_rounding": "ceil", "capacity_multiple_of": 4}, 196, 8),  # 7, then a multiple of 4
-        ({"router_options": {"slots": 100}}, 7, 100),
+        ({"router": {"name": "soft_moe", "slots": 100}}, 7, 100),
     ],
 )
 def test_slots_follow_from_the_tokens_of_an_image(
     settings_of_moe: dict[str, object], num_tokens: int, slots: int
 ) -> None:
-    config = MoeConfig(num_experts=32, router="soft_moe", **settings_of_moe)  # type: ignore[arg-type]
+    config = MoeConfig.model_validate({"num_experts": 32, "router": "soft_moe"} | settings_of_moe)
     router = make_router(config, 4, num_tokens=num_tokens)
     assert isinstance(router, SoftMoe)
     assert router.phi.shape == (4, 32, slots) and router.num_logits == 32 * slots
@@ -148,14 +148,14 @@ def test_slots_follow_from_the_tokens_of_an_image(
         ({"group_images": 2}, "mixes the tokens of one image: leave out model.group_images"),
         ({"eval_capacity_factor": 4.0}, "leave out model.eval_capacity_factor"),
         ({"capacity_factor": "none"}, "it cannot be none"),
-        ({"router_options": {"slots": 0}}, "at least one slot; got 0"),
-        ({"router_options": {"num_tokens": 3}}, "num_tokens is given as model.image_size"),
+        ({"router": {"name": "soft_moe", "slots": 0}}, "at least one slot; got 0"),
+        ({"router": {"name": "soft_moe", "num_tokens": 3}}, "num_tokens is given as model.image_size"),
         ({"top_k": 2}, "no parameter of the router 'soft_moe' called 'top_k'"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(settings_of_moe: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        make_router(MoeConfig(router="soft_moe", **settings_of_moe), 4, num_tokens=17)  # type: ignore[arg-type]
+        make_router(MoeConfig.model_validate({"router": "soft_moe"} | settings_of_moe), 4, num_tokens=17)
 
 
 def test_no_image_knows_of_another_however_they_are_grouped() -> None:

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from moeprobe.errors import UserError
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.routers.hash import Hash, priorities
 from moeprobe.models.nn.routers.random_fixed import RandomFixed
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
-from moeprobe.models.nn.sparse import MoeConfig, make_router
+from moeprobe.models.nn.sparse import make_router
 from moeprobe.models.training.objectives.balanced import Balanced
 from moeprobe.models.training.objectives.jsd import Jsd
 from moeprobe.models.training.objectives.prc import Prc
@@ -94,7 +95,7 @@ def test_construction_seeds_what_is_fixed() -> None:
 @pytest.mark.parametrize("option", [{"noise_std": 1.0}, {"batch_priority": True}])
 def test_there_is_no_noise_to_configure(name: str, option: dict[str, float]) -> None:
     with pytest.raises(UserError, match=f"no parameter of the router '{name}' called '{next(iter(option))}'"):
-        make_router(MoeConfig(router=name, **option), 4, num_tokens=9)  # type: ignore[arg-type]
+        make_router(MoeConfig.model_validate({"router": name} | option), 4, num_tokens=9)
 
 
 @pytest.mark.parametrize("objective", [Balanced(), Balanced(0, 0, 1.0), Balanced(0, 0, 0, 1.0), Prc(), Jsd()])

@@ -13,11 +13,12 @@ from torch import nn
 import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.architectures import list_architectures
+from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.nn.sparse import MoeConfig, make_sparse
+from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.models.nn.vit import kernel_names, resize_position_embedding
 from tests.golden import GRADIENTS, assert_golden, oracle
 from tests.models.nn import references
@@ -242,7 +243,7 @@ def test_upcycling_keeps_what_the_dense_model_computed() -> None:
     dense = timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=5).eval()
     images = torch.randn(2, 3, 64, 64)
     before = dense(images)
-    sparse = make_sparse(dense, MoeConfig(num_experts=3, top_k=3, layers=(2, 7))).eval()
+    sparse = make_sparse(dense, MoeConfig(num_experts=3, top_k=3, layers=[2, 7])).eval()
     assert list(moe_layers(sparse)) == ["blocks.2", "blocks.7"]
     torch.testing.assert_close(sparse(images), before, rtol=1e-4, atol=1e-5)
 
@@ -251,13 +252,26 @@ def test_what_cannot_be_made_sparse_is_refused() -> None:
     gated = timm.create_model("vit_tiny_patch16_224", img_size=64)
     gated.blocks[11].mlp = nn.Linear(192, 192)
     with pytest.raises(UserError, match=r"blocks\.11 is a Linear"):
-        make_sparse(gated, MoeConfig(layers=(11,)))
+        make_sparse(gated, MoeConfig(layers=[11]))
     with pytest.raises(UserError, match="blocks 0 to 11"):
-        make_sparse(gated, MoeConfig(layers=(12,)))
+        make_sparse(gated, MoeConfig(layers=[12]))
     with pytest.raises(UserError, match="use a multiple of 8"):
         timm.create_model("vmoe_tiny_patch8_32", img_size=33)
     with pytest.raises(UserError, match="no downloadable weights"):
         timm.create_model("vmoe_tiny_patch8_32", pretrained=True)
+    with pytest.raises(UserError, match="In the model, num_experts: input should be greater than 0; got 0"):
+        timm.create_model("vmoe_tiny_patch8_32", num_experts=0)
+
+
+def test_timm_takes_every_key_of_a_sparse_model() -> None:
+    """Also as Python writes them: layers as a tuple, a router by name or with parameters of its own."""
+    model = timm.create_model(
+        "vmoe_tiny_patch8_32", num_experts=3, layers=(2,), router={"name": "softmax_token_choice"}, top_k=1
+    )
+    layer = moe_layers(model)["blocks.2"]
+    assert list(moe_layers(model)) == ["blocks.2"]
+    assert (layer.router.num_experts, layer.router.top_k) == (3, 1)
+    assert list(moe_layers(timm.create_model("vmoe_tiny_patch8_32"))) == ["blocks.1", "blocks.3"]
 
 
 def test_weight_decay_acts_on_kernels_alone() -> None:
