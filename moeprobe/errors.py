@@ -45,12 +45,12 @@ def keyword_for(option: str, value: object) -> str | None:
     return f"{name}={_literal(name, value)}" if name and isinstance(value, str) else name
 
 
-def _as_keyword(found: re.Match[str]) -> str:
-    if found["command"] is not None:
-        return found["command"]
-    name = found["name"].replace("-", "_")
+def _as_keyword(match: re.Match[str]) -> str:
+    if match["command"] is not None:
+        return match["command"]
+    name = match["name"].replace("-", "_")
     name = _RENAMED.get(name, name)
-    before, rest = found["add"] or "", found["value"] or ""
+    before, rest = match["add"] or "", match["value"] or ""
     value = rest.rstrip(".:")
     if name in _SWITCHES and before:
         name = f"{name}=True"

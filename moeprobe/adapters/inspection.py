@@ -81,14 +81,14 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
 
 def _inspect_foreign(source: str | Path) -> dict[str, Any]:
     """Describe another program's model, as its adapter does, or by its provenance and the routing of a black image."""
-    found = load_model(source, device="cpu")
-    if isinstance(found.model, Described):
+    opened = load_model(source, device="cpu")
+    if isinstance(opened.model, Described):
         return {
             "checkpoint": str(source),
-            "sha256": found.provenance.get("sha256"),
-        } | found.model.describe()
-    assert isinstance(found.framing, Framing)
-    routing = found.model.trace(found.framing.blank(), logits=False)[1]
+            "sha256": opened.provenance.get("sha256"),
+        } | opened.model.describe()
+    assert isinstance(opened.framing, Framing)
+    routing = opened.model.trace(opened.framing.blank(), logits=False)[1]
     rows = []
     for name, layer in routing.layers.items():
         grid = layer.grid
@@ -106,10 +106,10 @@ def _inspect_foreign(source: str | Path) -> dict[str, Any]:
             }
         )
     return {
-        "checkpoint": found.name,
-        "input": found.framing.described(),
-        "classes": len(found.class_names) or None,
-        **found.provenance,
+        "checkpoint": opened.name,
+        "input": opened.framing.described(),
+        "classes": len(opened.class_names) or None,
+        **opened.provenance,
         "layers": rows,
     }
 

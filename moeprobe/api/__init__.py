@@ -161,5 +161,5 @@ def trace(
         UserError: the images do not fit the model or are outside of [0, 1], or there is no such layer.
     """
     opened = as_checkpoint(model)
-    given = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
-    return opened.model.trace(given, layers=Options(layers=layers).layers)  # type: ignore[arg-type]
+    inputs = to_pixels(images, opened.framing) if isinstance(opened.framing, Framing) else images
+    return opened.model.trace(inputs, layers=Options(layers=layers).layers)  # type: ignore[arg-type]

@@ -40,7 +40,9 @@ def choose_probe(
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
     if isinstance(kind, Probe):
-        if given := [name for name, value in asked.items() if value is not None]:
-            raise UserError(f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(given)}.")
+        if set_twice := [name for name, value in asked.items() if value is not None]:
+            raise UserError(
+                f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(set_twice)}."
+            )
         return kind
     return registry.named(kind).with_fields(asked)

@@ -57,9 +57,9 @@ def analyze_trace(
         result,
         out=out,
         as_json=json,
-        show=lambda found: (
-            along_severity(steps_alone(found), title="Recorded routing", full=full)
-            if along_a_severity(found)
-            else side_by_side(labeled(found), title="Recorded routing", full=full)
+        show=lambda compared: (
+            along_severity(steps_alone(compared), title="Recorded routing", full=full)
+            if along_a_severity(compared)
+            else side_by_side(labeled(compared), title="Recorded routing", full=full)
         ),
     )

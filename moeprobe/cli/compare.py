@@ -17,7 +17,7 @@ FAILED = 3
 # None = what the probe usually has.
 @with_common_options(CommonOptions(defaults={"group_images": None}))
 def compare(
-    given: Annotated[
+    sources: Annotated[
         list[str],
         typer.Argument(
             metavar="A B...",
@@ -83,11 +83,11 @@ def compare(
         "severities": numbers(severities, "--severities"),
     }
     if common.dry_run:
-        print_plan(comparing.plan_comparison(given, **asked, **common.changes), as_json=common.json)
+        print_plan(comparing.plan_comparison(sources, **asked, **common.changes), as_json=common.json)
         return
     with Bar() as bar:
-        found = comparing.compare(
-            given,
+        comparison = comparing.compare(
+            sources,
             **asked,
             margin=margin,
             fail_if_worse=fail_if_worse,
@@ -95,12 +95,14 @@ def compare(
             watcher=bar,
             **common.changes,
         )
-    _show(found, common, common.options().out, fail_if_worse, full=full)
-    if len(found.failures):
+    _show(comparison, common, common.options().out, fail_if_worse, full=full)
+    if len(comparison.failures):
         raise typer.Exit(FAILED)
 
 
-def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool) -> None:
+def _show(
+    comparison: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool
+) -> None:
     import json
     from pathlib import Path
 
@@ -109,24 +111,24 @@ def _show(found: "Comparison", common: Common, out: object, fail_if_worse: str |
 
     if common.json:
         content = {
-            "comparison": records(found.table),
-            "verdicts": records(found.verdicts),
-            "failures": records(found.failures),
-            "sidecar": found.sidecar,
+            "comparison": records(comparison.table),
+            "verdicts": records(comparison.verdicts),
+            "failures": records(comparison.failures),
+            "sidecar": comparison.sidecar,
             "out": None if out is None else str(out),
         }
         print(json.dumps(content, ensure_ascii=False))
         return
     screen = console()
-    for text in sentences(found, extra=fail_if_worse):
+    for text in sentences(comparison, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
-    for table in tables(found.table, extra=fail_if_worse, full=full):
+    for table in tables(comparison.table, extra=fail_if_worse, full=full):
         screen.print(table)
-    screen.print(footing(found), style="dim")
-    print_warnings(screen, found.sidecar)
+    screen.print(footing(comparison), style="dim")
+    print_warnings(screen, comparison.sidecar)
     if fail_if_worse is not None:
         screen.print(
-            failures(found, fail_if_worse, found.sidecar["fail_unless_no_worse_than"]),
+            failures(comparison, fail_if_worse, comparison.sidecar["fail_unless_no_worse_than"]),
             style="bold",
             soft_wrap=True,
         )

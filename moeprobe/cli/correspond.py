@@ -84,8 +84,8 @@ def correspond(
             watcher=bar,
         )
     if json:
-        found = {"pairs": records(result.table), "files": [str(path) for path in result.files]}
-        print(json_module.dumps(found, ensure_ascii=False))
+        content = {"pairs": records(result.table), "files": [str(path) for path in result.files]}
+        print(json_module.dumps(content, ensure_ascii=False))
         return
     strength = "" if severity is None else f" at {severity:g}"
     table = Table(title=f"Corresponding patches, {view}{strength}", title_justify="left")

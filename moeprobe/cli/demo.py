@@ -47,7 +47,7 @@ def demo(
             screen.print(f"Training {name} on {data} …", soft_wrap=True)
             return live.named(name)
 
-        found = demonstration.run(
+        outcome = demonstration.run(
             seed=seed,
             checkpoints=checkpoints,
             reports=reports,
@@ -57,26 +57,26 @@ def demo(
             report=announce,
             watcher=bar,
         )
-    screen.print(closing_table(found))
-    for summary in found.training.values():
+    screen.print(closing_table(outcome))
+    for summary in outcome.training.values():
         screen.print(
             f"{summary['name']}: {summary['steps']:,} steps, {summary['images_per_second']:,.0f} images/s in training",
             style="dim",
         )
-    request = found.evaluation.sidecar["request"]
-    images = int(found.evaluation.table["images"].max())
+    request = outcome.evaluation.sidecar["request"]
+    images = int(outcome.evaluation.table["images"].max())
     screen.print(
         f"{images:,} images of {request['data']} {request['split']}, unseen in training; [low, high]: 95 % interval "
         "over images, differences paired.\n"
-        f"Reports: {found.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
-        f"All on one page: {found.reports}/report/report.html\n"
+        f"Reports: {outcome.reports}/{{match-ratio,match-ratio-prc-crops,confidence,noise-sweep,overlay,eval}}/\n"
+        f"All on one page: {outcome.reports}/report/report.html\n"
         f"Checkpoints: {checkpoints}/demo-baseline/, {checkpoints}/demo-prc/",
         soft_wrap=True,
         markup=False,
     )
 
 
-def closing_table(found: "DemoResult") -> "Table":
+def closing_table(outcome: "DemoResult") -> "Table":
     """Return the one table that says what came out: patches of the first MoE layer, whose routing reaches the answer.
 
     The head reads the class token alone, so what patches choose in the last block does not reach it.
@@ -97,22 +97,24 @@ def closing_table(found: "DemoResult") -> "Table":
         cells = []
         for rows in (result.table, result.comparison):
             assert rows is not None
-            here = rows[(rows["metric"] == metric) & (rows["null"] == null) & (rows["tokens"] != "prefix")]
-            here = here[here["layer"] == here["layer"].iloc[0]]
+            selected = rows[
+                (rows["metric"] == metric) & (rows["null"] == null) & (rows["tokens"] != "prefix")
+            ]
+            selected = selected[selected["layer"] == selected["layer"].iloc[0]]
             if severity is not None:
-                here = here[here["severity"] == severity]
-            cells += [interval(row, signed=rows is result.comparison) for _, row in here.iterrows()]
+                selected = selected[selected["severity"] == severity]
+            cells += [interval(row, signed=rows is result.comparison) for _, row in selected.iterrows()]
         table.add_row(text, *cells)
 
-    add("same expert, two random crops", found.match, "top1_match")
-    add("  by chance", found.match, "top1_match_chance", null="pooled")
-    add("  beyond chance: κ", found.match, "top1_match_kappa", null="pooled")
-    add("  beyond chance within the image: κ", found.match, "top1_match_kappa", null="image")
-    add("  κ, the paper's harder crops", found.match_prc_crops, "top1_match_kappa", null="pooled")
-    add(f"same expert, noise {NOISE}", found.noise, "top1_match", severity=NOISE)
-    add("  beyond chance: κ", found.noise, "top1_match_kappa", null="pooled", severity=NOISE)
-    add("  beyond the position: κ", found.noise, "top1_match_kappa", null="position", severity=NOISE)
-    add("highest gate", found.confidence, "gate_highest")
-    add("load entropy (1 = even)", found.confidence, "load_entropy")
-    add("accuracy", found.evaluation, "accuracy")
+    add("same expert, two random crops", outcome.match, "top1_match")
+    add("  by chance", outcome.match, "top1_match_chance", null="pooled")
+    add("  beyond chance: κ", outcome.match, "top1_match_kappa", null="pooled")
+    add("  beyond chance within the image: κ", outcome.match, "top1_match_kappa", null="image")
+    add("  κ, the paper's harder crops", outcome.match_prc_crops, "top1_match_kappa", null="pooled")
+    add(f"same expert, noise {NOISE}", outcome.noise, "top1_match", severity=NOISE)
+    add("  beyond chance: κ", outcome.noise, "top1_match_kappa", null="pooled", severity=NOISE)
+    add("  beyond the position: κ", outcome.noise, "top1_match_kappa", null="position", severity=NOISE)
+    add("highest gate", outcome.confidence, "gate_highest")
+    add("load entropy (1 = even)", outcome.confidence, "load_entropy")
+    add("accuracy", outcome.evaluation, "accuracy")
     return table

@@ -22,7 +22,7 @@ def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
         UserError: a checkpoint, a data set, a view or a probe does not exist.
     """
     check_checkpoints(values.get("checkpoints") or ())
-    check_checkpoints(values.get("given") or (), runs=True)
+    check_checkpoints(values.get("sources") or (), runs=True)
     if values.get("probe") is not None:
         comparable_kind(values["probe"])
     check_view(values.get("view"))

@@ -40,13 +40,13 @@ def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int
             if not growing:
                 break
             widths[min(growing, key=widths.__getitem__)] += 1
-    found = Table(title=table.title, title_justify=table.title_justify, title_style=table.title_style)
+    part = Table(title=table.title, title_justify=table.title_justify, title_style=table.title_style)
     for number, width in widths.items():
         column = table.columns[number]
-        found.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+        part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
     for line, cells in enumerate(zip(*(table.columns[number].cells for number in columns), strict=True)):
-        found.add_row(*cells, end_section=table.rows[line].end_section)
-    return found
+        part.add_row(*cells, end_section=table.rows[line].end_section)
+    return part
 
 
 def _taken(widths: Sequence[int]) -> int:

@@ -34,31 +34,31 @@ def import_trace(
     from moeprobe.routing.traces.import_log import import_trace
 
     with Bar("bytes") as bar:
-        found = import_trace(
+        imported = import_trace(
             log, trace, num_experts=num_experts, name=name, data=data, overwrite=overwrite, watcher=bar
         )
     if json:
         content = {
-            "file": str(found.path),
-            "requests": found.requests,
-            "layers": found.layers,
-            "tokens": found.tokens,
-            "bytes": found.nbytes,
-            "unordered": found.unordered,
+            "file": str(imported.path),
+            "requests": imported.requests,
+            "layers": imported.layers,
+            "tokens": imported.tokens,
+            "bytes": imported.nbytes,
+            "unordered": imported.unordered,
         }
         print(json_module.dumps(content, ensure_ascii=False))
         return
     screen = console()
     screen.print(
-        f"{found.requests:,} requests, layers {', '.join(found.layers)}: {found.tokens:,} tokens in all layers, "
-        f"{found.nbytes:,} bytes.",
+        f"{imported.requests:,} requests, layers {', '.join(imported.layers)}: {imported.tokens:,} tokens in all "
+        f"layers, {imported.nbytes:,} bytes.",
         soft_wrap=True,
     )
-    if found.unordered:
+    if imported.unordered:
         screen.print(
-            f"No gates were logged of {', '.join(found.unordered)}, so it is not known which of a token's experts came "
-            "first: sets of experts will be compared, without top-1 match and load.",
+            f"No gates were logged of {', '.join(imported.unordered)}, so it is not known which of a token's experts "
+            "came first: sets of experts will be compared, without top-1 match and load.",
             soft_wrap=True,
         )
-    screen.print(f"Written: {found.path}", soft_wrap=True)
-    screen.print(f"Next: moeprobe analyze-trace {found.path} OTHER.parquet", soft_wrap=True)
+    screen.print(f"Written: {imported.path}", soft_wrap=True)
+    screen.print(f"Next: moeprobe analyze-trace {imported.path} OTHER.parquet", soft_wrap=True)

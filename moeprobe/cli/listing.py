@@ -45,14 +45,14 @@ def listing(
     if kind == "keys":
         _print_keys(as_json=json)
         return
-    found = _find(kind)
+    descriptions = _find(kind)
     if json:
-        print(json_module.dumps(found, ensure_ascii=False))
+        print(json_module.dumps(descriptions, ensure_ascii=False))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, description in found.items():
+    for name, description in descriptions.items():
         table.add_row(name, description)
     console().print(table)
 

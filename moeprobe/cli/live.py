@@ -101,9 +101,9 @@ def _short(name: str) -> str:
 
 def _values(report: "Report", room: int) -> str:
     """Return as many of a step's values as ``room`` characters hold, the most telling first."""
-    shown = {name: f"{name.replace('_', ' ')} {value:.3g}" for name, value in report.values.items()}
-    parts = [shown.pop(name) for name in _FIRST if name in shown]
-    parts += [f"{report.images_per_second:,.0f} images/s", *shown.values()]
+    texts = {name: f"{name.replace('_', ' ')} {value:.3g}" for name, value in report.values.items()}
+    parts = [texts.pop(name) for name in _FIRST if name in texts]
+    parts += [f"{report.images_per_second:,.0f} images/s", *texts.values()]
     while parts and len("  ".join(parts)) > room:
         parts.pop()
     return "  ".join(parts)

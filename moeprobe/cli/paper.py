@@ -134,8 +134,8 @@ def _show(result: "PaperResult") -> None:
         table.add_column(column)
     for column in (*names, "difference"):
         table.add_column(column, justify="right")
-    shown = rows[~rows["number"].str.endswith(("foreground", "boundary", "background"))]
-    for layer, of_layer in shown.groupby("layer", sort=False):
+    numbers = rows[~rows["number"].str.endswith(("foreground", "boundary", "background"))]
+    for layer, of_layer in numbers.groupby("layer", sort=False):
         table.add_section()
         for number, line in of_layer.groupby("number", sort=False):
             name = str(number).replace("noise: ", f"noise σ = {SIGMA:g}: ")

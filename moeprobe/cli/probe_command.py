@@ -70,14 +70,14 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
     options = common.options()
     with Bar() as bar:
         try:
-            found = run(probe, checkpoints, data=data, options=options, watcher=bar)
+            result = run(probe, checkpoints, data=data, options=options, watcher=bar)
         except KeyboardInterrupt as error:
             if options.out is not None and probe.resumes:
                 error.add_note(
                     f"What was measured is kept in {options.out}; the same command goes on from there."
                 )
             raise
-    show(probe, found, out=options.out, as_json=common.json, full=full)
+    show(probe, result, out=options.out, as_json=common.json, full=full)
 
 
 def _print_plan(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common) -> None:

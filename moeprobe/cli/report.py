@@ -59,9 +59,9 @@ def _screen(table: "Table", width: int) -> "list[Screen]":
 
     from moeprobe.cli.fit import fit
 
-    shown = Screen(title=table.caption, title_justify="left", title_style="bold")
+    screen = Screen(title=table.caption, title_justify="left", title_style="bold")
     for number, column in enumerate(table.columns):
-        shown.add_column(column, justify="right" if table.numeric_columns[number] else "left")
+        screen.add_column(column, justify="right" if table.numeric_columns[number] else "left")
     for row in table.rows:
-        shown.add_row(*(f"{cell.text} {cell.between}".rstrip() for cell in row))
-    return fit(shown, keys=2, width=width)
+        screen.add_row(*(f"{cell.text} {cell.between}".rstrip() for cell in row))
+    return fit(screen, keys=2, width=width)

@@ -171,8 +171,8 @@ def footing(result: "Result") -> str:
 def _skipped(names: "list[str]") -> list[str]:
     if not names:
         return []
-    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {shown}"]
+    first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {first}"]
 
 
 def _nothing_of(request: "dict[str, Any]", table: "pd.DataFrame") -> list[str]:

@@ -30,41 +30,43 @@ _MORE = (
 )
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
-Shown = list[Table | str]
+Printed = list[Table | str]
 
 
-def side_by_side(result: "Result", *, title: str, full: bool) -> Shown:
+def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     """Return what is shown of checkpoints beside one another; everything with ``full``."""
-    found = _found(result)
-    run, zero = _run(result), _zeros(found)
-    if full or not found:
-        return [*_verdict(run, found, zero), *tables.side_by_side(result, title=title)]
-    metrics = {which for which in (item.headline.which for item in found) if which not in zero}
+    headlines = _headlines(result)
+    run, zero = _run(result), _zeros(headlines)
+    if full or not headlines:
+        return [*_verdict(run, headlines, zero), *tables.side_by_side(result, title=title)]
+    metrics = {which for which in (item.headline.which for item in headlines) if which not in zero}
     table = tables.side_by_side(result, title=title, only=metrics) if metrics else []
-    return [*_verdict(run, found, zero), *_sentence_on(zero, result), *table, _MORE]
+    return [*_verdict(run, headlines, zero), *_sentence_on(zero, result), *table, _MORE]
 
 
-def along_severity(result: "Result", *, title: str, full: bool) -> Shown:
+def along_severity(result: "Result", *, title: str, full: bool) -> Printed:
     """Return what is shown of a sweep; everything with ``full``."""
-    found = _found(result)
-    kappa = next((item for item in found if registry.find(item.headline.which[0]).kind == "kappa"), None)
+    headlines = _headlines(result)
+    kappa = next((item for item in headlines if registry.find(item.headline.which[0]).kind == "kappa"), None)
     if full or kappa is None:
-        return [*_verdict(_run(result), found, set()), *tables.along_severity(result, title=title)]
+        return [*_verdict(_run(result), headlines, set()), *tables.along_severity(result, title=title)]
     result = tables.of_all_experts(result)
     result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
     which = kappa.headline.which
     named = f"{title}: {registry.find(which[0]).full_label(which[1])}"
     layers = [name for name in dict.fromkeys(result.table["layer"]) if name]
-    shown: Shown = [*_verdict(_run(result), found, set())]
+    parts: Printed = [*_verdict(_run(result), headlines, set())]
     if len(layers) <= _MOST_COLUMNS:
-        here = _moved(
+        by_layer = _moved(
             result, lambda table: table[_is(table, which)].assign(metric=table["layer"], layer="", null="")
         )
-        shown += tables.severity_tables(here, here.table, tuple((name, "", name) for name in layers), named)
+        parts += tables.severity_tables(
+            by_layer, by_layer.table, tuple((name, "", name) for name in layers), named
+        )
     else:
         at = result.table["severity"].max()
         strongest = _moved(result, lambda table: table[table["severity"] == at], exact=False)
-        shown += tables.side_by_side(
+        parts += tables.side_by_side(
             strongest, title=f"{named}, at severity {at:g}, the strongest", only={which}
         )
     output = _moved(result, lambda table: table[table["layer"] == ""])
@@ -72,9 +74,9 @@ def along_severity(result: "Result", *, title: str, full: bool) -> Shown:
         columns = tuple(
             column for column in output_along_severity() if registry.find(column[0]).direction > 0
         )
-        shown += tables.severity_tables(output, output.table, columns, f"{title}: output")
-        shown += _attributed(output, title)
-    return [*shown, _MORE]
+        parts += tables.severity_tables(output, output.table, columns, f"{title}: output")
+        parts += _attributed(output, title)
+    return [*parts, _MORE]
 
 
 def _attributed(output: "Result", title: str) -> list[Table]:
@@ -84,8 +86,10 @@ def _attributed(output: "Result", title: str) -> list[Table]:
     return [
         table
         for name, columns in ATTRIBUTION.items()
-        for here in [_moved(output, partial(_of_metrics, metrics=[metric for metric, _, _ in columns]))]
-        for table in tables.severity_tables(here, here.table, columns, f"{title}: {attribution(name, gates)}")
+        for attributed in [_moved(output, partial(_of_metrics, metrics=[metric for metric, _, _ in columns]))]
+        for table in tables.severity_tables(
+            attributed, attributed.table, columns, f"{title}: {attribution(name, gates)}"
+        )
     ]
 
 
@@ -98,15 +102,15 @@ def _run(result: "Result") -> Run:
     return in_memory(result.table, result.comparison, result.sidecar)
 
 
-def _found(result: "Result") -> list[Found]:
+def _headlines(result: "Result") -> list[Found]:
     """Return the headlines of a result that it has numbers of."""
     return [item for item in find(_run(result)) if item.rows[item.headline.which]]
 
 
-def _zeros(found: list[Found]) -> set[Which]:
+def _zeros(headlines: list[Found]) -> set[Which]:
     """Return the headlines that are 0 exactly, wherever and however often they were measured."""
     rows: dict[Which, list[float]] = {}
-    for item in found:
+    for item in headlines:
         # Not by the interval, which leaves open what other images may show, even where nothing can.
         rows.setdefault(item.headline.which, []).extend(
             row["value"] for row in item.rows[item.headline.which]
@@ -114,9 +118,9 @@ def _zeros(found: list[Found]) -> set[Which]:
     return {which for which, values in rows.items() if not any(values)}
 
 
-def _verdict(run: Run, found: list[Found], zero: set[Which]) -> list[str]:
+def _verdict(run: Run, headlines: list[Found], zero: set[Which]) -> list[str]:
     """Return the sentences of the first headline that is not 0 by construction."""
-    first = next((item for item in found if item.headline.which not in zero), None)
+    first = next((item for item in headlines if item.headline.which not in zero), None)
     return [] if first is None else sentences_of(run, first)
 
 
@@ -140,8 +144,8 @@ def _moved(
     comparison = None if result.comparison is None else change(result.comparison)
     if exact and len(table):
         clean = table["severity"].min()
-        there = set(table[table["severity"] == clean]["value"])
-        if there in ({0.0}, {1.0}) and table["severity"].nunique() > 1:
+        clean_values = set(table[table["severity"] == clean]["value"])
+        if clean_values in ({0.0}, {1.0}) and table["severity"].nunique() > 1:
             table = table[table["severity"] != clean]
             if comparison is not None:
                 comparison = comparison[comparison["severity"] != clean]

@@ -18,20 +18,22 @@ if TYPE_CHECKING:
     from moeprobe.results.folder import Result
 
 
-def show(probe: Probe[Any], found: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
+def show(probe: Probe[Any], result: Any, *, out: Path | None, as_json: bool, full: bool) -> None:
     """Print the result of a probe and its files, or everything as JSON."""
     if probe.layout is Layout.TRACES:
-        print_traces(found, as_json=as_json)
+        print_traces(result, as_json=as_json)
     elif probe.layout is Layout.OVERLAYS:
-        print_overlays(found, out=out, as_json=as_json)
+        print_overlays(result, out=out, as_json=as_json)
     else:
-        print_result(found, out=out, as_json=as_json, show=_tables(probe, found, full=full))
+        print_result(result, out=out, as_json=as_json, show=_tables(probe, result, full=full))
         if probe.timed and not as_json:
-            _print_rates(found)
+            _print_rates(result)
 
 
-def _tables(probe: Probe[Any], found: "Result", *, full: bool) -> "Callable[[Result], Sequence[Table | str]]":
-    title = probe.heading(found.sidecar)
+def _tables(
+    probe: Probe[Any], result: "Result", *, full: bool
+) -> "Callable[[Result], Sequence[Table | str]]":
+    title = probe.heading(result.sidecar)
     layouts: dict[Layout, Callable[[Result], Sequence[Table | str]]] = {
         Layout.SIDE_BY_SIDE: partial(short.side_by_side, title=title, full=full),
         Layout.ALONG_SEVERITY: partial(short.along_severity, title=title, full=full),

@@ -110,11 +110,11 @@ def _by_region(result: "Result", *, title: str) -> list[Table]:
     """Return a table per layer: kappa by what the patches show; none where that is not known."""
     first = agreement_of(result.table)
     comparison = None if result.comparison is None else regional(result.comparison, first)
-    shown = dataclasses.replace(result, table=regional(result.table, first), comparison=comparison)
+    by_region = dataclasses.replace(result, table=regional(result.table, first), comparison=comparison)
     return [
         table
-        for layer, rows in shown.table.groupby("layer", sort=False)
-        for table in severity_tables(shown, rows, REGION_COLUMNS, f"{title}: {layer}, {BY_REGION}")
+        for layer, rows in by_region.table.groupby("layer", sort=False)
+        for table in severity_tables(by_region, rows, REGION_COLUMNS, f"{title}: {layer}, {BY_REGION}")
     ]
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tradeoff(
-    given: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[SWEEP | RUN...] [KEY=VALUE]...",
@@ -50,8 +50,8 @@ def tradeoff(
         raise typer.BadParameter("name a folder, e.g. --out reports/tradeoff", param_hint="--out")
     from moeprobe.cli.early import check_trainings
 
-    overrides = [text for text in given or [] if "=" in text]
-    sources = [text for text in given or [] if "=" not in text]
+    overrides = [text for text in arguments or [] if "=" in text]
+    sources = [text for text in arguments or [] if "=" not in text]
     check_trainings(sources, overrides, out=out)
     from moeprobe import api
     from moeprobe.cli.options import command_line
@@ -162,16 +162,20 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     table.add_column("cell", no_wrap=True)
     scales = {costs.STEP_SECONDS.name: ("ms per step", 1e3), costs.FLOPS_PER_IMAGE.name: ("MFLOPs", 1e-6)}
     scales |= {costs.ACTIVE_PARAMETERS.name: ("active, M", 1e-6)}
-    shown = {name: found for name, found in numbers.items() if name not in scales and name != "training_time"}
+    columns = {
+        name: values_of
+        for name, values_of in numbers.items()
+        if name not in scales and name != "training_time"
+    }
     spent_on = {name: rows[rows["metric"] == name].set_index("checkpoint")["value"] for name in scales}
-    for name in shown:
+    for name in columns:
         table.add_column(name, justify="right")
     for heading, _ in scales.values():
         table.add_column(heading, justify="right")
     for cell in dict.fromkeys(rows["checkpoint"]):
         values = [
-            interval(found.loc[cell], stacked=True) if cell in found.index else "–"
-            for found in shown.values()
+            interval(values_of.loc[cell], stacked=True) if cell in values_of.index else "–"
+            for values_of in columns.values()
         ]
         spent = [
             f"{spent_on[name][cell] * scale:,.2f}" if cell in spent_on[name].index else "–"

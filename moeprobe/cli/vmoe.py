@@ -117,8 +117,8 @@ def export_vmoe(
         "normalization and classes.",
         soft_wrap=True,
     )
-    shown = files if len(files) <= 6 else [*files[:4], "…", files[-1]]
-    screen.print(f"Written: {', '.join(shown)}", soft_wrap=True)
+    listed = files if len(files) <= 6 else [*files[:4], "…", files[-1]]
+    screen.print(f"Written: {', '.join(listed)}", soft_wrap=True)
 
 
 def _print_imported(imported: "Imported", *, as_json: bool) -> None:

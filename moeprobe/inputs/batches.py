@@ -150,13 +150,13 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch 
         if len(members) < group_images or len(pieces[-1]) % group_images:
             pieces.append([])
         pieces[-1] += members
-    found = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
-    found[-1].skipped.extend(failure.image_id for failure in failures)
+    made = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
+    made[-1].skipped.extend(failure.image_id for failure in failures)
     if get_worker_info() is not None:
         # Here an error reaches the main process; in the thread that sends a batch it would be lost, and waited for.
-        for batch in found:
+        for batch in made:
             _share(batch)
-    return found
+    return made
 
 
 def _share(batch: Batch | TextBatch) -> None:
@@ -249,10 +249,10 @@ def batches(
         generator=torch.Generator(),
     )
     try:
-        for found in loader:
-            if isinstance(found, _Failure):
-                raise UserError(found.sentence)
-            yield from found
+        for loaded in loader:
+            if isinstance(loaded, _Failure):
+                raise UserError(loaded.sentence)
+            yield from loaded
     except RuntimeError as error:
         lost = lost_workers(error)
         if lost is None:

@@ -48,12 +48,12 @@ class Framing:
 
     def described(self) -> str:
         """Return in words what a model is given."""
-        shown = (
+        extent = (
             "the whole image, squashed"
             if self.crop_fraction is None
             else f"the central square of {self.crop_fraction:g} of the shorter side"
         )
-        return f"RGB in [0, 1], {self.size} x {self.size} pixels, {shown}"
+        return f"RGB in [0, 1], {self.size} x {self.size} pixels, {extent}"
 
     def clean(self, image: Image.Image) -> Sample:
         """Return the clean view of ``image``."""

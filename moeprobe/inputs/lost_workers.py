@@ -13,6 +13,6 @@ WITHOUT_WORKERS = (
 def lost_workers(error: RuntimeError) -> UserError | None:
     """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
     text = " ".join(str(error).split())
-    if found := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
-        return UserError(WITHOUT_WORKERS.format(found[0].rstrip(".")))
+    if match := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
+        return UserError(WITHOUT_WORKERS.format(match[0].rstrip(".")))
     return None

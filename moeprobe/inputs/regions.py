@@ -30,8 +30,8 @@ def foreground(mask: NDArray[np.bool_], to_source: Map, size: int) -> NDArray[np
     column, row = np.floor(points).astype(np.int64).T
     height, width = mask.shape
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    found = mask[row.clip(0, height - 1), column.clip(0, width - 1)] & inside
-    return found.reshape(size, size)
+    shows = mask[row.clip(0, height - 1), column.clip(0, width - 1)] & inside
+    return shows.reshape(size, size)
 
 
 def regions(pixels: NDArray[np.bool_], grid: PatchGrid) -> NDArray[np.int64]:

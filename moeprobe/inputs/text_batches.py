@@ -42,13 +42,13 @@ class TextBatch:
         views = [view.pin_memory() for view in self.views]
         return replace(self, labels=self.labels.pin_memory(), views=views)
 
-    def partners(self, shown: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the pairs of tokens ``(B, J)`` of view 0 and view ``shown``, numbered after the prefix, -1 = none.
+    def partners(self, view_index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the pairs of tokens ``(B, J)`` of view 0 and a view, numbered after the prefix, -1 = none.
 
         Pair j is about token j of view 0; see ``alignment`` for its partner.
         """
         reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
-        for row, (one, other) in enumerate(zip(self.spans[0], self.spans[shown], strict=True)):
+        for row, (one, other) in enumerate(zip(self.spans[0], self.spans[view_index], strict=True)):
             partner = align(one, other)
             view[row, : len(one)] = partner
             reference[row, : len(one)] = np.where(partner >= 0, np.arange(len(one)), -1)
@@ -67,22 +67,24 @@ def stack_texts(image_ids: list[str], labels: Tensor, samples: Sequence[Sequence
     prefix = first.num_prefix_tokens
     views = []
     padded: dict[tuple[int, ...], Tensor] = {}
-    for shown in zip(*samples, strict=True):
-        batch = stack(shown)
-        units = [sample.noise for sample in shown if sample.noise is not None]
+    for view_samples in zip(*samples, strict=True):
+        batch = stack(view_samples)
+        units = [sample.noise for sample in view_samples if sample.noise is not None]
         if units:
             # The severities of a sweep share one draw: it is padded, and sent, once.
             key = tuple(map(id, units))
             if key not in padded:
                 padded[key] = torch.nn.utils.rnn.pad_sequence(units, batch_first=True)
-            sigma = torch.tensor([sample.sigma for sample in shown])
+            sigma = torch.tensor([sample.sigma for sample in view_samples])
             batch = replace(batch, noise=padded[key], sigma=sigma)
         views.append(batch)
     return TextBatch(
         image_ids=image_ids,
         labels=labels,
         views=views,
-        spans=[[sample.spans[prefix:] for sample in shown] for shown in zip(*samples, strict=True)],
+        spans=[
+            [sample.spans[prefix:] for sample in view_samples] for view_samples in zip(*samples, strict=True)
+        ],
         num_pairs=first.max_length - prefix,
         skipped=[],
     )

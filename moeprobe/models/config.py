@@ -228,11 +228,11 @@ def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
     content = read(path_of(source))
     for key, value in changes:
         put(content, key, value)
-    given = {key for key, _ in changes}
-    if given & {"model.upcycle", "model.upcycle.name"} and "model.name" not in given:
+    keys = {key for key, _ in changes}
+    if keys & {"model.upcycle", "model.upcycle.name"} and "model.name" not in keys:
         content["model"].pop("name", None)
     for length, other in LENGTHS.items():
-        if length in given and other not in given and content[length] is not None:
+        if length in keys and other not in keys and content[length] is not None:
             content.pop(other, None)
     return parse(content)
 

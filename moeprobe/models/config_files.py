@@ -77,8 +77,8 @@ def read(path: Path) -> dict[str, Any]:
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
-        found = "nothing" if content is None else type(content).__name__
-        raise UserError(f"{path} should hold a mapping of keys to values; it holds {found}.")
+        content_type = "nothing" if content is None else type(content).__name__
+        raise UserError(f"{path} should hold a mapping of keys to values; it holds {content_type}.")
     content.setdefault("name", path.stem)
     return written_out(content)
 

@@ -120,15 +120,15 @@ def load(source: str, overrides: Iterable[str] = ()) -> Sweep:
             fixed = content.get("fixed") or {}
             other = LENGTHS.get(key)
             content["fixed"] = {name: old for name, old in fixed.items() if name != other} | {key: value}
-    found: SweepConfig = _parse(content, SweepConfig)
-    base = str(path.parent / found.base) if found.base.endswith((".yaml", ".yml")) else found.base
-    cells = [cell for grid in found.cells for cell in _grid(found, grid, base)]
+    sweep: SweepConfig = _parse(content, SweepConfig)
+    base = str(path.parent / sweep.base) if sweep.base.endswith((".yaml", ".yml")) else sweep.base
+    cells = [cell for grid in sweep.cells for cell in _grid(sweep, grid, base)]
     for name, number in Counter(cell.name for cell in cells).items():
         if number > 1:
             raise UserError(
-                f"{number} cells of the sweep {found.name!r} are called {name}; each needs its own values."
+                f"{number} cells of the sweep {sweep.name!r} are called {name}; each needs its own values."
             )
-    return Sweep(found.name, tuple(cells), found.measure)
+    return Sweep(sweep.name, tuple(cells), sweep.measure)
 
 
 def load_measure(overrides: Iterable[str]) -> MeasureConfig:

@@ -23,26 +23,26 @@ def pair_up(
     batch: Batch | TextBatch,
     reference: LayerRouting,
     view: LayerRouting,
-    shown: int,
+    view_index: int,
     *,
     aligned: bool,
     symmetric: bool,
 ) -> LayerPair:
-    """Return one layer's routing of view 0 and view ``shown`` of a batch, with the tokens that correspond.
+    """Return one layer's routing of view 0 and view ``view_index`` of a batch, with the tokens that correspond.
 
     Args:
         batch: with the geometry of its views, or the spans of its tokens.
         reference: routing of view 0.
         view: routing of the other view.
-        shown: the number of that view.
+        view_index: the number of that view.
         aligned: whether its patches never move; those of view 0 itself do not.
         symmetric: whether neither of the two is the clean one.
     """
-    aligned = aligned or shown == 0
+    aligned = aligned or view_index == 0
     if isinstance(batch, TextBatch):
-        pair = _texts(batch, reference, view, shown, aligned=aligned)
+        pair = _texts(batch, reference, view, view_index, aligned=aligned)
     else:
-        pair = _images(batch, reference, view, shown, aligned=aligned)
+        pair = _images(batch, reference, view, view_index, aligned=aligned)
     return dataclasses.replace(pair, symmetric=symmetric)
 
 
@@ -70,29 +70,29 @@ def _without(pair: LayerPair, bad: Tensor) -> LayerPair:
 
 
 def _texts(
-    batch: TextBatch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+    batch: TextBatch, reference: LayerRouting, view: LayerRouting, view_index: int, *, aligned: bool
 ) -> LayerPair:
-    one, other = (batch.places(), batch.places()) if aligned else batch.partners(shown)
+    one, other = (batch.places(), batch.places()) if aligned else batch.partners(view_index)
     first, second = (torch.from_numpy(side).to(view.gates.device) for side in (one, other))
     return LayerPair(reference, view, first, second, aligned=aligned)
 
 
 def _images(
-    batch: Batch, reference: LayerRouting, view: LayerRouting, shown: int, *, aligned: bool
+    batch: Batch, reference: LayerRouting, view: LayerRouting, view_index: int, *, aligned: bool
 ) -> LayerPair:
     assert view.grid is not None
     device = view.gates.device
     shows = (
         None
         if batch.foreground is None
-        else [regions.regions(batch.foreground[v], view.grid) for v in (0, shown)]
+        else [regions.regions(batch.foreground[v], view.grid) for v in (0, view_index)]
     )
     if aligned:
         region = None if shows is None else torch.from_numpy(shows[0]).to(device)
         patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
         return LayerPair(reference, view, patches, patches, aligned=True, region=region)
     pairs: Correspondence = geometry.correspond(
-        batch.to_source[0], batch.to_source[shown], grid=view.grid, source_size=batch.source_size
+        batch.to_source[0], batch.to_source[view_index], grid=view.grid, source_size=batch.source_size
     )
     reference_patch, view_patch = (
         torch.from_numpy(side).to(device) for side in (pairs.reference, pairs.view)

@@ -171,7 +171,9 @@ class Hooks(Adapter):
     def provenance(self) -> dict[str, Any]:
         """What a sidecar says of the model."""
         net, settings = self._module.net, self.settings.plain()
-        found = "detected: a top-k follows their outputs" if self.settings.routers is None else "as set"
+        origin_of_routers = (
+            "detected: a top-k follows their outputs" if self.settings.routers is None else "as set"
+        )
         return {
             "sha256": self._module.hash(self._layers),
             "capacity": "its own",
@@ -180,7 +182,7 @@ class Hooks(Adapter):
             "model": type(net).__name__,
             "parameters": sum(parameter.numel() for parameter in net.parameters()),
             "routers": {name: layer.described() for name, layer in self._layers.items()},
-            "routers_found": found,
+            "routers_found": origin_of_routers,
             "batches": self._batch_dependence or "images do not depend on their batch-mates",
             "normalisation": {"mean": settings["mean"], "std": settings["std"]},
             "settings": settings,
@@ -206,8 +208,8 @@ class Hooks(Adapter):
                     f"{made.factory} gives a {type(model).__name__}, of which nothing is known; say how it is probed "
                     f"in a YAML file, py:{made.factory}@settings.yaml, or let it return a moeprobe Hooks."
                 )
-            given = settings.model_dump(exclude={"name", "weights"})
-            model = cls(model.to(device), **given, group_images=group_images)
+            keywords = settings.model_dump(exclude={"name", "weights"})
+            model = cls(model.to(device), **keywords, group_images=group_images)
         elif settings is not None:
             raise UserError(f"{made.factory} gives a {type(model).__name__}, which takes no settings file.")
         name = made.factory.rpartition(":")[2] if settings is None else settings.name
@@ -268,5 +270,5 @@ def _with_code(checkpoint: Checkpoint, made: factory.Made) -> Checkpoint:
 def _of_files(made: factory.Made) -> dict[str, Any]:
     """Return where a model is from."""
     files = {"path": made.settings_file, "file": made.file}
-    found = {"path": made.factory, "factory": made.factory}
-    return found | {key: str(path) for key, path in files.items() if path is not None}
+    origin = {"path": made.factory, "factory": made.factory}
+    return origin | {key: str(path) for key, path in files.items() if path is not None}

@@ -29,7 +29,7 @@ _ACTIVATIONS = {"softmax": "softmax", "logsoftmax": "softmax", "sigmoid": "sigmo
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedRouter:
     """A router: its module's name, and what was seen of it (None where nothing was watched, or it is not one thing)."""
 
     name: str
@@ -74,19 +74,19 @@ def named(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
     """
     names = {name: module for name, module in net.named_modules(remove_duplicate=False) if name}
     if isinstance(routers, str):
-        found = [name for name in names if fnmatch.fnmatchcase(name, routers)]
-        if found:
-            return found
+        matches = [name for name in names if fnmatch.fnmatchcase(name, routers)]
+        if matches:
+            return matches
         kind = _class(routers)
         if kind is None:
             raise UserError(_no_match(routers, names))
     else:
         kind = routers
-    found = [name for name, module in names.items() if isinstance(module, kind)]
-    if not found:
+    matches = [name for name, module in names.items() if isinstance(module, kind)]
+    if not matches:
         kinds = sorted({type(module).__name__ for module in names.values()})
         raise UserError(f"The model has no {kind.__name__}; its modules are: {', '.join(kinds)}.")
-    return found
+    return matches
 
 
 def _class(path: str) -> type[nn.Module] | None:
@@ -105,11 +105,11 @@ def _no_match(pattern: str, names: Mapping[str, nn.Module]) -> str:
     gates = [kind for kind in kinds if any(word in kind.lower() for word in ("gat", "rout"))]
     sentence = unknown("module", pattern, kinds)
     first, _, _ = sentence.partition(" There are:")
-    shown = gates or list(kinds)[:20]
-    return f"{first} Modules {'that sound like routers' if gates else 'here'}: {', '.join(shown)}."
+    named_kinds = gates or list(kinds)[:20]
+    return f"{first} Modules {'that sound like routers' if gates else 'here'}: {', '.join(named_kinds)}."
 
 
-def detect(net: nn.Module, run: Callable[[], object]) -> list[Found]:
+def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
     """Return the modules whose outputs are followed by a top-k in one forward pass, in forward order.
 
     Args:
@@ -133,18 +133,19 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[Found]:
             raise UserError(
                 f"Experts are chosen from what several modules give ({several}); name the routers."
             )
-    found = [
-        Found(name, _one_of(watch.choices, name), _before(watch.choices, name))
+    routers = [
+        DetectedRouter(name, _one_of(watch.choices, name), _before(watch.choices, name))
         for name in dict.fromkeys(next(iter(origin.modules)) for origin in watch.choices)
     ]
     modules = dict(net.named_modules())
-    kinds = {(type(modules[item.name]), watch.sizes[item.name], item.top_k) for item in found}
+    kinds = {(type(modules[item.name]), watch.sizes[item.name], item.top_k) for item in routers}
     if len(kinds) > 1:
         listed = ", ".join(
-            f"{item.name} ({type(modules[item.name]).__name__} to {watch.sizes[item.name]})" for item in found
+            f"{item.name} ({type(modules[item.name]).__name__} to {watch.sizes[item.name]})"
+            for item in routers
         )
         raise UserError(f"A top-k follows modules of different kinds; say which are the routers: {listed}.")
-    return found
+    return routers
 
 
 @contextmanager
@@ -171,7 +172,12 @@ def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
     watch = _Watch()
 
     def chosen(name: str, top_k: int) -> list[Choice]:
-        calls = [call for origin, found in watch.choices.items() if name in origin.modules for call in found]
+        calls = [
+            call
+            for origin, followers in watch.choices.items()
+            if name in origin.modules
+            for call in followers
+        ]
         calls = [call for call in calls if call.function == "topk"] or calls
         return [
             replace(call, experts=call.experts[..., :top_k]) for call in calls if call.count in (None, top_k)
@@ -186,7 +192,7 @@ def _one_of(choices: Choices, name: str) -> int | None:
 
     If there is a ``topk``, a maximum is not routing (but a stable softmax, or a count of the load).
     """
-    calls = [call for origin, found in choices.items() if name in origin.modules for call in found]
+    calls = [call for origin, followers in choices.items() if name in origin.modules for call in followers]
     counts = [call.count for call in calls if call.function == "topk"] or [call.count for call in calls]
     return counts[0] if len(counts) == 1 else None
 
@@ -250,12 +256,12 @@ class _Watch(TorchFunctionMode):
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
 
-    def _kept(self, name: str, given: list[Any], result: Any) -> None:
+    def _kept(self, name: str, arguments: list[Any], result: Any) -> None:
         if not isinstance(result, Tensor) or result.ndim == 0:
             return
         origins = [
             self._seen[id(value)][1]
-            for value in given
+            for value in arguments
             if isinstance(value, Tensor) and id(value) in self._seen and value.shape[-1] == result.shape[-1]
         ]
         if origins:

@@ -49,12 +49,12 @@ def run_forward(
     Returns:
         The output, None where it was stopped; and (name, what was kept) for each time that one ran, in order.
     """
-    found: list[tuple[str, Any]] = []
+    kept: list[tuple[str, Any]] = []
 
     def hook(name: str) -> Any:
         def listen(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
             assert collect is not None
-            found.append((name, collect(name, module, arguments, output)))
+            kept.append((name, collect(name, module, arguments, output)))
             if name == stop_after:
                 raise _Stop
 
@@ -66,9 +66,9 @@ def run_forward(
         for name in names:
             stack.callback(net.get_submodule(name).register_forward_hook(hook(name)).remove)
         try:
-            return net(images), found
+            return net(images), kept
         except _Stop:
-            return None, found
+            return None, kept
         except (Exception, KeyboardInterrupt):
             raise
         except BaseException as error:  # sys.exit: the program would end as if all were done

@@ -124,9 +124,9 @@ class HookedModule:
         seen = arguments_of(self.net, self._normalized(images), head)
         features = seen[0][0] if seen and seen[0] else None
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
-            found = f"is called with {described(seen[0])}" if seen else "never runs"
+            problem = f"is called with {described(seen[0])}" if seen else "never runs"
             raise UserError(
-                f"The head {head} should be called with features ({len(images)}, D) of as many images; it {found}."
+                f"The head {head} should be called with features ({len(images)}, D) of as many images; it {problem}."
             )
         return features.float()
 

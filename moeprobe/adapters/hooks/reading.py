@@ -32,17 +32,21 @@ def read(
             raise UserError(f"it returns {described(output)}; say where the logits are: read: {{logits: 0}}.")
         # A convolution of one pixel is a linear map of each token, with the experts as its channels.
         return {"logits": output.movedim(1, -1) if isinstance(module, nn.Conv2d) else output}
-    found: Any = (
+    tensors: Any = (
         how(module, arguments, output)
         if callable(how)
         else {key: part(output, place) for key, place in how.items()}
     )
-    if not isinstance(found, Mapping) or "logits" not in found or not set(found) <= {"logits", "indices"}:
+    if (
+        not isinstance(tensors, Mapping)
+        or "logits" not in tensors
+        or not set(tensors) <= {"logits", "indices"}
+    ):
         raise UserError("read must give the logits, and may also give the indices.")
-    for key, value in found.items():
+    for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise UserError(f"its {key} should be a tensor, and are {described(value)}.")
-    return dict(found)
+    return dict(tensors)
 
 
 def part(output: Any, place: Place) -> Any:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.hooks.detection import Choice, Found, choosing, detect, named
+from moeprobe.adapters.hooks.detection import Choice, DetectedRouter, choosing, detect, named
 from moeprobe.adapters.hooks.layer import Layer, layer_names, read_layer
 from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
 from moeprobe.errors import UserError
@@ -34,12 +34,12 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
         UserError: there are no routers, they do not run exactly once, or give something else than was settings.
     """
     settings = hooked.settings
-    found = (
+    routers = (
         detect(hooked.net, lambda: hooked.first_forward(images))
         if settings.routers is None
-        else [Found(name) for name in named(hooked.net, settings.routers)]
+        else [DetectedRouter(name) for name in named(hooked.net, settings.routers)]
     )
-    seen = {item.name: item for item in found}
+    seen = {item.name: item for item in routers}
     with choosing(hooked.net) if settings.routers is None else nullcontext() as chosen:
         _, fired = hooked.first_forward(images, list(seen))
     check_fired([name for name, _ in fired], list(seen))

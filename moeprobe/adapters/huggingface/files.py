@@ -25,21 +25,21 @@ class FastTokenizer:
         self, text: str, *, max_length: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return ids ``(T,)``, the characters of each ``(T, 2)``, and which are special."""
-        found = self.tokenizer(
+        encoding = self.tokenizer(
             text,
             truncation=True,
             max_length=max_length,
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
         )
-        spans = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        special = np.array(found["special_tokens_mask"], dtype=bool)
+        spans = np.array(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        special = np.array(encoding["special_tokens_mask"], dtype=bool)
         # A token of spaces alone, which tokenizers trim off: it represents what is between its neighbors.
         ordinary = np.flatnonzero(~special)
         edges = np.concatenate([[[0, 0]], spans[ordinary], [[len(text), len(text)]]])
         for place in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):
             spans[ordinary[place]] = edges[place, 1], max(edges[place + 2, 0], edges[place, 1])
-        return np.array(found["input_ids"], dtype=np.int64), spans, special
+        return np.array(encoding["input_ids"], dtype=np.int64), spans, special
 
 
 def load(reference: str) -> tuple[Any, Any]:
@@ -60,15 +60,20 @@ def load(reference: str) -> tuple[Any, Any]:
     if local:
         check_regular_files(folder, "*")
     source = str(folder) if local else reference
-    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
+    keywords: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
     try:
         with _quiet(transformers), local_unless_allowed():
-            config = transformers.AutoConfig.from_pretrained(source, **given)
+            config = transformers.AutoConfig.from_pretrained(source, **keywords)
             kind = kind_of(transformers, config)
             model, about = kind.from_pretrained(
-                source, config=config, dtype="auto", use_safetensors=True, output_loading_info=True, **given
+                source,
+                config=config,
+                dtype="auto",
+                use_safetensors=True,
+                output_loading_info=True,
+                **keywords,
             )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **given)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
     except Exception as error:  # files, network, hub and formats: each has errors of its own
         if not local and isinstance(error, OSError) and not may_download():
             raise UserError(
@@ -102,13 +107,13 @@ def _quiet(transformers: Any) -> Iterator[None]:
     logging = transformers.utils.logging
     level = logging.get_verbosity()
     logging.set_verbosity(logging.CRITICAL)
-    shown = logging.is_progress_bar_enabled()
+    had_progress_bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
-        if shown:
+        if had_progress_bar:
             logging.enable_progress_bar()
 
 

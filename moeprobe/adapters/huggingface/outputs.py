@@ -81,8 +81,8 @@ class Reader:
 
     def logits(self, fired: Fired) -> Tensor:
         """Return the logits ``(N, E)`` in float32."""
-        found: Tensor = fired.outputs[self.logits_at]
-        return found.reshape(-1, self.num_experts).float()
+        logits: Tensor = fired.outputs[self.logits_at]
+        return logits.reshape(-1, self.num_experts).float()
 
     def choice(self, fired: Fired) -> Choice:
         """Return the router's own choice."""
@@ -108,11 +108,11 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Read
 
     ``candidates`` are its parameters and buffers, of which one may be a bias of the choice.
     """
-    found = fired.outputs[logits_at]
-    if not isinstance(found, Tensor) or found.ndim < 2:
+    output = fired.outputs[logits_at]
+    if not isinstance(output, Tensor) or output.ndim < 2:
         return None
-    num_experts = found.shape[-1]
-    logits = found.reshape(-1, num_experts).float()
+    num_experts = output.shape[-1]
+    logits = output.reshape(-1, num_experts).float()
     sizes = {form: top_k(fired, len(logits), num_experts, logits_at) for form, top_k in _TOP_K.items()}
     form = next((form for form in _FORMS if sizes[form]), None)
     if form is None:
@@ -128,11 +128,11 @@ def _gate(logits: Tensor, choice: Choice) -> str:
     """Return the function of the logits that the weights are in proportion to, token by token; or "weights"."""
     if choice.weights is None:
         return "weights"
-    there = choice.processed.all(1)
-    weights, selected = choice.weights[there].float(), choice.selected[there].long().clamp_min(0)
+    complete = choice.processed.all(1)
+    weights, selected = choice.weights[complete].float(), choice.selected[complete].long().clamp_min(0)
     errors = {}
     for name, function in _GATES.items():
-        values = function(logits[there]).gather(1, selected)
+        values = function(logits[complete]).gather(1, selected)
         if name == "probabilities" and not torch.allclose(
             logits.sum(-1), torch.ones(()).to(logits), atol=1e-3
         ):
@@ -204,30 +204,30 @@ def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> 
     return None
 
 
-def _of_indices(found: tuple[Tensor, Tensor]) -> Choice:
-    index, weights = found
+def _of_indices(indices_and_weights: tuple[Tensor, Tensor]) -> Choice:
+    index, weights = indices_and_weights
     # What weighs exactly nothing is no choice: "no expert" is encoded so.
     chosen = weights != 0
     return Choice(index.where(chosen, -1), chosen, weights)
 
 
 def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
-    found = _find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape)
-    assert found is not None
-    return _of_indices(found)
+    indices_and_weights = _find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    assert indices_and_weights is not None
+    return _of_indices(indices_and_weights)
 
 
 def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
-    found = _find_indices(_tensors(fired.experts), *logits.shape)
-    assert found is not None
-    return _of_indices(found)
+    indices_and_weights = _find_indices(_tensors(fired.experts), *logits.shape)
+    assert indices_and_weights is not None
+    return _of_indices(indices_and_weights)
 
 
 def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
-    found = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
-    if found is None:  # every token went to all experts
-        found = torch.ones_like(logits), False
-    got, weighted = found
+    dense = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
+    if dense is None:  # every token went to all experts
+        dense = torch.ones_like(logits), False
+    got, weighted = dense
     selected = logits.topk(top_k).indices
     processed = got.gather(1, selected) != 0
     if weighted:
@@ -269,13 +269,13 @@ def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tenso
 
 
 def _k_of_indices(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
-    found = _find_indices(values, num_tokens, num_experts)
-    return 0 if found is None else found[0].shape[1]
+    indices_and_weights = _find_indices(values, num_tokens, num_experts)
+    return 0 if indices_and_weights is None else indices_and_weights[0].shape[1]
 
 
 def _k_of_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> int:
-    found = _find_dense(values, num_tokens, num_experts)
-    return 0 if found is None else int((found[0] != 0).sum(-1).max())
+    dense = _find_dense(values, num_tokens, num_experts)
+    return 0 if dense is None else int((dense[0] != 0).sum(-1).max())
 
 
 _FORMS: dict[str, Callable[[Fired, Tensor, int, int], Choice]] = {

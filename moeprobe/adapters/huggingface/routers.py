@@ -63,14 +63,14 @@ def find_routers(model: nn.Module) -> dict[str, Layer]:
         for recorder in known if isinstance(known, list) else [known]:
             target: Any = getattr(recorder, "target_class", recorder)
             recorded[target] = (getattr(recorder, "index", 0), getattr(recorder, "layer_name", None))
-    found = {
+    routers = {
         path: Layer(module, _sibling(model, path), recorded[type(module)][0])
         for path, module in model.named_modules()
         if type(module) in recorded and (recorded[type(module)][1] or "") in path
     }
     # Where one holds another, the inner one is the router itself.
-    inner = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
-    return {name: found[path] for name, path in zip(_short(inner), inner, strict=True)}
+    inner = [path for path in routers if not any(other.startswith(f"{path}.") for other in routers)]
+    return {name: routers[path] for name, path in zip(_short(inner), inner, strict=True)}
 
 
 def _sibling(model: nn.Module, path: str) -> nn.Module | None:

@@ -156,11 +156,11 @@ def _fraction(location: str | None) -> tuple[str | None, float | None]:
 
 def _split_folders(root: Path) -> dict[str, str]:
     """Return split -> its folder in ``root``; empty where none is named after a split."""
-    there = set(list_folders(root))
+    present = set(list_folders(root))
     return {
-        split: next(name for name in names if name in there)
+        split: next(name for name in names if name in present)
         for split, names in _FOLDERS.items()
-        if there.intersection(names)
+        if present.intersection(names)
     }
 
 

@@ -82,10 +82,10 @@ class Huggingface(ImageDataset):
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every row; only their column is read."""
-        found = (
+        column = (
             self._rows.select_columns([self._label])[:][self._label] if self._label else [None] * len(self)
         )
-        return as_labels(found).clip(min=-1)
+        return as_labels(column).clip(min=-1)
 
 
 def _library() -> Any:

@@ -23,7 +23,7 @@ class LetterCase(WordView):
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """Return the runs of letters that have a case."""
-        return [found.span() for found in _WORD.finditer(text) if _turned(found[0]) != found[0]]
+        return [match.span() for match in _WORD.finditer(text) if _turned(match[0]) != match[0]]
 
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word letter by letter: a capital may take several characters (ß, SS)."""

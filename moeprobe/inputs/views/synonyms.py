@@ -50,17 +50,17 @@ class Synonyms(WordView):
     @cached_property
     def _synonyms(self) -> dict[str, tuple[str, ...]]:
         """The others of each word, in the order of the file."""
-        found: dict[str, dict[str, None]] = {}
+        others_of: dict[str, dict[str, None]] = {}
         for line in self._content.splitlines():
             members = [member.strip() for member in line.split(",") if member.strip()]
             for member in members:
                 others = [other for other in members if other.casefold() != member.casefold()]
-                found.setdefault(member.casefold(), {}).update(dict.fromkeys(others))
-        return {word: tuple(others) for word, others in found.items()}
+                others_of.setdefault(member.casefold(), {}).update(dict.fromkeys(others))
+        return {word: tuple(others) for word, others in others_of.items()}
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """Return the words that have a synonym."""
-        return [found.span() for found in _WORD.finditer(text) if self._synonyms.get(found[0].casefold())]
+        return [match.span() for match in _WORD.finditer(text) if self._synonyms.get(match[0].casefold())]
 
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return a synonym in the place of the word."""

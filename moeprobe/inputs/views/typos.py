@@ -32,7 +32,7 @@ class Typos(WordView):
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """Return the runs of two letters or more."""
-        return [found.span() for found in _WORD.finditer(text)]
+        return [match.span() for match in _WORD.finditer(text)]
 
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word with one slip."""

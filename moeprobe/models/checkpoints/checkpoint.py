@@ -114,10 +114,10 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], description: dict[str,
             save_file(contiguous, temporary, metadata={"description": json.dumps(description)})
         except SafetensorError as error:
             # The error of the system is only in the text: "... No space left on device (os error 28)".
-            found = re.search(r"\(os error (\d+)\)", str(error))
-            if found is None:
+            match = re.search(r"\(os error (\d+)\)", str(error))
+            if match is None:
                 raise
-            number = int(found[1])
+            number = int(match[1])
             raise OSError(number, os.strerror(number)) from error
 
 
@@ -225,9 +225,10 @@ def initialise_from(
     fresh = () if keep_head else ("head.", "fc_norm.")
     taken = {name: tensor for name, tensor in tensors.items() if not name.startswith(fresh)}
     if ("cls_token" in taken) != ("cls_token" in wanted):
-        there, here = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
+        of_checkpoint, of_model = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
         raise UserError(
-            f"{info.path} has the head {there!r} and the configured model {here!r}: set model.head={there}."
+            f"{info.path} has the head {of_checkpoint!r} and the configured model {of_model!r}: "
+            f"set model.head={of_checkpoint}."
         )
     advice = "are the MoE layers and the head the same?"
     transfer(model, taken, fresh=fresh, source=str(info.path), advice=advice)

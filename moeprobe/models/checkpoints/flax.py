@@ -21,12 +21,12 @@ def read_flax(path: Path) -> Stored:
     """
     with File(path) as file:
         cursor = Cursor(file)
-        found = list(_leaves(cursor, path, ()))
+        leaves = list(_leaves(cursor, path, ()))
         cursor.finish()
-    unique(path, [name for name, _ in found])
+    unique(path, [name for name, _ in leaves])
     return Stored(
-        arrays={name: array for name, array in found if array is not None},
-        others=tuple(name for name, array in found if array is None),
+        arrays={name: array for name, array in leaves if array is not None},
+        others=tuple(name for name, array in leaves if array is None),
     )
 
 

@@ -108,6 +108,6 @@ def class_names(data: str, num_classes: int) -> tuple[str, ...]:
     """
     names = open_data(data).class_names
     if names is None or len(names) != num_classes:
-        found = "no classes" if names is None else f"{len(names):,} classes"
-        raise UserError(f"The scores are about {num_classes:,} classes, and {data} has {found}.")
+        number = "no classes" if names is None else f"{len(names):,} classes"
+        raise UserError(f"The scores are about {num_classes:,} classes, and {data} has {number}.")
     return names

@@ -158,10 +158,10 @@ class Cursor:
 
     def items(self, count: int | None = None) -> int:
         """Read the head of a list, of ``count`` items where it is given; returns how many follow."""
-        found: int = self._expect("list").value
-        if count is not None and found != count:
-            raise self.error(f"a list has {found} items where it should have {count}")
-        return found
+        length: int = self._expect("list").value
+        if count is not None and length != count:
+            raise self.error(f"a list has {length} items where it should have {count}")
+        return length
 
     def entries(self) -> Iterator[str]:
         """Read the head of a map and yield its keys; the caller reads each value before it goes on."""

@@ -73,8 +73,8 @@ def read_orbax(folder: Path) -> Stored:
     except OSError as error:
         raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from None
     if len(items) != 1:
-        found = f"several: {', '.join(item.name for item in items)}; name one" if items else "none"
-        raise UserError(f"{folder} is a folder; checkpoints that Orbax wrote in it: {found}.")
+        listed = f"several: {', '.join(item.name for item in items)}; name one" if items else "none"
+        raise UserError(f"{folder} is a folder; checkpoints that Orbax wrote in it: {listed}.")
     check_regular_files(items[0], "**/*")
     try:
         import tensorstore

@@ -137,18 +137,18 @@ def _filled(config: ModelConfig, ranks: Ranks, sizes: Architecture, *, source: s
     with torch.device("meta"):
         model = build_swin(config)
     wanted = model.state_dict()
-    given = to_state_dict(ranks, sizes, source=source)
-    unknown = [quoted(name) for name in given if name not in wanted]
+    state = to_state_dict(ranks, sizes, source=source)
+    unknown = [quoted(name) for name in state if name not in wanted]
     if unknown:
         more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UserError(
             f"{source} holds parameters that a Swin-MoE does not have here: {', '.join(unknown[:3])}{more}."
         )
     for name, place in wanted.items():
-        if name not in given:
+        if name not in state:
             raise UserError(f"{source} lacks the parameter that is called {quoted(name)} here.")
-        _check(name, given[name], place, source)
-    model.load_state_dict(given, assign=True)
+        _check(name, state[name], place, source)
+    model.load_state_dict(state, assign=True)
     return model
 
 

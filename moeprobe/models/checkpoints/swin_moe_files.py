@@ -59,25 +59,25 @@ def find_files(source: Path) -> tuple[list[Path], Path | None]:
     prefix = source.with_name(_RANK.sub("", source.name))
     folder = prefix.parent
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    found = {
+    files = {
         int(match[1]): folder / name
         for name in names
         if name.startswith(f"{prefix.name}.rank") and (match := _RANK.fullmatch(name, len(prefix.name)))
     }
     master = prefix.with_name(f"{prefix.name}.master")
-    if not found and prefix.is_file():
+    if not files and prefix.is_file():
         return [prefix], None
-    if not found:
+    if not files:
         raise UserError(
             f"There is no Swin-MoE checkpoint {str(source)!r}: neither a file of that name nor {prefix.name}.rank0."
         )
-    missing = sorted(set(range(max(found) + 1)) - set(found))
+    missing = sorted(set(range(max(files) + 1)) - set(files))
     if missing:
         raise UserError(
-            f"{prefix} lacks the file of rank {', '.join(map(str, missing[:5]))}: the highest of the {len(found)} "
-            f"that are there is {max(found)}."
+            f"{prefix} lacks the file of rank {', '.join(map(str, missing[:5]))}: the highest of the {len(files)} "
+            f"that are there is {max(files)}."
         )
-    return [found[rank] for rank in sorted(found)], master if master.is_file() else None
+    return [files[rank] for rank in sorted(files)], master if master.is_file() else None
 
 
 def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Ranks:

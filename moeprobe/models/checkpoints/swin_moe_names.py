@@ -73,29 +73,29 @@ def infer(ranks: Ranks, *, source: str, image_size: int | None = None) -> Archit
     Raises:
         UserError: a parameter that tells a size is missing or of an unusable shape, or it is no Swin-MoE.
     """
-    found = ranks.shared
+    shared = ranks.shared
 
     def shape(name: str, axes: int) -> tuple[int, ...]:
-        if name not in found:
+        if name not in shared:
             raise UserError(
                 f"{source} is no Swin-MoE that is known here: it lacks the parameter {quoted(name)}."
             )
-        if found[name].ndim != axes or 0 in found[name].shape:
+        if shared[name].ndim != axes or 0 in shared[name].shape:
             raise UserError(
-                f"{source} is no Swin-MoE that is known here: {quoted(name)} is {tuple(found[name].shape)}."
+                f"{source} is no Swin-MoE that is known here: {quoted(name)} is {tuple(shared[name].shape)}."
             )
-        return tuple(found[name].shape)
+        return tuple(shared[name].shape)
 
-    if any(name.endswith(".attn.logit_scale") for name in found):
+    if any(name.endswith(".attn.logit_scale") for name in shared):
         raise UserError(
             f"{source} has the cosine attention of Swin V2, which is no Swin-MoE that is known here."
         )
     width, _, patch_size, _ = shape("patch_embed.proj.weight", 4)
-    depths = _depths(found, source)
+    depths = _depths(shared, source)
     names = [f"layers.{stage}.blocks.{block}" for stage, depth in enumerate(depths) for block in range(depth)]
     firsts = [f"layers.{stage}.blocks.0.attn" for stage in range(len(depths))]
-    windows, num_heads = zip(*(_window_and_heads(found, name, source) for name in firsts), strict=True)
-    kind, gate = _gate(found, source)
+    windows, num_heads = zip(*(_window_and_heads(shared, name, source) for name in firsts), strict=True)
+    kind, gate = _gate(shared, source)
     num_experts = gate.shape[1 if kind == "sim_matrix" else 0]
     return Architecture(
         width=width,
@@ -104,16 +104,16 @@ def infer(ranks: Ranks, *, source: str, image_size: int | None = None) -> Archit
         windows=windows,
         hidden_width=_hidden_width(ranks, names[0], num_experts, source),
         patch_size=patch_size,
-        image_size=_image_size(found, patch_size, image_size, source),
+        image_size=_image_size(shared, patch_size, image_size, source),
         num_classes=shape("head.weight", 2)[0],
         num_experts=num_experts,
         layers=tuple(
-            index for index, name in enumerate(names) if f"{name}.mlp._moe_layer.gates.0.{kind}" in found
+            index for index, name in enumerate(names) if f"{name}.mlp._moe_layer.gates.0.{kind}" in shared
         ),
         router="cosine_token_choice" if kind == "sim_matrix" else "softmax_token_choice",
         projection_width=gate.shape[0] if kind == "sim_matrix" else None,
-        patch_norm="patch_embed.norm.weight" in found,
-        qkv_bias=f"{firsts[0]}.qkv.bias" in found,
+        patch_norm="patch_embed.norm.weight" in shared,
+        qkv_bias=f"{firsts[0]}.qkv.bias" in shared,
     )
 
 
@@ -184,9 +184,9 @@ def _our_name(name: str) -> str:
     return name.replace("head.", "head.fc.", 1) if name.startswith("head.") else name
 
 
-def _depths(found: dict[str, Tensor], source: str) -> tuple[int, ...]:
+def _depths(parameters: dict[str, Tensor], source: str) -> tuple[int, ...]:
     blocks: dict[int, set[int]] = {}
-    for name in found:
+    for name in parameters:
         if match := _BLOCK.match(name):
             blocks.setdefault(int(match[1]), set()).add(int(match[2]))
     if not blocks or set(blocks) != set(range(len(blocks))):
@@ -199,11 +199,11 @@ def _depths(found: dict[str, Tensor], source: str) -> tuple[int, ...]:
     return tuple(len(blocks[stage]) for stage in range(len(blocks)))
 
 
-def _window_and_heads(found: dict[str, Tensor], attention: str, source: str) -> tuple[int, int]:
+def _window_and_heads(parameters: dict[str, Tensor], attention: str, source: str) -> tuple[int, int]:
     """Return the tokens along a window's side, and the heads."""
-    table = found.get(f"{attention}.relative_position_bias_table")
+    table = parameters.get(f"{attention}.relative_position_bias_table")
     if table is None:
-        table = _position_biases(found, attention, source)
+        table = _position_biases(parameters, attention, source)
     side = math.isqrt(len(table)) if table.ndim == 2 else 0
     if side * side != len(table) or side % 2 == 0:
         raise UserError(
@@ -212,26 +212,28 @@ def _window_and_heads(found: dict[str, Tensor], attention: str, source: str) -> 
     return (side + 1) // 2, table.shape[1]
 
 
-def _position_biases(found: dict[str, Tensor], attention: str, source: str) -> Tensor:
+def _position_biases(parameters: dict[str, Tensor], attention: str, source: str) -> Tensor:
     """Return the table ``((2W - 1)², H)`` that a perceptron gives for the window's log-spaced coordinates."""
     wanted = ("relative_coords_table", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
-    lacking = [part for part in wanted if f"{attention}.{part}" not in found]
+    lacking = [part for part in wanted if f"{attention}.{part}" not in parameters]
     if lacking:
         raise UserError(
             f"{source} is no Swin-MoE that is known here: {attention} has neither relative_position_bias_table nor "
             f"{lacking[0]}."
         )
-    coordinates, weight, bias, last = (found[f"{attention}.{part}"].double() for part in wanted)
+    coordinates, weight, bias, last = (parameters[f"{attention}.{part}"].double() for part in wanted)
     try:
         hidden = torch.relu(coordinates.flatten(0, -2) @ weight.T + bias)
-        return (hidden @ last.T).to(found[f"{attention}.cpb_mlp.2.weight"].dtype)
+        return (hidden @ last.T).to(parameters[f"{attention}.cpb_mlp.2.weight"].dtype)
     except RuntimeError:
         raise UserError(f"{source} does not fit together: the position biases of {attention}.") from None
 
 
-def _gate(found: dict[str, Tensor], source: str) -> tuple[str, Tensor]:
+def _gate(parameters: dict[str, Tensor], source: str) -> tuple[str, Tensor]:
     """Return what the gates are called, and one of them: they are all of one kind and size."""
-    gates = {match[1]: (match[2], found[name]) for name in found if (match := _GATE.fullmatch(name))}
+    gates = {
+        match[1]: (match[2], parameters[name]) for name in parameters if (match := _GATE.fullmatch(name))
+    }
     if not gates:
         raise UserError(f"{source} has no MoE layer, so there is no routing to probe.")
     first, (kind, gate) = next(iter(gates.items()))
@@ -258,10 +260,10 @@ def _hidden_width(ranks: Ranks, block: str, num_experts: int, source: str) -> in
     raise UserError(f"{source} is no Swin-MoE that is known here: it lacks the parameter {quoted(dense)}.")
 
 
-def _image_size(found: dict[str, Tensor], patch_size: int, given: int | None, source: str) -> int:
+def _image_size(parameters: dict[str, Tensor], patch_size: int, image_size: int | None, source: str) -> int:
     """Return the resolution: shifted windows have a mask each, and as many windows as fill the image."""
     sizes_seen = set()
-    for name, mask in found.items():
+    for name, mask in parameters.items():
         match = _BLOCK.match(name)
         if match and name.endswith(".attn_mask") and mask.ndim == 3:
             sizes_seen.add(
@@ -271,10 +273,10 @@ def _image_size(found: dict[str, Tensor], patch_size: int, given: int | None, so
         raise UserError(
             f"{source} has attention masks of several resolutions: {', '.join(map(str, sorted(sizes_seen)))}."
         )
-    if not sizes_seen and given is None:
+    if not sizes_seen and image_size is None:
         raise UserError(f"{source} does not say what resolution it is for; give --image-size.")
-    if sizes_seen and given is not None and {given} != sizes_seen:
+    if sizes_seen and image_size is not None and {image_size} != sizes_seen:
         raise UserError(
-            f"{source} is for images of {sizes_seen.pop()} pixels, and --image-size says {given}."
+            f"{source} is for images of {sizes_seen.pop()} pixels, and --image-size says {image_size}."
         )
-    return sizes_seen.pop() if given is None else given
+    return sizes_seen.pop() if image_size is None else image_size

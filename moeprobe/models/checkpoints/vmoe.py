@@ -41,7 +41,7 @@ class UnseenOfVmoe(Unseen, total=False):
 
 
 @dataclass(frozen=True)
-class Found:
+class WeightsOfVmoe:
     """The parameters of a V-MoE in a file of V-MoE's.
 
     Attributes:
@@ -74,7 +74,7 @@ class Imported:
         model: the whole description; what is not among the sizes was given, or is a default.
         parameters: their number.
         dtypes: of the parameters as stored.
-        ignored: as in ``Found``.
+        ignored: as in ``WeightsOfVmoe``.
         classes: data set whose classes the scores are about, None where nobody said.
     """
 
@@ -116,26 +116,26 @@ def import_vmoe(
     """
     source, folder, watcher = Path(source), Path(folder), progress_of(watcher)
     check_folder(folder, source, overwrite=overwrite)
-    found = find(source)
-    config = _config(found.sizes, settings)
-    names = () if classes is None else class_names(classes, found.sizes.num_classes)
+    stored = find(source)
+    config = _config(stored.sizes, settings)
+    names = () if classes is None else class_names(classes, stored.sizes.num_classes)
     with torch.device("meta"):
         model = build_model(config)
-    watcher.start(f"import {source.name}", len(found.arrays))
-    model.load_state_dict(found.read(lambda: watcher.advance(1)), assign=True)
+    watcher.start(f"import {source.name}", len(stored.arrays))
+    model.load_state_dict(stored.read(lambda: watcher.advance(1)), assign=True)
     save(folder, model, config=config, imported="vmoe", source=source, class_names=names)
     return Imported(
         folder=folder,
-        sizes=found.sizes,
+        sizes=stored.sizes,
         model=config,
-        parameters=sum(math.prod(array.shape) for array in found.arrays.values()),
-        dtypes=tuple(sorted({array.dtype for array in found.arrays.values()})),
-        ignored=found.ignored,
+        parameters=sum(math.prod(array.shape) for array in stored.arrays.values()),
+        dtypes=tuple(sorted({array.dtype for array in stored.arrays.values()})),
+        ignored=stored.ignored,
         classes=classes,
     )
 
 
-def find(source: Path) -> Found:
+def find(source: Path) -> WeightsOfVmoe:
     """Return the parameters that a checkpoint of V-MoE's holds, checked and not read yet.
 
     Raises:
@@ -143,7 +143,7 @@ def find(source: Path) -> Found:
     """
     arrays, ignored = _parameters(read_vmoe(source), source)
     sizes = infer({name: array.shape for name, array in arrays.items()}, source=str(source))
-    return Found(arrays, sizes, ignored)
+    return WeightsOfVmoe(arrays, sizes, ignored)
 
 
 def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:

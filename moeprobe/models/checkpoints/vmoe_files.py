@@ -139,14 +139,14 @@ def _read_index(path: Path) -> tuple[int, list[_Leaf]]:
         raise UserError(f"{path} is no index of a V-MoE checkpoint: it lacks shard_count or index.")
     # Sorted as strings at each level: encoderblock_10 comes before encoderblock_2.
     leaves.sort(key=lambda leaf: leaf[0])
-    found = [leaf for _, leaf in leaves]
-    unique(path, [leaf.name for leaf in found])
-    for leaf in found:
+    in_order = [leaf for _, leaf in leaves]
+    unique(path, [leaf.name for leaf in in_order])
+    for leaf in in_order:
         if any(shard >= count for shard in leaf.shards):
             raise UserError(
                 f"{path} is damaged: a chunk of {quoted(leaf.name)} is in a shard beyond the {count:,}."
             )
-    return count, found
+    return count, in_order
 
 
 def _leaves(cursor: Cursor, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], _Leaf]]:

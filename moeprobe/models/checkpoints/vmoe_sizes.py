@@ -62,10 +62,10 @@ def _sizes(shapes: Mapping[str, Shape], source: str) -> Architecture:
         raise UserError(
             f"{source} has patches of {height} x {patch_size} pixels; only square ones are known."
         )
-    blocks = {int(found[1]) for name in shapes if (found := _BLOCK.match(name))}
+    blocks = {int(match[1]) for name in shapes if (match := _BLOCK.match(name))}
     if blocks != set(range(len(blocks))):
         raise UserError(f"{source} lacks a block: it has {', '.join(map(str, sorted(blocks)[:50]))}.")
-    layers = tuple(sorted(int(found[1]) for name in shapes if (found := _ROUTER.fullmatch(name))))
+    layers = tuple(sorted(int(match[1]) for name in shapes if (match := _ROUTER.fullmatch(name))))
     if not layers:
         raise UserError(f"{source} has no MoE layer, so there is no routing to probe.")
     num_experts, _, hidden_width = shape(f"Encoder/encoderblock_{layers[0]}/Moe/Mlp/Dense_0/kernel", 3)

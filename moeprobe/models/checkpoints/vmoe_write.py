@@ -30,8 +30,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def held(prefix: Path) -> list[Path]:
     """Return the files of a checkpoint that is there already."""
     pattern = re.compile(re.escape(prefix.name) + r"\.(index|data-\d{5,}-of-\d{5,})")
-    there = prefix.parent.iterdir() if prefix.parent.is_dir() else iter(())
-    return sorted(path for path in there if pattern.fullmatch(path.name))
+    entries = prefix.parent.iterdir() if prefix.parent.is_dir() else iter(())
+    return sorted(path for path in entries if pattern.fullmatch(path.name))
 
 
 def write_vmoe(

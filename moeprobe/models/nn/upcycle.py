@@ -66,9 +66,9 @@ def _check_sizes(model: VisionTransformer, dense: Mapping[str, Tensor], source: 
     norm = dense.get("blocks.0.norm1.weight")
     if norm is None:
         raise UserError(f"{source} holds no vision transformer of timm: it lacks blocks.0.norm1.weight.")
-    there, here = (len(blocks), len(norm)), (len(model.blocks), model.embed_dim)
-    if there != here:
+    of_weights, of_model = (len(blocks), len(norm)), (len(model.blocks), model.embed_dim)
+    if of_weights != of_model:
         raise UserError(
-            f"{source} has {there[0]} blocks of width {there[1]}, the configured model {here[0]} of width {here[1]}; "
-            "leave out model.name, model.width and model.depth."
+            f"{source} has {of_weights[0]} blocks of width {of_weights[1]}, the configured model {of_model[0]} of "
+            f"width {of_model[1]}; leave out model.name, model.width and model.depth."
         )

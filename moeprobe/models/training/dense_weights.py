@@ -27,9 +27,9 @@ def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any
         UserError: there are no such weights, they are damaged, or they do not fit the model.
     """
     assert config.upcycle is not None
-    dense, found = _from_file(config.upcycle) if config.upcycle.file else _from_hub(config.upcycle, config)
-    upcycle(model, dense, source=found["source"])
-    return {"name": config.upcycle.name, **found}
+    dense, origin = _from_file(config.upcycle) if config.upcycle.file else _from_hub(config.upcycle, config)
+    upcycle(model, dense, source=origin["source"])
+    return {"name": config.upcycle.name, **origin}
 
 
 def check_dense(config: UpcycleConfig) -> None:

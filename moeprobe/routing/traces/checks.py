@@ -39,10 +39,10 @@ _CHECKPOINT: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _misfit(found: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
+def _misfit(metadata: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> str | None:
     """Return what is missing or of another kind; None where all is well."""
     for name, kind in kinds.items():
-        value = found.get(name)
+        value = metadata.get(name)
         texts = not isinstance(value, list) or all(isinstance(one, str) for one in value)
         finite = not isinstance(value, float) or np.isfinite(value)
         if not (isinstance(value, kind) and texts and finite):
@@ -57,12 +57,12 @@ def damaged(path: Path) -> UserError:
     )
 
 
-def about(path: Path, found: Mapping[str, Any]) -> None:
+def about(path: Path, metadata: Mapping[str, Any]) -> None:
     """Check the metadata."""
-    problem = _misfit(found, _METADATA)
+    problem = _misfit(metadata, _METADATA)
     if problem is None:
-        problem = _misfit(found["checkpoint"], _CHECKPOINT) or (
-            "layers" if len(set(found["layers"])) < len(found["layers"]) else None
+        problem = _misfit(metadata["checkpoint"], _CHECKPOINT) or (
+            "layers" if len(set(metadata["layers"])) < len(metadata["layers"]) else None
         )
     if problem is not None:
         raise UserError(f"{path}: {problem} in its metadata is not as a trace has it; {_AGAIN}.")
@@ -81,31 +81,31 @@ def rows(path: Path, index: pd.DataFrame, *, layers: Sequence[str]) -> None:
             raise UserError(f"{path} holds a layer {layer} that its metadata do not name; {_AGAIN}.")
     ids = set(index["id"])
     for layer in layers:
-        here = index[index["layer"] == layer]
-        if len(here) < len(ids):
-            lost = min(ids - set(here["id"]))
+        of_layer = index[index["layer"] == layer]
+        if len(of_layer) < len(ids):
+            lost = min(ids - set(of_layer["id"]))
             raise UserError(f"{path} has no {layer} of {lost}, of which it has other layers; {_AGAIN}.")
         for column in OF_LAYER:
-            values = here[column].unique()
+            values = of_layer[column].unique()
             if len(values) > 1:
-                shown = ", ".join(map(str, values[:3]))
+                first = ", ".join(map(str, values[:3]))
                 raise UserError(
-                    f"{path}: {column} of {layer} is not the same for all inputs ({shown}); {_AGAIN}."
+                    f"{path}: {column} of {layer} is not the same for all inputs ({first}); {_AGAIN}."
                 )
 
 
-def layer(path: Path, name: str, found: Mapping[str, Any], num_tokens: NDArray[np.generic]) -> None:
+def layer(path: Path, name: str, sizes: Mapping[str, Any], num_tokens: NDArray[np.generic]) -> None:
     """Check what holds for a layer."""
-    experts, top_k, prefix = found["num_experts"], found["top_k"], found["num_prefix_tokens"]
-    grid = [found["grid_rows"], found["grid_columns"], found["patch_size"]]
+    experts, top_k, prefix = sizes["num_experts"], sizes["top_k"], sizes["num_prefix_tokens"]
+    grid = [sizes["grid_rows"], sizes["grid_columns"], sizes["patch_size"]]
     patches = num_tokens - prefix
     problem = None
     if experts < 1 or not 0 <= top_k <= experts:
         problem = f"a token cannot choose {top_k} of {experts} experts"
-    elif found["experts_choose"] and top_k != experts:
+    elif sizes["experts_choose"] and top_k != experts:
         problem = f"where experts choose, a token may have all {experts}, and not {top_k}"
-    elif found["gates_kept"] not in KEPT:
-        problem = f"gates_kept is one of {', '.join(KEPT)}, and not {found['gates_kept']!r}"
+    elif sizes["gates_kept"] not in KEPT:
+        problem = f"gates_kept is one of {', '.join(KEPT)}, and not {sizes['gates_kept']!r}"
     elif prefix < 0 or (patches < 1).any():
         problem = f"an input has {num_tokens.min()} tokens, {prefix} of them a prefix"
     elif None in grid and any(grid):
@@ -117,25 +117,25 @@ def layer(path: Path, name: str, found: Mapping[str, Any], num_tokens: NDArray[n
 
 
 def block(
-    where: str, layer: Mapping[str, Any], found: Mapping[str, NDArray[Any] | None], ids: Sequence[str]
+    where: str, layer: Mapping[str, Any], arrays: Mapping[str, NDArray[Any] | None], ids: Sequence[str]
 ) -> None:
     """Check the values of some inputs of a layer."""
     kept = _KEPT_IN[layer["gates_kept"]]
     for name in _GATES:
-        if (name in kept) != (found[name] is not None):
+        if (name in kept) != (arrays[name] is not None):
             state = "lacks" if name in kept else "has"
             raise UserError(f"{where} {state} {name}, though gates_kept is {layer['gates_kept']}; {_AGAIN}.")
-    if (found["partner"] is None) != (found["view_first"] is None):
+    if (arrays["partner"] is None) != (arrays["view_first"] is None):
         raise UserError(f"{where}: partner and view_first go together; {_AGAIN}.")
     for name in ("experts", "processed", "valid"):
-        assert found[name] is not None
-    problems = expert_problems(found["experts"], num_experts=layer["num_experts"])  # type: ignore[arg-type]
+        assert arrays[name] is not None
+    problems = expert_problems(arrays["experts"], num_experts=layer["num_experts"])  # type: ignore[arg-type]
     for name in kept:
-        values = found[name]
+        values = arrays[name]
         assert values is not None
         odd = ~(np.isfinite(values) & (values >= 0))
-        problems[f"{name} that are no numbers from 0 up"] = odd & _spread(found["valid"], odd)
-    partner = found["partner"]
+        problems[f"{name} that are no numbers from 0 up"] = odd & _spread(arrays["valid"], odd)
+    partner = arrays["partner"]
     if partner is not None:
         beyond = (partner < -1) | (partner >= partner.shape[1])
         problems["a partner that is no patch"] = beyond

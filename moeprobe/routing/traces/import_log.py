@@ -75,15 +75,17 @@ def import_trace(
     if not log.is_file():
         raise UserError(f"There is no log {log}.")
     watcher.start(f"import {log.name}", log.stat().st_size)
-    found = Log(log, num_experts=num_experts, progress=watcher.advance)
+    entries = Log(log, num_experts=num_experts, progress=watcher.advance)
     with writing(path) as file:
-        for rows in found.batches():
+        for rows in entries.batches():
             file.write([rows])
-        file.close(metadata(checkpoint=about, layers=list(found.layers), data=data))
+        file.close(metadata(checkpoint=about, layers=list(entries.layers), data=data))
     unordered = [
         name
-        for name, alike in found.layers.items()
+        for name, alike in entries.layers.items()
         if not is_ordered(top_k=alike["top_k"], gates_kept=alike["gates_kept"])
     ]
     size = path.stat().st_size
-    return ImportedTrace(path, len(found.requests), list(found.layers), found.num_tokens, size, unordered)
+    return ImportedTrace(
+        path, len(entries.requests), list(entries.layers), entries.num_tokens, size, unordered
+    )

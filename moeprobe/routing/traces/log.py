@@ -117,10 +117,10 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
 def _lists(name: str, values: list[NDArray[Any] | None]) -> pa.Array:
     """Return a column of lists, of which some may be missing (of another layer)."""
     kind = COLUMNS[name][0]
-    there = [value for value in values if value is not None]
-    lengths = np.array([value.size for value in there], dtype=np.int64)
-    flat = np.concatenate([value.ravel() for value in there]) if there else np.zeros(0)
-    found = lists(flat, lengths, rows=len(there), kind=kind)
+    values_present = [value for value in values if value is not None]
+    lengths = np.array([value.size for value in values_present], dtype=np.int64)
+    flat = np.concatenate([value.ravel() for value in values_present]) if values_present else np.zeros(0)
+    column = lists(flat, lengths, rows=len(values_present), kind=kind)
     present = np.array([value is not None for value in values])
     places = np.cumsum(present) - 1
-    return found.take(pa.array(places, pa.int64(), mask=~present))
+    return column.take(pa.array(places, pa.int64(), mask=~present))

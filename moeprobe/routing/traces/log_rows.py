@@ -65,21 +65,21 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
     Raises:
         Fault: it is not what it should be.
     """
-    found = _fields(line)
-    identity, layer = found["id"], _text(found, "layer")
+    fields = _fields(line)
+    identity, layer = fields["id"], _text(fields, "layer")
     if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
         raise Fault(f"id takes a name or a whole number; got {identity!r}")
     if not is_unicode(str(identity)):
         raise Fault(f"id holds half a character (a lone surrogate); got {identity!r}")
-    if "num_experts" not in found and num_experts is None:
+    if "num_experts" not in fields and num_experts is None:
         raise Fault("num_experts is missing; add it to each line, or set it for all lines with --num-experts")
-    most = _whole(found, "num_experts", num_experts or 0, low=1)
-    prefix = _whole(found, "num_prefix_tokens", 0, low=0)
+    most = _whole(fields, "num_experts", num_experts or 0, low=1)
+    prefix = _whole(fields, "num_prefix_tokens", 0, low=0)
     for name, value in (("num_experts", most), ("num_prefix_tokens", prefix)):
         if value > _MOST:
             raise Fault(f"{name} is at most {_MOST:,}; got {value:,}")
     experts = _array(
-        found, "experts", kinds="iu", dims=2, what="a list of experts for each token, all of the same length"
+        fields, "experts", kinds="iu", dims=2, what="a list of experts for each token, all of the same length"
     )
     tokens, top_k = experts.shape
     if tokens <= prefix or not 1 <= top_k <= most:
@@ -91,9 +91,9 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
         if odd.any():
             raise Fault(f"token {int(np.argmax(odd.any(-1)))} has {problem}")
     experts = experts.astype(np.int16)
-    processed = _array(found, "processed", kinds="b", shape=experts.shape, default=experts >= 0)
-    valid = _array(found, "valid", kinds="b", shape=(tokens,), default=np.ones(tokens, bool))
-    gates, whole = _gates(found, experts, num_experts=most)
+    processed = _array(fields, "processed", kinds="b", shape=experts.shape, default=experts >= 0)
+    valid = _array(fields, "valid", kinds="b", shape=(tokens,), default=np.ones(tokens, bool))
+    gates, whole = _gates(fields, experts, num_experts=most)
     if gates is not None:
         order = np.lexsort((experts, -gates, experts < 0), axis=-1)
         experts, processed, gates = (
@@ -103,8 +103,8 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
         "num_experts": most,
         "top_k": top_k,
         "num_prefix_tokens": prefix,
-        "router": _text(found, "router", "recorded"),
-        "token_local": bool(_flag(found, "token_local")),
+        "router": _text(fields, "router", "recorded"),
+        "token_local": bool(_flag(fields, "token_local")),
         "gates_kept": "none" if gates is None else "chosen" if whole is None else "all",
     }
     return Row(str(identity), layer, alike, experts, processed, valid, gates, whole)
@@ -113,32 +113,32 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
 def _fields(line: bytes) -> dict[str, Any]:
     """Return the fields of a line, all of which are known, and none of those that must be there missing."""
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError as error:
         raise Fault(f"this is not JSON ({error})") from None
     except RecursionError:
         raise Fault("its lists or objects are nested too deeply") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise Fault('one object per line is due, such as {"id": …, "layer": …, "experts": …}')
-    for name in found:
+    for name in fields:
         if name not in _KNOWN:
             raise Fault(unknown("field", name, _KNOWN).rstrip("."))
     for name in ("id", "layer", "experts"):
-        if name not in found:
+        if name not in fields:
             raise Fault(f"{name} is missing")
-    return found
+    return fields
 
 
 def _gates(
-    found: dict[str, Any], experts: NDArray[np.int16], *, num_experts: int
+    fields: dict[str, Any], experts: NDArray[np.int16], *, num_experts: int
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
     """Return the gates of the chosen experts and of all, None where they were not logged."""
-    if "gates" in found and "all_gates" in found:
+    if "gates" in fields and "all_gates" in fields:
         raise Fault("gates are among all_gates; give one of the two")
     for name, width in (("gates", experts.shape[1]), ("all_gates", num_experts)):
-        if name not in found:
+        if name not in fields:
             continue
-        values = _array(found, name, kinds="fiu", shape=(len(experts), width)).astype(np.float32)
+        values = _array(fields, name, kinds="fiu", shape=(len(experts), width)).astype(np.float32)
         if not (np.isfinite(values) & (values >= 0)).all():
             raise Fault(f"{name} takes numbers from 0 up")
         if name == "gates":
@@ -155,7 +155,7 @@ def _gates(
 
 
 def _array(
-    found: dict[str, Any],
+    fields: dict[str, Any],
     name: str,
     *,
     kinds: str,
@@ -165,11 +165,11 @@ def _array(
     default: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     """Return a nested list as an array of some kinds of numbers and of a shape."""
-    if name not in found:
+    if name not in fields:
         assert default is not None
         return default
     try:
-        array = np.asarray(found[name])
+        array = np.asarray(fields[name])
     except (ValueError, OverflowError):
         array = np.asarray(None)
     fits = array.shape == shape if shape is not None else array.ndim == dims
@@ -183,8 +183,8 @@ def _array(
     return array
 
 
-def _text(found: dict[str, Any], name: str, default: str = "") -> str:
-    value = found.get(name, default)
+def _text(fields: dict[str, Any], name: str, default: str = "") -> str:
+    value = fields.get(name, default)
     if not isinstance(value, str) or not value:
         raise Fault(f"{name} takes a name; got {value!r}")
     if not is_unicode(value):
@@ -192,15 +192,15 @@ def _text(found: dict[str, Any], name: str, default: str = "") -> str:
     return value
 
 
-def _whole(found: dict[str, Any], name: str, default: int, *, low: int) -> int:
-    value = found.get(name, default)
+def _whole(fields: dict[str, Any], name: str, default: int, *, low: int) -> int:
+    value = fields.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise Fault(f"{name} takes a whole number from {low} up; got {value!r}")
     return value
 
 
-def _flag(found: dict[str, Any], name: str) -> bool:
-    value = found.get(name, False)
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
     if not isinstance(value, bool):
         raise Fault(f"{name} takes true or false; got {value!r}")
     return value

@@ -58,14 +58,14 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
     for path, number in Counter(paths).items():
         if number > 1:
             raise UserError(f"The trace {path}.parquet was named twice.")
-    given = [(trace.about["checkpoint"]["name"], *_seen(trace)) for trace in traces]
+    seen = [(trace.about["checkpoint"]["name"], *_seen(trace)) for trace in traces]
     hashes: dict[str, set[str | None]] = {}
     for trace in traces:
         hashes.setdefault(trace.about["checkpoint"]["name"], set()).add(
             trace.about["checkpoint"].get("sha256")
         )
-    places = Counter(str(one) for one in given)
-    ambiguous = {one[0] for one in given if places[str(one)] > 1 or len(hashes[one[0]]) > 1}
+    places = Counter(str(one) for one in seen)
+    ambiguous = {one[0] for one in seen if places[str(one)] > 1 or len(hashes[one[0]]) > 1}
     return [
         Named(
             trace,
@@ -76,7 +76,7 @@ def name_all(traces: Sequence[TraceFile]) -> list[Named]:
             symmetric=_are_both_views(traces[0], trace),
         )
         for number, (trace, end, (name, view, severity)) in enumerate(
-            zip(traces, shortest_ends(paths), given, strict=True)
+            zip(traces, shortest_ends(paths), seen, strict=True)
         )
     ]
 
@@ -130,9 +130,9 @@ def common_layers(traces: Sequence[TraceFile], wanted: Sequence[str] | None) -> 
         lacking = set(wanted or layers) - set(trace.layers)
         more = set(trace.layers) - set(layers) if wanted is None else set()
         if lacking:
-            there = ", ".join(trace.layers)
+            present = ", ".join(trace.layers)
             raise UserError(
-                f"{trace.path} has no layer {min(lacking)}; it has {there}: choose those of all with --layers."
+                f"{trace.path} has no layer {min(lacking)}; it has {present}: choose those of all with --layers."
             )
         if more:
             raise UserError(

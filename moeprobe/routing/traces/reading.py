@@ -108,21 +108,24 @@ class TraceFile:
             raise checks.damaged(path) from error
         checks.rows(path, index, layers=self.about["layers"])
         self.ids: list[str] = list(dict.fromkeys(index["id"]))
-        found = dict(tuple(index.groupby("layer", sort=False)))
-        self.layers = {name: self._layer(name, found[name]) for name in self.about["layers"]}
-        self._rows = {name: dict(zip(here["id"], here.index, strict=True)) for name, here in found.items()}
+        by_layer = dict(tuple(index.groupby("layer", sort=False)))
+        self.layers = {name: self._layer(name, by_layer[name]) for name in self.about["layers"]}
+        self._rows = {
+            name: dict(zip(of_layer["id"], of_layer.index, strict=True))
+            for name, of_layer in by_layer.items()
+        }
         self.num_tokens: dict[str, dict[str, int]] = {
-            name: dict(zip(here["id"], here["num_tokens"].tolist(), strict=True))
-            for name, here in found.items()
+            name: dict(zip(of_layer["id"], of_layer["num_tokens"].tolist(), strict=True))
+            for name, of_layer in by_layer.items()
         }
 
     def _layer(self, name: str, rows: pd.DataFrame) -> Layer:
         first = rows.iloc[0]
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             column: None if pd.isna(first[column]) else kind(first[column])
             for column, kind in checks.OF_LAYER.items()
         }
-        layer = Layer(**given)
+        layer = Layer(**values)
         checks.layer(self.path, name, vars(layer), rows["num_tokens"].to_numpy())
         return layer
 
@@ -142,15 +145,17 @@ class TraceFile:
             "gates": (0, top_k, 0), "highest": (0, 0, 0), "second": (0, 0, 0), "rest": (0, 0, 0),
             "all_gates": (0, experts, 0), "slot": (0, 0, 0), "partner": (prefix, 0, -1),
         }  # fmt: skip
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for name, (without, width, fill) in filled.items():
             column = self._whole(layer, name, table)
             if column is not None:
-                found[name] = self._padded(layer, name, column, tokens - without, most - without, width, fill)
+                arrays[name] = self._padded(
+                    layer, name, column, tokens - without, most - without, width, fill
+                )
         first = self._whole(layer, "view_first", table)
         if first is not None:
-            found["view_first"] = first.to_numpy(zero_copy_only=False)
-        block = Block(about, tokens, **found)
+            arrays["view_first"] = first.to_numpy(zero_copy_only=False)
+        block = Block(about, tokens, **arrays)
         checks.block(f"{self.path}, {layer}", vars(about), vars(block), ids)
         return block
 
@@ -210,11 +215,11 @@ class TraceFile:
                 "record it again."
             )
         shape = (len(tokens), most) if one else (len(tokens), most, width)
-        found = np.full(shape, fill, dtype=values.type.to_pandas_dtype())
-        found[np.arange(most) < tokens[:, None]] = values.to_numpy(zero_copy_only=False).reshape(
+        padded = np.full(shape, fill, dtype=values.type.to_pandas_dtype())
+        padded[np.arange(most) < tokens[:, None]] = values.to_numpy(zero_copy_only=False).reshape(
             tokens.sum(), *shape[2:]
         )
-        return found
+        return padded
 
 
 def _open(path: Path) -> pq.ParquetFile:

@@ -61,7 +61,7 @@ def to_rows(
         # A slot is a patch of view 1: its partner is one of the other side.
         side = np.where(pairs.view_first[:, None], pairs.reference, pairs.view)
         columns["partner"] = (side, side.shape[1])
-    given: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "id": list(ids),
         "layer": layer,
         "router": routing.router,
@@ -77,11 +77,11 @@ def to_rows(
     }
     if routing.grid is not None:
         grid = routing.grid
-        given |= {"grid_rows": grid.rows, "grid_columns": grid.columns, "patch_size": grid.patch_size}
+        cells |= {"grid_rows": grid.rows, "grid_columns": grid.columns, "patch_size": grid.patch_size}
     for name, (value, length) in columns.items():
         values = value.cpu().numpy() if isinstance(value, Tensor) else value
-        given[name] = lists(values, length, rows=rows, kind=COLUMNS[name][0])
-    return batch(given, rows=rows)
+        cells[name] = lists(values, length, rows=rows, kind=COLUMNS[name][0])
+    return batch(cells, rows=rows)
 
 
 def to_routing(block: Block) -> LayerRouting:
@@ -130,14 +130,14 @@ def _gates(block: Block) -> Tensor:
     shape = (*block.valid.shape, block.layer.num_experts)
     if block.all_gates is not None:
         return torch.from_numpy(block.all_gates)
-    found = torch.zeros(shape)
+    gates = torch.zeros(shape)
     if block.gates is None:
-        return found
+        return gates
     chosen = torch.from_numpy(block.gates).masked_fill(experts < 0, 0)
     # Added, not written: an absent choice is stored as expert 0, and must not undo it.
-    found.scatter_add_(-1, experts.clamp_min(0), chosen)
+    gates.scatter_add_(-1, experts.clamp_min(0), chosen)
     if block.highest is None:
-        return found
+        return gates
     assert block.second is not None
     assert block.rest is not None
     free = torch.ones(shape).scatter_add(-1, experts.clamp_min(0), -(experts >= 0).float()) > 0
@@ -150,7 +150,7 @@ def _gates(block: Block) -> Tensor:
     for value, known in ((highest, first_known), (second, second_known)):
         place = free.int().argmax(-1, keepdim=True)
         lacks = ~known[..., None] & free.gather(-1, place)
-        found.scatter_add_(-1, place, value[..., None] * lacks)
+        gates.scatter_add_(-1, place, value[..., None] * lacks)
         free.scatter_(-1, place, free.gather(-1, place) & ~lacks)
-    left = ((total - found.sum(-1)) / free.sum(-1).clamp_min(1)).clamp_min(0)
-    return found.where(~free, torch.minimum(left, second)[..., None])
+    left = ((total - gates.sum(-1)) / free.sum(-1).clamp_min(1)).clamp_min(0)
+    return gates.where(~free, torch.minimum(left, second)[..., None])

@@ -89,8 +89,8 @@ class Cifar(ImageDataset):
         if not path.is_file():
             return tuple(str(label) for label in range(self.num_labels))
         if version.names_key:
-            found = _field(read_pickle(path), version.names_key, path)
-            names = [name.decode() if isinstance(name, bytes) else str(name) for name in found]
+            entries = _field(read_pickle(path), version.names_key, path)
+            names = [name.decode() if isinstance(name, bytes) else str(name) for name in entries]
         else:
             names = path.read_text(encoding="utf-8", errors="replace").split()
         if len(names) != self.num_labels:

@@ -139,10 +139,10 @@ def _walk(root: Path) -> Iterator[str]:
     images = others = 0
     while pending:
         folder, prefix, above = pending.pop()
-        here = _identity(folder)
-        if here in above:
+        identity = _identity(folder)
+        if identity in above:
             continue
-        if here in outside:
+        if identity in outside:
             raise UserError(
                 f"The link {str(folder)!r} leads to {str(folder.resolve())!r}, which holds {str(root)!r} itself; "
                 "remove the link."
@@ -151,7 +151,7 @@ def _walk(root: Path) -> Iterator[str]:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
         for entry in visible:
             if os.path.isdir(entry.path):  # noqa: PTH112 - a link to itself: False, where entry.is_dir() raises
-                pending.append((Path(entry.path), f"{prefix}{entry.name}/", above | {here}))
+                pending.append((Path(entry.path), f"{prefix}{entry.name}/", above | {identity}))
             elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:  # noqa: PTH122 - a million times
                 images += 1
                 yield _checked(f"{prefix}{entry.name}", root)

@@ -33,17 +33,17 @@ class Masked(ImageDataset):
         Raises:
             UserError: the image or its mask cannot be read, or they differ in size.
         """
-        found = self._dataset.example(index)
+        example = self._dataset.example(index)
         path = self._path(index)
         if not is_file(path):
-            raise UserError(f"There is no mask {str(path)!r} for the image {found.image_id!r}.")
+            raise UserError(f"There is no mask {str(path)!r} for the image {example.image_id!r}.")
         mask = np.asarray(open_rgb(path, name=repr(str(path)))).any(-1)
-        if mask.shape != (found.image.height, found.image.width):
+        if mask.shape != (example.image.height, example.image.width):
             raise UserError(
                 f"The mask {str(path)!r} has {mask.shape[1]} x {mask.shape[0]} pixels, "
-                f"its image {found.image.width} x {found.image.height}."
+                f"its image {example.image.width} x {example.image.height}."
             )
-        return Example(found.image, found.image_id, label=found.label, mask=mask)
+        return Example(example.image, example.image_id, label=example.label, mask=mask)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the labels of the data set."""

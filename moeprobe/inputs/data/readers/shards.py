@@ -78,20 +78,20 @@ def split_of(shard: Path) -> str | None:
 
 def _expand(pattern: str) -> Iterator[str]:
     """Yield the names of a brace pattern: ``{a,b}``, ``{0..3}``, ``{000..127}`` (as many digits as written)."""
-    found = _BRACES.search(pattern)
-    if found is None:
+    braces = _BRACES.search(pattern)
+    if braces is None:
         yield pattern
         return
     if pattern.count("{") > _MOST_BRACES:
         raise UserError(f"A pattern has at most {_MOST_BRACES} pairs of braces; got {pattern.count('{')}.")
-    bounds = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12})", found[1])
+    bounds = re.fullmatch(r"(\d{1,12})\.\.(\d{1,12})", braces[1])
     if bounds:
         numbers = range(int(bounds[1]), int(bounds[2]) + 1)
         choices: Iterable[str] = (str(number).zfill(len(bounds[1])) for number in numbers)
     else:
-        choices = found[1].split(",")
+        choices = braces[1].split(",")
     for choice in choices:
-        yield from _expand(pattern[: found.start()] + choice + pattern[found.end() :])
+        yield from _expand(pattern[: braces.start()] + choice + pattern[braces.end() :])
 
 
 def read_index(shard: Path) -> list[Record]:
