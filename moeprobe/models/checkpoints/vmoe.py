@@ -74,7 +74,7 @@ class Imported:
         model: the whole description; what is not among the sizes was given, or is a default.
         parameters: their number.
         dtypes: of the parameters as stored.
-        ignored: as in ``WeightsOfVmoe``.
+        ignored: what else the file holds (optimizer, step …): first key -> entries.
         classes: data set whose classes the scores are about, None where nobody said.
     """
 
