@@ -31,14 +31,24 @@ def check_arguments(values: Mapping[str, Any], *, split: str) -> None:
 
 def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
     """Raise ``UserError`` unless every path holds a checkpoint, or with ``runs`` a finished run."""
-    from moeprobe.results.finished import is_run
-
     for source in sources:
         if (mimetypes.guess_type(source)[0] or "").startswith("image/"):
             raise UserError(f"{source} is an image, not a checkpoint; give it as: --file {source}.")
     for source in sources:
-        if not is_foreign(source) and not (runs and is_run(Path(source))):
-            find_checkpoint(source)
+        if not is_foreign(source):
+            _check_checkpoint(source, runs=runs)
+
+
+def _check_checkpoint(source: str, *, runs: bool) -> None:
+    try:
+        find_checkpoint(source)
+    except UserError:
+        if not runs:
+            raise
+        from moeprobe.results.finished import is_run  # not before it is asked for: it brings pandas
+
+        if not is_run(Path(source)):
+            raise
 
 
 def check_data(data: str | None, *, split: str = "test") -> None:

@@ -87,12 +87,11 @@ def _print_keys(*, as_json: bool) -> None:
 
 def _find(kind: str) -> dict[str, str]:
     """Return name -> first line of the description."""
-    from moeprobe.metrics.registry import declared
-    from moeprobe.models import config_files, grid
-    from moeprobe.models.architectures import list_architectures
     from moeprobe.runtime import catalog
 
     if kind == "metrics":
+        from moeprobe.metrics.registry import declared  # not for the others: it brings scipy
+
         return {one.name: one.about for one in declared()}
     if kind == "probes":
         # By their commands.
@@ -100,10 +99,16 @@ def _find(kind: str) -> dict[str, str]:
             catalog.PROBES.get(name).name: catalog.PROBES.describe(name) for name in catalog.PROBES.names()
         }
     if kind == "configs":
+        from moeprobe.models import config_files
+
         return {name: _first_comment(config_files.path_of(name)) for name in config_files.names()}
     if kind == "sweeps":
+        from moeprobe.models import grid
+
         return {name: _first_comment(grid.path_of(name)) for name in grid.names()}
     if kind == "models":
+        from moeprobe.models.architectures import list_architectures
+
         return list_architectures()
     plugins = {
         "routers": catalog.ROUTERS,
