@@ -137,7 +137,8 @@ exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as anothe
 exporting.command("vmoe")(vmoe.export_vmoe)
 app.add_typer(exporting, name="export")
 app.command("list")(listing.listing)
-app.command("explain")(explain.explain)
+# Options are names to be explained.
+app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)
 app.command("doctor")(doctor.doctor)
 _names = Counter(command.name for command in app.registered_commands)
 _names.update(group.name for group in app.registered_groups)

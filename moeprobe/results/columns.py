@@ -1,4 +1,4 @@
-"""The columns of tables, and the words of the column `flag`: what each says."""
+"""The columns of tables, and the words of the columns `flag` and `verdict`: what each says."""
 
 # Each word of the column `flag`, with what it says of its value.
 FLAGS = {
@@ -7,6 +7,18 @@ FLAGS = {
     "few_images": "under 20, no interval",
     "unstable": "undefined in more than 1 % of the resamples, no interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
+}
+# Each word of the column `verdict`, with what it says of a difference.
+VERDICTS = {
+    "identical": "the same in every image that was probed",
+    "higher": "the simultaneous interval is above 0",
+    "lower": "the simultaneous interval is below 0",
+    "no difference": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; of shares, κ and gates: "
+    "other quantities have none)",
+    "cannot tell": "anything else; reported with the difference that this number of images would detect four times in "
+    "five",
+    "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
+    **{flag.replace("_", " "): FLAGS[flag] for flag in ("few_images", "no_trials", "unstable", "not_finite")},
 }
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
@@ -50,8 +62,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
     "p_holm": "the same after Holm's correction for the family",
     "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
-    "verdict": "identical, higher, lower, no difference, cannot tell, collapsed, few images, no trials, unstable or "
-    "not finite",
+    "verdict": " or ".join(", ".join(VERDICTS).rsplit(", ", 1)),
     "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from moeprobe.cli.explain import explanations, names
+from moeprobe.cli.meanings import explanations, names
 from moeprobe.metrics import registry
-from moeprobe.runtime.catalog import ROUTERS, VIEWS
+from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import run
 
 # What is asked for -> what is printed, in this order.
@@ -35,6 +35,30 @@ MEANINGS = {
     "digits": ["data set", "Handwritten digits"],
     "match-ratio": ["command", "Example:", "--view"],
     "import vmoe": ["command", "PREFIX"],
+    "kappa": [
+        "kappa, term",
+        "κ = (value − chance) / (1 − chance)",
+        "also κ",
+        "docs/concepts/match-and-chance.md",
+    ],
+    "κ": ["kappa, term"],
+    "chance": ["chance, term", "if the two sides were unrelated"],
+    "CLS": ["prefix tokens, term", "BOS"],
+    "prefix": ["prefix tokens, term"],
+    "confidence interval": ["term", "under 20 images there is none"],
+    "severity": ["term", "column of tables", "option of overlay"],
+    "draw": ["term", "column of tables"],
+    "position null": ["position, chance level"],
+    "κ, within image": ["image, chance level"],
+    "cannot tell": ["word of the column verdict", "four times in five"],
+    "TOP1_MATCH": ["top1_match, metric", "same first expert"],
+    "top-1 match": ["top1_match, metric", "same first expert"],
+    "Match Ratio": ["match-ratio, command"],
+    "--limit": ["--limit, option of", "a seeded random subset", "match-ratio"],
+    "group-images": ["--group-images, option of"],
+    "--plugins": ["option of moeprobe"],
+    "vmoe": ["vmoe, adapter", "model ", "a VisionTransformer", "group_images"],
+    "randaugment": ["view", "as released", "magnitude"],
 }
 
 
@@ -48,9 +72,18 @@ def test_a_name_is_explained(name: str) -> None:
         assert at >= 0, (text, result.output)
 
 
+@pytest.mark.parametrize("name", [*ADAPTERS.names(), "randaugment", "softmax_expert_choice"])
+def test_no_section_of_a_docstring_is_printed_as_it_is(name: str) -> None:
+    printed = run("explain", name).output
+    assert not {"Args:", "Raises:", "Returns:", "Attributes:"} & {*printed.split()}
+    assert "``" not in printed
+
+
 def test_all_that_is_named_can_be_explained() -> None:
     known = names()
-    assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot"} <= {*known}
+    assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot", "kappa", "--limit"} <= {
+        *known
+    }
     assert {*VIEWS.names(), *ROUTERS.names(), *registry.names()} <= {*known}
     for name in known:
         found = list(explanations(name))

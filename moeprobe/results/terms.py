@@ -1,0 +1,83 @@
+"""The words that tables, help and messages use without saying each time what they mean.
+
+``moeprobe explain`` and the page of terms read them. Metrics, columns and chance levels are declared elsewhere.
+"""
+
+from dataclasses import dataclass
+
+from moeprobe.inputs.modality import IMAGE, TEXT
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a word means.
+
+    Attributes:
+        name: the word.
+        about: what it means, in sentences.
+        also: other names of it.
+        page: where more is said, below docs.
+    """
+
+    name: str
+    about: str
+    also: tuple[str, ...] = ()
+    page: str = "concepts/match-and-chance.md"
+
+
+# By whether less of the value is better: then κ is 1 where nothing moves all the same.
+KAPPA_FORMULAS = {False: "(value − chance) / (1 − chance)", True: "1 − value / chance"}
+KAPPA_RANGE = "1 where nothing changes, 0 where the value is what chance reaches"
+
+TERMS = (
+    Term(
+        "match",
+        "The share of corresponding patches that choose the same expert in two views of an image. Part of it is "
+        "chance, so it is read together with κ.",
+        also=("agreement",),
+    ),
+    Term(
+        "chance",
+        "What a value would be if the two sides were unrelated. There are several chance levels (the column null), "
+        "which differ in what is drawn.",
+        also=("chance level", "by chance"),
+    ),
+    Term(
+        "kappa",
+        f"How far a value is beyond chance: κ = {KAPPA_FORMULAS[False]}, {KAPPA_RANGE}. Where less is better, "
+        f"κ = {KAPPA_FORMULAS[True]}. More κ is always better.",
+        also=("κ",),
+    ),
+    Term(
+        "prefix tokens",
+        f"Tokens before those of the input itself: {IMAGE.prefix} and registers of a model of images, {TEXT.prefix} of "
+        "one of texts. They have rows of their own in tables (prefix in the column tokens).",
+        also=("prefix", "prefix token", IMAGE.prefix, TEXT.prefix, "registers"),
+    ),
+    Term(
+        "severity",
+        "How strongly a view perturbs, in the view's own unit, such as σ of the noise. The first severity of a view "
+        "changes nothing, and all severities share one random draw.",
+        page="concepts/perturbations.md",
+    ),
+    Term(
+        "draw",
+        "One set of the random numbers of a view. They follow from the seed, the image and the number of the draw "
+        "alone, so every checkpoint sees the same ones.",
+        page="concepts/intervals.md",
+    ),
+    Term(
+        "confidence interval",
+        "[low, high]: the values that the images probed leave open, at 95 %. It is about other images, not about other "
+        "trainings; under 20 images there is none.",
+        also=("interval", "ci", "95 % interval", "[low, high]"),
+        page="concepts/intervals.md",
+    ),
+    Term(
+        "simultaneous interval",
+        "A 95 % interval of a difference that holds for a whole family at once: all layers and severities of one "
+        "metric and one pair of checkpoints.",
+        also=("family", "simultaneous"),
+        page="concepts/intervals.md",
+    ),
+)
