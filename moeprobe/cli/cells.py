@@ -26,6 +26,6 @@ def on_screen(table: cells.Table, *, title: str, stacked: bool) -> list[Table]:
 
 
 def text(cell: cells.Cell, *, stacked: bool) -> str:
-    """Return what stands in a cell, with its interval."""
+    """Return the text of a cell, with its interval."""
     line = "\n" if stacked and cell.between.startswith("[") else " "
     return f"{cell.screen or cell.text}{line}{cell.between}".rstrip()

@@ -34,7 +34,7 @@ Printed = list[Table | str]
 
 
 def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
-    """Return what is shown of checkpoints beside one another; everything with ``full``."""
+    """Return what is shown of checkpoints side by side; everything with ``full``."""
     headlines = _headlines(result)
     run, zero = _run(result), _zeros(headlines)
     if full or not headlines:

@@ -1,4 +1,4 @@
-"""Result tables for the screen: what is read first. Every line stands in table.csv."""
+"""Result tables for the screen: what is read first. Every line is in table.csv."""
 
 import dataclasses
 from collections.abc import Collection

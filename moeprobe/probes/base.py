@@ -189,15 +189,15 @@ class Probe(Kind, ABC, Generic[R]):
         Raises:
             UserError: it has no such field, one must be named, or a value does not fit.
         """
-        given = {name: value for name, value in values.items() if value is not None}
-        for name in given:
+        chosen = {name: value for name, value in values.items() if value is not None}
+        for name in chosen:
             if name not in fields_of(cls):
                 raise UserError(f"{cls.name} has no choice of {name}; leave --{name} out.")
         for field in dataclasses.fields(cls):
-            if field.default is dataclasses.MISSING and field.name not in given:
+            if field.default is dataclasses.MISSING and field.name not in chosen:
                 flag = flag_of(cls, field.name)
                 raise UserError(f"Name the {field.name} of the {cls.name}, e.g. {flag} affine.")
-        return cls(**given)
+        return cls(**chosen)
 
     def check(self) -> None:
         """Raise ``UserError`` where a field is out of range."""
@@ -244,7 +244,7 @@ def arg_of(kind: type, name: str) -> Arg:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    # Once per class: what stands in quotes is evaluated, for every field of every base.
+    # Once per class: an annotation in quotes is evaluated, for every field of every base.
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

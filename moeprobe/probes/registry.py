@@ -20,16 +20,16 @@ def kinds() -> list[type[Kind]]:
     Raises:
         UserError: a plug-in has the command of another probe.
     """
-    found: dict[str, type[Kind]] = {}
+    by_command: dict[str, type[Kind]] = {}
     for kind in map(PROBES.get, PROBES.names()):
-        other = found.setdefault(kind.name, kind)
+        other = by_command.setdefault(kind.name, kind)
         if other is not kind:
             outside = other if kind.__module__.startswith("moeprobe.") else kind
             raise UserError(
                 f"The probe {outside.__name__} of a plug-in is called {kind.name!r}, which another probe is called "
                 "already; give it another name."
             )
-    return list(found.values())
+    return list(by_command.values())
 
 
 def probes() -> list[type[Probe[Any]]]:
@@ -39,9 +39,9 @@ def probes() -> list[type[Probe[Any]]]:
 
 def of_kind(kind: str) -> type[Kind] | None:
     """Return the declaration of what a run calls its kind; None where it is no probe's."""
-    found = {one.kind: one for one in kinds() if one.name != one.kind}
-    found |= {one.name: one for one in kinds() if one.name == one.kind}
-    return found.get(kind)
+    by_kind = {one.kind: one for one in kinds() if one.name != one.kind}
+    by_kind |= {one.name: one for one in kinds() if one.name == one.kind}
+    return by_kind.get(kind)
 
 
 def named(name: str) -> type[Probe[Any]]:

@@ -9,10 +9,10 @@ from typing import Any, get_args
 from moeprobe.errors import UserError
 
 
-def several(given: Any) -> list[Any]:
+def several(value: Any) -> list[Any]:
     """Return what was given as a list: one thing, or many."""
-    single = isinstance(given, str | bytes) or not isinstance(given, Iterable)
-    return [given] if single else list(given)
+    single = isinstance(value, str | bytes) or not isinstance(value, Iterable)
+    return [value] if single else list(value)
 
 
 def read(name: str, annotation: Any, value: Any) -> Any:
@@ -104,12 +104,12 @@ def _files(value: Any) -> list[str | Path]:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    found = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(found, Sequence) or not found:
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not names:
         raise TypeError
-    if not all(_text(part) for part in found):
+    if not all(_text(part) for part in names):
         raise ValueError
-    return tuple(found)
+    return tuple(names)
 
 
 _READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {

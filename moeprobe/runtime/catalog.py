@@ -70,7 +70,7 @@ class Catalog:
         Raises:
             UserError: one cannot be imported, or its name is taken.
         """
-        found: dict[str, Outside] = {}
+        by_name: dict[str, Outside] = {}
         for source in plugins.sources():
             for made in filter(self.takes, source.classes()):
                 name = plugin_name(made.__name__)
@@ -79,8 +79,8 @@ class Catalog:
                         f"{source.name} has a {self.kind} {name!r} (class {made.__name__}), and so has moeprobe; give "
                         "the class another name."
                     )
-                if name in found and found[name].source != source:
-                    other = found[name].source.name
+                if name in by_name and by_name[name].source != source:
+                    other = by_name[name].source.name
                     raise UserError(
                         f"{other} and {source.name} both have a {self.kind} {name!r}; leave one out."
                     )
@@ -89,8 +89,8 @@ class Catalog:
                         f"The {self.kind} {made.__name__} of {source.name} does not say its {missing[0]}; see "
                         f"{self.package}.base.{self.base}."
                     )
-                found[name] = Outside(made, source)
-        return found
+                by_name[name] = Outside(made, source)
+        return by_name
 
     def takes(self, made: type) -> bool:
         """Whether a class keeps to the contract; nothing is imported to find out."""
@@ -100,8 +100,8 @@ class Catalog:
 
     def built_in(self) -> list[str]:
         """Return the sorted names of the package's own plug-ins, without importing any."""
-        found = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
-        return sorted(name for name in found if name not in self._no_plugins and not name.startswith("_"))
+        modules = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
+        return sorted(name for name in modules if name not in self._no_plugins and not name.startswith("_"))
 
     def get(self, name: str) -> Any:
         """Return the plug-in class called ``name``.
@@ -128,9 +128,11 @@ class Catalog:
         """
         self.check(name)
         if name not in self.built_in():
-            found = self.outside()[name]
-            lines = (found.made.__dict__.get("__doc__") or "").strip().splitlines()
-            return " ".join([*(line.replace("``", "") for line in lines[:1]), f"(from {found.source.shown})"])
+            outside = self.outside()[name]
+            lines = (outside.made.__dict__.get("__doc__") or "").strip().splitlines()
+            return " ".join(
+                [*(line.replace("``", "") for line in lines[:1]), f"(from {outside.source.label})"]
+            )
         path = self._folder / f"{name}.py"
         module = ast.parse((path if path.is_file() else self._folder / name / "__init__.py").read_bytes())
         described = [
@@ -196,20 +198,20 @@ def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
 def plugins_in(content: Any) -> list[dict[str, str]]:
     """Return where the plug-ins from outside are from that a request (JSON) names: ``source`` and its ``sha256``."""
     names = {text.partition(":")[0] for text in _texts(content)}
-    found = [
+    sources = [
         outside.source
         for catalog in CATALOGS
         for name, outside in catalog.outside().items()
         # Probes are called by their commands.
         if names & {name, getattr(outside.made, "kind", name)}
     ]
-    used = {source.shown: source.sha256 for source in found}
-    return [{"source": shown, "sha256": used[shown]} for shown in sorted(used)]
+    used = {source.label: source.sha256 for source in sources}
+    return [{"source": label, "sha256": used[label]} for label in sorted(used)]
 
 
 def check_plugins(what: Path, used: Any) -> None:
     """Raise ``UserError`` unless the plug-ins are known that ``plugins_in`` named when ``what`` was written."""
-    known = {source.shown for source in plugins.sources()}
+    known = {source.label for source in plugins.sources()}
     for one in used if isinstance(used, list) else ():
         name = one.get("source") if isinstance(one, dict) else None
         if isinstance(name, str) and name not in known:

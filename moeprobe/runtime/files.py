@@ -155,11 +155,11 @@ def check_can_write(folder: Path) -> None:
 
     A later attempt may fail nevertheless; it is for what comes before hours of computing.
     """
-    there = next(one for one in (absolute(folder), *absolute(folder).parents) if os.path.lexists(one))
-    if not there.is_dir():
-        raise UserError(f"Cannot write {folder}: {shown(there)} is no folder.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise UserError(f"Cannot write {folder}: {shown(there)} is not writable.")
+    existing = next(one for one in (absolute(folder), *absolute(folder).parents) if os.path.lexists(one))
+    if not existing.is_dir():
+        raise UserError(f"Cannot write {folder}: {shown(existing)} is no folder.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"Cannot write {folder}: {shown(existing)} is not writable.")
 
 
 @contextlib.contextmanager

@@ -112,7 +112,7 @@ class RunFolder:
         Raises:
             UserError: it is not this run's to write, or the folder is gone.
         """
-        self._check_there()
+        self._check_not_removed()
         name = path.relative_to(self.path).as_posix()
         if not path.parent.resolve().is_relative_to(self.path.resolve()):
             raise UserError(
@@ -142,12 +142,12 @@ class RunFolder:
                     f"{shown(path)} was not written by moeprobe; move it away, or choose another folder."
                 )
 
-    def _check_there(self) -> None:
+    def _check_not_removed(self) -> None:
         try:
-            there = os.path.samestat((self.path / RECORD).stat(), os.fstat(self._descriptor))
+            is_ours = os.path.samestat((self.path / RECORD).stat(), os.fstat(self._descriptor))
         except OSError:
-            there = False
-        if not there:
+            is_ours = False
+        if not is_ours:
             raise UserError(
                 f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
             )
@@ -158,7 +158,7 @@ class RunFolder:
         Args:
             ignored: a folder inside that is not checked.
         """
-        self._check_there()
+        self._check_not_removed()
         wanted = [name for name in self._written if not (ignored and name.startswith(f"{ignored}/"))]
         gone = tuple(sorted(name for name in wanted if not os.path.lexists(self.path / name)))
         if gone:
@@ -230,9 +230,9 @@ class RunFolder:
 
     def _compact(self) -> None:
         """Leave on the record what is there, in order: the same run leaves the same record, interrupted or not."""
-        there = sorted(name for name in self._names if os.path.lexists(self.path / name))
-        remove_files(self.path, self._names - set(there))  # with the folders that they were alone in
-        lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *there)]
+        existing = sorted(name for name in self._names if os.path.lexists(self.path / name))
+        remove_files(self.path, self._names - set(existing))  # with the folders that they were alone in
+        lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *existing)]
         content = "".join(f"{line}\n" for line in lines)
         new = self.path / NEW_RECORD
         with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class RunFolder:
             return
         del files.GUARDS[self.path]
         with contextlib.suppress(UserError):
-            self._check_there()
+            self._check_not_removed()
             if self._alone or self._lock.make_exclusive():
                 self._names |= set((read_record(self.path) or Record()).names)
                 self._compact()

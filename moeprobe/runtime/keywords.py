@@ -42,7 +42,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
     name = f"api.{function.__name__}"
 
     @functools.wraps(function)
-    def wrapper(*given: Any, **named: Any) -> Any:
+    def wrapper(*positional: Any, **named: Any) -> Any:
         for keyword, value in named.items():
             if keyword not in signature.parameters:
                 known = list(signature.parameters)
@@ -50,7 +50,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
                 hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
                 raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
         try:
-            bound = signature.bind(*given, **named)
+            bound = signature.bind(*positional, **named)
         except TypeError as error:
             raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
         # What is unpacked from keywords is read by ``Options``.

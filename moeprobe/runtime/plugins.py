@@ -2,7 +2,7 @@
 
 Files are named by ``moeprobe --plugins FILE.py``, or in the environment variable ``MOEPROBE_PLUGINS``, separated as in
 ``PATH``; the option adds to the variable, so that loader processes know them too. Installed packages name a module as
-an entry point of the group ``moeprobe.plugins``. Nothing else is imported, whatever lies in the working directory.
+an entry point of the group ``moeprobe.plugins``. Nothing else is imported, whatever is in the working directory.
 
 Which classes of a module are plug-ins, and of what kind, the catalogs say (see ``catalog``).
 """
@@ -47,7 +47,7 @@ class Source:
     named: bool
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """What tables and sidecars call it: without the folder, which says nothing on another machine."""
         return Path(self.name).name if self.named else self.name
 
@@ -55,11 +55,11 @@ class Source:
         """Return the public classes that are defined in the module, or below it."""
         own = self.module.__name__
         return [
-            found
-            for name, found in vars(self.module).items()
-            if isinstance(found, type)
+            value
+            for name, value in vars(self.module).items()
+            if isinstance(value, type)
             and not name.startswith("_")
-            and (found.__module__ == own or found.__module__.startswith(f"{own}."))
+            and (value.__module__ == own or value.__module__.startswith(f"{own}."))
         ]
 
 
@@ -93,12 +93,12 @@ def added(more: Iterable[str | Path]) -> Iterator[None]:
 
 def asked(arguments: Sequence[str]) -> list[str]:
     """Return the values of ``--plugins`` before the command among the arguments of the command line."""
-    found, rest = [], list(arguments)
+    values, rest = [], list(arguments)
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         if option == OPTION and (equals or rest):
-            found.append(value if equals else rest.pop(0))
-    return found
+            values.append(value if equals else rest.pop(0))
+    return values
 
 
 def sources(*, installed: bool = True) -> list[Source]:
@@ -107,8 +107,8 @@ def sources(*, installed: bool = True) -> list[Source]:
     Raises:
         UserError: a file does not exist, or a module cannot be imported.
     """
-    found = [_of_file(path) for path in dict.fromkeys(files())]
-    return [*found, *(_installed() if installed else ())]
+    of_files = [_of_file(path) for path in dict.fromkeys(files())]
+    return [*of_files, *(_installed() if installed else ())]
 
 
 @cache
@@ -137,12 +137,14 @@ def _installed() -> tuple[Source, ...]:
         for point in one.entry_points
         if point.group == GROUP
     ]
-    found = []
+    installed = []
     for point in sorted(points, key=lambda point: (point.value, point.name)):
         module = _imported(point.module, f"the plug-in {point.name} ({point.value})")
         file = getattr(module, "__file__", None)
-        found.append(Source(point.module, module, "" if file is None else _digest(Path(file)), named=False))
-    return tuple(found)
+        installed.append(
+            Source(point.module, module, "" if file is None else _digest(Path(file)), named=False)
+        )
+    return tuple(installed)
 
 
 def _installed_in() -> list[str]:
@@ -150,8 +152,8 @@ def _installed_in() -> list[str]:
 
     A look at the files takes a tenth of what ``importlib.metadata`` takes.
     """
-    group, here = f"[{GROUP}]".encode(), os.path.abspath("")  # noqa: PTH100
-    folders = [folder for folder in dict.fromkeys(sys.path) if folder and os.path.abspath(folder) != here]  # noqa: PTH100
+    group, working = f"[{GROUP}]".encode(), os.path.abspath("")  # noqa: PTH100
+    folders = [folder for folder in dict.fromkeys(sys.path) if folder and os.path.abspath(folder) != working]  # noqa: PTH100
     return [
         folder
         for folder in folders
@@ -169,14 +171,14 @@ def module_name(path: Path) -> str:
     return f"{_PREFIX}{stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
 
 
-def _imported(name: str, shown: str) -> ModuleType:
+def _imported(name: str, described: str) -> ModuleType:
     """Import a module; raises ``UserError`` with the place of what went wrong."""
     try:
         return importlib.import_module(name)
     except UserError as error:
-        raise UserError(f"Cannot import {shown}: {error.sentence}") from error
+        raise UserError(f"Cannot import {described}: {error.sentence}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"Cannot import {shown}: {_where(error)}{_what(error)}.") from error
+        raise UserError(f"Cannot import {described}: {_where(error)}{_what(error)}.") from error
 
 
 def _where(error: BaseException) -> str:

@@ -186,8 +186,8 @@ def _begins(folder: str, pattern: str) -> bool:
 
 def _walk(path: Path, names: _Names, below: str = "") -> Iterator[tuple[str, bool]]:
     """Yield files, and folders (ending in ``/``) that are runs of their own or hold nothing of moeprobe's."""
-    with os.scandir(path / below) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+    with os.scandir(path / below) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
     for entry in entries:
         name = below + entry.name
         if name in (LOCK, RECORD, NEW_RECORD):

@@ -28,10 +28,10 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
             f"{shown(path)} holds files that moeprobe did not write: {list_names(contents.foreign)}. "
             "--overwrite leaves them alone; move them away, or choose another folder."
         )
-    there = path.resolve()
+    resolved = path.resolve()
     for place, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
-            if place().resolve().is_relative_to(there):
+            if place().resolve().is_relative_to(resolved):
                 raise UserError(
                     f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
                 )

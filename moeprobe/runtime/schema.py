@@ -25,25 +25,25 @@ def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> s
         place = ".".join(sections)
         others = ", ".join(map(str, problem["input"])) or "nothing"
         return f"In the {what}, {place} has no name, only {others}: add {where}=NAME to say whose parameters these are."
-    given = "" if problem["type"] == "missing" or not where else f"; got {shortened(problem['input'])}"
+    got = "" if problem["type"] == "missing" or not where else f"; got {shortened(problem['input'])}"
     if problem["type"] == "model_type":
         inside = ", ".join(f"{where}.{name}" for name in _fields(path, schema))
-        return f"In the {what}, {where} is a section of keys ({inside}){given}."
+        return f"In the {what}, {where} is a section of keys ({inside}){got}."
     message = lower_first(problem["msg"].removeprefix("Value error, "))
-    return f"In the {what}, {where or 'the whole'}: {message}{given}."
+    return f"In the {what}, {where or 'the whole'}: {message}{got}."
 
 
 def _key(location: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]:
     """Return the key that a problem is about, without the marks of a union's members; [""] for the whole."""
-    found: list[str] = []
+    key: list[str] = []
     section: type[BaseModel] | None = schema
     for part in location:
         if section is not None:
-            found.append(str(part))
+            key.append(str(part))
             section = section_of(section, str(part))
         elif isinstance(part, int):
-            found.append(str(part))
-    return found or [""]
+            key.append(str(part))
+    return key or [""]
 
 
 def shortened(value: Any) -> str:

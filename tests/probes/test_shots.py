@@ -139,11 +139,11 @@ def test_shots_are_of_their_class_nested_and_apart_from_what_is_held_out(
     assert shots.drawn.shape == (draws, len(CLASSES), max(counts))
     assert shots.held_out.shape == (len(CLASSES), min(HELD_OUT, min(sizes) - max(counts)))
     for count, draw in shots.cases:
-        shown = shots.shown(count, draw)
+        shown = shots.images_of(count, draw)
         assert len(set(shown)) == len(shown)
         assert np.bincount(labels[shown]).tolist() == [count] * len(CLASSES)
         assert not set(shown) & set(shots.held_out.ravel())
-        assert set(shown) <= set(shots.shown(max(counts), draw))
+        assert set(shown) <= set(shots.images_of(max(counts), draw))
     assert (labels[shots.held_out] == np.arange(len(CLASSES))[:, None]).all()
     assert set(shots.indices) == set(shots.drawn.ravel()) | set(shots.held_out.ravel())
     assert len(set(shots.indices)) == len(shots.indices)
@@ -162,8 +162,8 @@ def test_draws_belong_to_the_seed_and_the_names_not_to_the_order_on_disk() -> No
     assert not np.array_equal(one.drawn, chosen(train, seed=1).drawn)
     # What else is asked for changes nothing.
     more = chosen(train, counts=(1, 5, 10), draws=4)
-    assert np.array_equal(more.shown(5, 2), chosen(train, counts=(5, 10)).shown(5, 2))
-    assert np.array_equal(more.shown(5, 2), one.shown(5, 2))
+    assert np.array_equal(more.images_of(5, 2), chosen(train, counts=(5, 10)).images_of(5, 2))
+    assert np.array_equal(more.images_of(5, 2), one.images_of(5, 2))
 
 
 def test_images_without_a_label_are_never_shown() -> None:
@@ -238,7 +238,7 @@ def test_a_draw_by_plain_loops() -> None:
         return np.array(pixels).reshape(len(images), -1), data.own[list(images)]
 
     for draw in (1, 2):
-        shown, classes = read(train, shots.shown(4, draw).tolist())
+        shown, classes = read(train, shots.images_of(4, draw).tolist())
         mean, scale = shown.mean(0), shown.std(0) + 1e-5
 
         def scores(

@@ -54,8 +54,8 @@ def figures_of(result: Result) -> dict[str, Figure]:
     if along_a_severity(result):
         unit = result.sidecar["severity_unit"] or "severity"
         return draw_sweep(steps_alone(result).table, colors=result.sidecar["colours"], unit=unit)
-    shown = labeled(result)
-    palette = shown.sidecar["colours"]
+    side_by_side = labeled(result)
+    palette = side_by_side.sidecar["colours"]
     views = result.sidecar["request"]["view"]["name"]
-    drawn = draw_match_ratio(shown.table.assign(view=views), colors=palette)
-    return drawn | draw_confidence(shown.table, colors=palette, title="Router confidence, recorded")
+    drawn = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)
+    return drawn | draw_confidence(side_by_side.table, colors=palette, title="Router confidence, recorded")

@@ -68,10 +68,10 @@ def analyze_trace(
     """
     options = combine(options, changes)
     watcher, started = progress_of(watcher), time.perf_counter()
-    given = several(paths)
-    if not given:
+    trace_paths = several(paths)
+    if not trace_paths:
         raise UserError("Name at least one trace.")
-    traces = name_all([TraceFile(Path(path)) for path in given])
+    traces = name_all([TraceFile(Path(path)) for path in trace_paths])
     files = [named.trace for named in traces]
     layers = common_layers(files, options.layers)
     ids = common_ids(files, layers)
@@ -122,9 +122,9 @@ def _measure(
         block = ids[start : start + size]
         for layer in layers:
             blocks = [named.trace.read(layer, block, num_tokens=tokens[layer]) for named in traces]
-            for number, (named, found) in enumerate(zip(traces, blocks, strict=True)):
-                subject = pair(blocks[0], found, named=named)
-                known = weighted(found.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
+            for number, (named, recorded) in enumerate(zip(traces, blocks, strict=True)):
+                subject = pair(blocks[0], recorded, named=named)
+                known = weighted(recorded.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
                 names = AnalyzeTrace.analyses if number else _ALONE
                 analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
                 _add(
@@ -187,24 +187,24 @@ def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]
 
     Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
     """
-    found: dict[str, list[dict[str, Any] | None]] = {}
+    by_view: dict[str, list[dict[str, Any] | None]] = {}
     for named in traces:
         inputs = named.trace.about["inputs"]
-        shown = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
-        alike = found.setdefault(named.shown, [])
-        if shown not in alike:
-            alike.append(shown)
-    return found
+        content = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
+        alike = by_view.setdefault(named.view_label, [])
+        if content not in alike:
+            alike.append(content)
+    return by_view
 
 
 def _capacities(traces: Sequence[Named]) -> list[str | None]:
     """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
-    found = {
+    capacities = {
         named.trace.about["checkpoint"].get("capacity")
         for named in traces
         if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
     }
-    return sorted(found, key=str)
+    return sorted(capacities, key=str)
 
 
 def _sidecar(
@@ -254,10 +254,10 @@ def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -
     hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
     if len({named.name for named in traces}) > 1 and len(hashes) > 1:
         notes.append("whether expert e of one checkpoint does what expert e of another does")
-    found = [(name, named.trace.layers[name]) for name in layers for named in traces]
+    recorded_layers = [(name, named.trace.layers[name]) for name in layers for named in traces]
     lacking = dict.fromkeys(
         name
-        for name, layer in found
+        for name, layer in recorded_layers
         if not layer.experts_choose and not is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept)
     )
     if lacking:

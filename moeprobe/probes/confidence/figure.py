@@ -35,11 +35,11 @@ def _by_layer(patches: pd.DataFrame, layers: Sequence[str], colors: Mapping[str,
     figure, axes = panels.panels(1, len(layers))
     for column, layer in enumerate(layers):
         for number, checkpoint in enumerate(checkpoints):
-            here = panels.select(patches, layer=layer, checkpoint=checkpoint)
-            if here.empty:
+            rows = panels.select(patches, layer=layer, checkpoint=checkpoint)
+            if rows.empty:
                 continue  # this checkpoint has no such layer
             x = np.arange(len(_LABELS)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
-            values = panels.by_metric(here, list(_LABELS))
+            values = panels.by_metric(rows, list(_LABELS))
             panels.points(axes[0, column], x, values, color=colors[checkpoint], label=checkpoint)
         axes[0, column].set(title=layer, ylim=(0, 1), ylabel="mean gate" if column == 0 else "")
         axes[0, column].set_xticks(np.arange(len(_LABELS)), list(_LABELS.values()))

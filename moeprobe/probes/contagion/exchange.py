@@ -140,7 +140,7 @@ def _batch_sums(
         num_groupmates,
         at_once=num_groupmates if model.group_images > 1 else 1,
     )
-    found: dict[Cell, dict[str, Tensor]] = {}
+    sums: dict[Cell, dict[str, Tensor]] = {}
     for analysis in question.analyses:
         assert isinstance(analysis, Contagion)
         if not asks(model, analysis):
@@ -159,9 +159,9 @@ def _batch_sums(
                     label = question.label_of(model, name)
                     cell = Cell(label, view.router, view.choices_per_token, question.view_name, tokens=tokens)
                     # Of any of the exchanges.
-                    marks = {key: bad | found.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
-                    found.setdefault(cell, {}).update(columns | marks)
-    return found
+                    marks = {key: bad | sums.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
+                    sums.setdefault(cell, {}).update(columns | marks)
+    return sums
 
 
 def _grid(routing: Mapping[str, LayerRouting]) -> PatchGrid:

@@ -37,10 +37,10 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         for column, name in enumerate(numbers):
             panel = axes[row, column]
             for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
-                here = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
-                here = here.set_index("layer").reindex(layers).reset_index()
+                rows = panels.select(patches, checkpoint=checkpoint, metric=f"{name}{kind}")
+                rows = rows.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift
-                panels.points(panel, x, here, color=colors[checkpoint], label=checkpoint)
+                panels.points(panel, x, rows, color=colors[checkpoint], label=checkpoint)
             label_axis(panel, layers, named=row == len(kinds) - 1)
             panel.set(
                 title=_EXCHANGES[name].measures[0].short if row == 0 else "",
@@ -57,12 +57,12 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
 def unchanged(table: pd.DataFrame) -> list[str]:
     """Return the numbers of patches that are 0 in every image: nothing changes by exchanging this."""
     patches = table[table["tokens"] == "patch"]
-    found = []
+    zero = []
     for name in _EXCHANGES:
         rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
         if len(rows) and bool((rows["value"].fillna(0) == 0).all()):
-            found.append(name)
-    return found
+            zero.append(name)
+    return zero
 
 
 def zeros(names: Sequence[str]) -> str:

@@ -65,10 +65,10 @@ def _views(axes: Axes, item: Correspond, lines: int) -> None:
         edge, align = ((left, "left"), (left + side, "right"))[number]
         axes.text(edge, top + side * 1.02, name, ha=align, va="top", fontsize=9)
     _lines(axes, item, corners, spread(item.partner, item.grid, lines))
-    found = int((item.partner >= 0).sum())
+    partners = int((item.partner >= 0).sum())
     # A path is known by its end.
     name = item.image_id if len(item.image_id) <= 40 else "…" + item.image_id[-39:]
-    axes.set_title(f"{name}: {found} of {item.grid.num_patches} patches have a partner", fontsize=10)
+    axes.set_title(f"{name}: {partners} of {item.grid.num_patches} patches have a partner", fontsize=10)
     axes.set(xlim=(-0.01 * side, (_ACROSS + 1.01) * side), ylim=((_DOWN + 1.1) * side, -0.01 * side))
     axes.set_axis_off()
 

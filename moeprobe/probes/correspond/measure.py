@@ -146,15 +146,15 @@ def correspond(
     } | taken.source
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start("correspond", len(chosen))
-        found = []
+        pairs = []
         for index in chosen:
-            found.append(_pairs(question, taken, index))
+            pairs.append(_pairs(question, taken, index))
             watcher.advance(1)
-        table = pair_table(found)
+        table = pair_table(pairs)
         written: list[Path] = []
         strength = f" at severity {severity:g}" if severity is not None else ""
         result = CorrespondResult(
-            found, table, written, data, f"Corresponding patches: {view}{strength}", lines
+            pairs, table, written, data, f"Corresponding patches: {view}{strength}", lines
         )
         if folder is not None:
             for name, figure in result.plot().items():
@@ -260,21 +260,21 @@ def _experts(
     return (first, second), f"{names[-1]} of {taken.model.name}"
 
 
-def pair_table(found: Sequence[Correspond]) -> pd.DataFrame:
+def pair_table(pairs: Sequence[Correspond]) -> pd.DataFrame:
     """Return one row per patch of view 1: its partner in view 2 (empty = none), and where its center is there."""
     rows = []
-    for item in found:
+    for item in pairs:
         for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):
             row, column = divmod(patch, item.grid.columns)
-            there = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
+            place = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
             rows.append(
                 {
                     "image_id": item.image_id,
                     "view_1": item.names[0],
                     "row": row,
                     "column": column,
-                    "partner_row": there[0],
-                    "partner_column": there[1],
+                    "partner_row": place[0],
+                    "partner_column": place[1],
                     "x": x,
                     "y": y,
                 }

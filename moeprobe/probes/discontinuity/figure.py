@@ -43,12 +43,12 @@ def _draw_paths(
     images = list(dict.fromkeys(path.image_id for path in paths))
     figure, axes = panels.panels(len(images), 1, width=7.6, height=2.7)
     for panel, image in zip(axes[:, 0], images, strict=True):
-        here = [path for path in paths if path.image_id == image]
-        for number, path in enumerate(here):
+        of_image = [path for path in paths if path.image_id == image]
+        for number, path in enumerate(of_image):
             _draw_path(panel, path, colors[path.checkpoint], lane=number)
-        panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(here), 1.03))
+        panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(of_image), 1.03))
         panel.set_yticks(np.linspace(0, 1, 6))
-        panel.set_title(f"{image}: {_predictions(here, class_names)}", fontsize=9)
+        panel.set_title(f"{image}: {_predictions(of_image, class_names)}", fontsize=9)
     axes[-1, 0].set_xlabel(unit)
     return panels.finish(
         figure,

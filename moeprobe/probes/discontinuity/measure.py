@@ -114,22 +114,22 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         if folder is not None:
             write_csv(folder.path / "paths.csv", path_table(followed))
             write_csv(folder.path / "switches.csv", switch_table(followed, models, question))
-        found = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
-        return DiscontinuityResult(**(found | {"drawing": _drawing(followed, models), "paths": followed}))
+        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+        return DiscontinuityResult(**(fields | {"drawing": _drawing(followed, models), "paths": followed}))
 
 
 def _readable(question: Question, count: int) -> list[Example]:
     """Return the first ``count`` images, but for those that cannot be read and are to be skipped."""
-    found: list[Example] = []
+    examples: list[Example] = []
     for index in question.indices:
-        if len(found) == count:
+        if len(examples) == count:
             break
         try:
-            found.append(question.dataset.example(index))
+            examples.append(question.dataset.example(index))
         except UserError:
             if not question.skip_bad_images:
                 raise
-    return found
+    return examples
 
 
 def _severities(question: Question, *, until: float | None, steps: int) -> tuple[float, ...]:

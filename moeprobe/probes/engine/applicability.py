@@ -30,9 +30,11 @@ def check_applies(
     routed = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
     if len(routed) < len(analyses):
         return  # a model's output always exists
-    found = [routing for model in models for routing in routing_of_blank_input(model, layers)]
-    if not any(analysis.applies(routing) for analysis in routed for routing in found):
-        routers = " and ".join(dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in found))
+    routings = [routing for model in models for routing in routing_of_blank_input(model, layers)]
+    if not any(analysis.applies(routing) for analysis in routed for routing in routings):
+        routers = " and ".join(
+            dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in routings)
+        )
         names = ", ".join(model.name for model in models)
         raise UserError(
             f"Nothing that {kind} measures exists in {names} ({routers}); choose another command."

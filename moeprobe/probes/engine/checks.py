@@ -79,8 +79,8 @@ def make_question(
 
 def _check_options(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` if a common option has no effect in this probe."""
-    for given, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
-        if given and "match" not in probe.analyses:
+    for is_set, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+        if is_set and "match" not in probe.analyses:
             known = [one.name for one in registry.probes() if "match" in one.analyses]
             raise UserError(f"{option} is about matches: use it with {_listed(known)}.")
     if options.allow_not_finite and not probe.leaves_out:

@@ -19,8 +19,8 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
     Raises:
         UserError: there is none, something is no checkpoint, or two have one name.
     """
-    given = several(models)
-    if not given:
+    sources = several(models)
+    if not sources:
         raise UserError("Name at least one checkpoint.")
     loaded = [
         as_checkpoint(
@@ -29,7 +29,7 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
             trained_capacity=options.trained_capacity,
             group_images=options.group_images,
         )
-        for model in given
+        for model in sources
     ]
     loaded = _cut(loaded, options.max_length)
     names = [model.name for model in loaded]

@@ -80,15 +80,15 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
             raise UserError(
                 f"{origin.name} does not say what it was trained on; name the data, e.g. --data {examples}."
             )
-    found = {origin.name: find(origin) for origin in origins}
-    first, *others = found
+    trained_on = {origin.name: find(origin) for origin in origins}
+    first, *others = trained_on
     for other in others:
-        if not _same(found[first], found[other]):
+        if not _same(trained_on[first], trained_on[other]):
             raise UserError(
-                f"{first} was trained on {found[first]} and {other} on {found[other]}; name the data to probe both "
-                f"on, e.g. --data {found[first]}."
+                f"{first} was trained on {trained_on[first]} and {other} on {trained_on[other]}; name the data to "
+                f"probe both on, e.g. --data {trained_on[first]}."
             )
-    return found[first]
+    return trained_on[first]
 
 
 def find(origin: Origin) -> str:
@@ -124,27 +124,27 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: 
     The images of a training are those of the split ``train``, which are in ``all`` too. A checkpoint that says
     neither its data nor its classes is not doubted, nor are image files of the user's own.
     """
-    found: dict[str, str] = {}
+    warnings: dict[str, str] = {}
     if isinstance(dataset, Files):
-        return found
+        return warnings
     for model in models:
         origin = origin_of(model)
         differs = origin.data is not None and not is_trained_on(origin, data)
         named = model.class_names and dataset.class_names is not None
         others = bool(named) and model.class_names != dataset.class_names
         if differs and others:
-            found[model.name] = (
+            warnings[model.name] = (
                 f"was trained on {origin.data} and is probed on {data}, whose classes are others."
             )
         elif differs:
-            found[model.name] = f"was trained on {origin.data} and is probed on {data}."
+            warnings[model.name] = f"was trained on {origin.data} and is probed on {data}."
         elif others:
-            found[model.name] = f"has other classes than {data}."
+            warnings[model.name] = f"has other classes than {data}."
         elif split in _TRAINED_ON and is_trained_on(origin, data):
-            found[model.name] = (
+            warnings[model.name] = (
                 f"is probed on the split {split!r}, which holds images that it was trained on."
             )
-    return found
+    return warnings
 
 
 def described(
@@ -203,5 +203,5 @@ def _settled(data: str) -> tuple[str, str]:
 
 def _shown(path: Path) -> str:
     """Return a path relative to the current folder if it is inside, else the whole."""
-    here = Path.cwd()
-    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+    working = Path.cwd()
+    return os.path.relpath(path, working) if path.is_relative_to(working) else str(path)

@@ -19,8 +19,8 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     panel = axes[0, 0]
     for number, checkpoint in enumerate(checkpoints):
         shift = 0.6 * ((number + 0.5) / len(checkpoints) - 0.5)
-        here = panels.select(accuracy, checkpoint=checkpoint)
-        single, together = here[here["draw"].notna()], here[here["draw"].isna()]
+        rows = panels.select(accuracy, checkpoint=checkpoint)
+        single, together = rows[rows["draw"].notna()], rows[rows["draw"].isna()]
         x = np.searchsorted(shots, single["severity"]) + shift
         panel.plot(
             x - 0.07, single["value"].to_numpy(float), "o", color=colors[checkpoint], markersize=4, alpha=0.3

@@ -104,10 +104,10 @@ class FewshotMeasurement(Measurement[Result]):
             l2_chosen_by=_RULE.format(on=on),
             l2_chosen={
                 name: {
-                    count: [found[count, draw] for draw in range(1, self.probe.draws + 1)]
+                    count: [strengths[count, draw] for draw in range(1, self.probe.draws + 1)]
                     for count in self._shots.counts
                 }
-                for name, found in self._strengths.items()
+                for name, strengths in self._strengths.items()
             },
         )
         return result

@@ -62,7 +62,7 @@ class Shots:
         """Every (shots, draw)."""
         return [(count, draw) for count in self.counts for draw in range(1, len(self.drawn) + 1)]
 
-    def shown(self, count: int, draw: int) -> NDArray[np.int64]:
+    def images_of(self, count: int, draw: int) -> NDArray[np.int64]:
         """Return the images ``(C · count,)`` of a draw."""
         return self.drawn[draw - 1, :, :count].ravel()
 
@@ -203,12 +203,12 @@ def _fit(shots: Shots, table: pa.Table) -> tuple[dict[Cases, float], dict[Cases,
     strengths: dict[Cases, float] = {}
     classifiers: dict[Cases, Classifier] = {}
     for case in shots.cases:
-        shown = rows(shots.shown(*case))
-        ridge = Ridge(features[shown], labels[shown], num_classes=num_classes)
+        places = rows(shots.images_of(*case))
+        ridge = Ridge(features[places], labels[places], num_classes=num_classes)
         if held_out:
             strengths[case] = choose_strength(ridge.along(features[held_out]), labels[held_out])
         else:
-            strengths[case] = choose_strength(ridge.left_out(), labels[shown])
+            strengths[case] = choose_strength(ridge.left_out(), labels[places])
         classifiers[case] = ridge.classifier(strengths[case])
     return strengths, classifiers
 

@@ -68,19 +68,21 @@ def _by_layer(
         raw, kappa = axes[:, column]
         raw.set_title(layer)
         for number, checkpoint in enumerate(checkpoints):
-            here = panels.select(patches, layer=layer, checkpoint=checkpoint)
-            if here.empty:
+            values = panels.select(patches, layer=layer, checkpoint=checkpoint)
+            if values.empty:
                 continue  # this checkpoint has no such layer
             x = np.arange(len(names)) + 0.22 * (number - (len(checkpoints) - 1) / 2)
             color = colors[checkpoint]
             panels.points(
-                raw, x, panels.by_metric(here[here["null"] == ""], names), color=color, label=checkpoint
+                raw, x, panels.by_metric(values[values["null"] == ""], names), color=color, label=checkpoint
             )
-            pooled = here[here["null"] == "pooled"]
+            pooled = values[values["null"] == "pooled"]
             chance = panels.by_metric(pooled, [f"{name}{CHANCE}" for name in names])["value"].to_numpy(float)
             raw.plot(x, chance, "_", color=color, markersize=14)
             for null, shift, mark in (("pooled", 0.0, "o"), ("image", 0.08, "D")):
-                beyond = panels.by_metric(here[here["null"] == null], [f"{name}{KAPPA}" for name in names])
+                beyond = panels.by_metric(
+                    values[values["null"] == null], [f"{name}{KAPPA}" for name in names]
+                )
                 panels.points(kappa, x + shift, beyond, fmt=mark, color=color, label=checkpoint)
                 if null == "pooled":
                     panels.name_collapsed(kappa, x, beyond, color=color)
@@ -101,9 +103,11 @@ def _over_layers(
         raw, kappa = axes[:, column]
         raw.set_title(_label(name).replace("\n", " "))
         for checkpoint in checkpoints:
-            here = panels.select(patches, checkpoint=checkpoint)
+            values = panels.select(patches, checkpoint=checkpoint)
             color, shift = colors[checkpoint], shift_of[checkpoint]
-            chance = panels.select(here, metric=f"{name}{CHANCE}", null="pooled").set_index("layer")["value"]
+            chance = panels.select(values, metric=f"{name}{CHANCE}", null="pooled").set_index("layer")[
+                "value"
+            ]
             raw.plot(
                 np.arange(len(layers)) + shift, chance.reindex(list(layers)), "_", color=color, markersize=6
             )
@@ -112,7 +116,7 @@ def _over_layers(
                 (kappa, f"{name}{KAPPA}", "pooled", "o-"),
                 (kappa, f"{name}{KAPPA}", "image", "D:"),
             ):
-                rows = panels.select(here, metric=metric, null=null)
+                rows = panels.select(values, metric=metric, null=null)
                 draw_line(panel, rows, layers, color=color, label=checkpoint, shift=shift, style=style)
         label_axis(raw, layers, named=False)
         label_axis(kappa, layers)

@@ -110,8 +110,8 @@ def write_gif(frames: Sequence[Path], path: Path) -> Path:
 
 def _indexed(picture: Image.Image, palette: Image.Image) -> Image.Image:
     """Return a picture in the colors of a palette; white stays white, which the nearest color may miss by a shade."""
-    found = np.asarray(picture.quantize(palette=palette, dither=Image.Dither.NONE))
+    nearest = np.asarray(picture.quantize(palette=palette, dither=Image.Dither.NONE))
     white = (np.asarray(picture) == 255).all(-1)
-    indexed = Image.fromarray(np.where(white, _WHITE, found).astype(np.uint8))
+    indexed = Image.fromarray(np.where(white, _WHITE, nearest).astype(np.uint8))
     indexed.putpalette(palette.getpalette() or [])
     return indexed

@@ -23,7 +23,7 @@ def overlays(
 
     ``progress`` is called with the number of images done since the last call.
     """
-    found: list[Overlay] = []
+    drawn: list[Overlay] = []
     for checkpoint in checkpoints:
         loader = batches(
             question.dataset,
@@ -35,10 +35,10 @@ def overlays(
         )
         for batch in loader:
             if batch.image_ids:
-                found += _of_batch(question, checkpoint, batch)
+                drawn += _of_batch(question, checkpoint, batch)
             if progress is not None:
                 progress(len(batch.image_ids) + len(batch.skipped))
-    return found
+    return drawn
 
 
 def _of_batch(question: Question, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:

@@ -75,10 +75,10 @@ def panel_inches(overlays: Sequence[Overlay]) -> float:
 
 def experts_of(overlays: Iterable[Overlay]) -> list[int]:
     """Return the experts that are drawn anywhere in some overlays."""
-    found = {
+    experts = {
         int(e) for item in overlays for side in (item.clean_expert, item.perturbed_expert) for e in side.flat
     }
-    return sorted(found - {-1})
+    return sorted(experts - {-1})
 
 
 def name_experts(axes: Axes, experts: Sequence[int]) -> None:
@@ -90,11 +90,11 @@ def name_experts(axes: Axes, experts: Sequence[int]) -> None:
 
 def key(overlays: Sequence[Overlay]) -> str:
     """Return what colors, outlines and numbers say, by checkpoint where that differs."""
-    shown = {item.checkpoint: item.shows for item in overlays}
-    if len(set(shown.values())) == 1:
+    shows_of = {item.checkpoint: item.shows for item in overlays}
+    if len(set(shows_of.values())) == 1:
         what = f"Color: {overlays[0].shows}"
     else:
-        what = "C" + "; c".join(f"olor in {checkpoint}: {said}" for checkpoint, said in shown.items())
+        what = "C" + "; c".join(f"olor in {checkpoint}: {said}" for checkpoint, said in shows_of.items())
     return f"{what}. Outlined: other than in the clean image"
 
 
@@ -140,8 +140,8 @@ def patches(
     inset = 1.2 * line / room
     outlined = [
         Rectangle((x + inset * width, y + inset * height), (1 - 2 * inset) * width, (1 - 2 * inset) * height)
-        for (x, y), there in zip(corners, changed.flat, strict=True)
-        if there
+        for (x, y), is_changed in zip(corners, changed.flat, strict=True)
+        if is_changed
     ]
     for color, thick in (("white", 2.2 * line), ("black", line)):
         axes.add_collection(
@@ -172,11 +172,11 @@ def _numbers(
     outline: list[patheffects.AbstractPathEffect] = [
         patheffects.withStroke(linewidth=max(1.0, size / 6), foreground="black")
     ]
-    for (x, y), expert, there in zip(corners, experts.flat, compared.flat, strict=True):
+    for (x, y), expert, is_compared in zip(corners, experts.flat, compared.flat, strict=True):
         text = axes.text(
             x + side[0] / 2,
             y + side[1] / 2,
-            ("–" if expert < 0 else str(expert)) if there else "·",
+            ("–" if expert < 0 else str(expert)) if is_compared else "·",
             ha="center",
             va="center",
             fontsize=size,

@@ -93,7 +93,7 @@ class Drawing(Work[OverlayResult]):
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> OverlayResult:
         """Run the images, draw them, and write the figures and the table."""
         watcher.start("overlay", len(self.models) * len(self.question.indices))
-        shown = exhibits.overlays(self.question, self.models, progress=watcher.advance)
+        overlays = exhibits.overlays(self.question, self.models, progress=watcher.advance)
         sidecar: dict[str, Any] = {
             "request": self.request,
             "command": self.options.command,
@@ -101,12 +101,12 @@ class Drawing(Work[OverlayResult]):
                 self.models, self.question.dataset, self.data, split=self.options.split
             ),
         }
-        result = OverlayResult(shown, exhibits.overlay_table(shown), [], sidecar)
+        result = OverlayResult(overlays, exhibits.overlay_table(overlays), [], sidecar)
         if folder is not None:
             if self.probe.animate:
                 sidecar["colours"] = colors([model.name for model in self.models])
                 drawn, sidecar["frames"] = _animations(
-                    self.question, shown, folder.path, watcher, colors=sidecar["colours"]
+                    self.question, overlays, folder.path, watcher, colors=sidecar["colours"]
                 )
             else:
                 drawn = _save(result.plot(), folder.path)
@@ -130,24 +130,24 @@ def _finish(folder: OutputFolder, result: OverlayResult) -> None:
     folder.finish(result.sidecar | provenance())
 
 
-def _by_layer(shown: Sequence[Overlay]) -> dict[str, list[Overlay]]:
-    found: dict[str, list[Overlay]] = {}
-    for item in shown:
-        found.setdefault(item.layer, []).append(item)
-    return found
+def _by_layer(overlays: Sequence[Overlay]) -> dict[str, list[Overlay]]:
+    by_layer: dict[str, list[Overlay]] = {}
+    for item in overlays:
+        by_layer.setdefault(item.layer, []).append(item)
+    return by_layer
 
 
-def _figures(shown: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
+def _figures(overlays: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
     """Return a figure per layer by name: clean and perturbed images, these at the strongest severity."""
     from moeprobe.probes.overlay.figure import draw
 
-    strongest = max(item.severity for item in shown)
+    strongest = max(item.severity for item in overlays)
     return {
         f"overlay-{layer}": draw(
             [item for item in items if item.severity == strongest],
             title=f"{layer}: {view} at severity {strongest:g}",
         )
-        for layer, items in _by_layer(shown).items()
+        for layer, items in _by_layer(overlays).items()
     }
 
 
@@ -160,7 +160,7 @@ def _save(figures: Figures, folder: Path) -> list[Path]:
 
 def _animations(
     question: Question,
-    shown: Sequence[Overlay],
+    overlays: Sequence[Overlay],
     folder: Path,
     watcher: Progress,
     *,
@@ -172,7 +172,7 @@ def _animations(
     from moeprobe.results.figures import save
 
     assert isinstance(question.view, SeverityView)
-    layers = _by_layer(shown)
+    layers = _by_layer(overlays)
     watcher.start("overlay: drawing", len(layers) * len(question.severities))
     written: list[Path] = []
     listed: dict[str, list[dict[str, Any]]] = {}
@@ -181,8 +181,8 @@ def _animations(
         stem = folder / "figures" / f"overlay-{layer}"
         frames = []
         for number, severity in enumerate(question.severities):
-            shown_now = [item for item in items if item.severity == severity]
-            figure = frame(shown_now, title=title, note=moved(items), experts=experts_of(items))
+            at_severity = [item for item in items if item.severity == severity]
+            figure = frame(at_severity, title=title, note=moved(items), experts=experts_of(items))
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"), formats=("png",))
             watcher.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]

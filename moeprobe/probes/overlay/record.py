@@ -106,8 +106,8 @@ def overlay(
 
 def shown_experts(layer: "LayerRouting", position: int) -> NDArray[np.int64]:
     """Return the expert ``(T,)`` that is drawn for each token of an image."""
-    shown = layer.gates.argmax(-1) if layer.top_k == 0 else layer.selected[..., 0]
-    return shown[position].cpu().numpy().astype(np.int64)
+    experts = layer.gates.argmax(-1) if layer.top_k == 0 else layer.selected[..., 0]
+    return experts[position].cpu().numpy().astype(np.int64)
 
 
 def _shows(layer: "LayerRouting") -> str:

@@ -78,12 +78,12 @@ def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figu
         axes = figure.subplots(len(layers), len(checkpoints), squeeze=False)
     for row, layer in enumerate(layers):
         for column, checkpoint in enumerate(checkpoints):
-            here = panels.ordinary(panels.select(table, layer=layer, checkpoint=checkpoint))
-            if not (here["metric"] == S.name).any():
+            rows = panels.ordinary(panels.select(table, layer=layer, checkpoint=checkpoint))
+            if not (rows["metric"] == S.name).any():
                 axes[row, column].set_axis_off()  # this checkpoint has no such layer
                 continue
-            _heat_map(axes[row, column], here, scale)
-            axes[row, column].set_title(f"{checkpoint}, {layer}\n{_summary(here)}")
+            _heat_map(axes[row, column], rows, scale)
+            axes[row, column].set_title(f"{checkpoint}, {layer}\n{_summary(rows)}")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
     return figure
 
@@ -101,11 +101,11 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
         panel.set_axis_off()
     for number, checkpoint in enumerate(checkpoints):
         for place, layer in enumerate(layers):
-            here = panels.ordinary(panels.select(entries, layer=layer, checkpoint=checkpoint))
-            if here.empty:
+            rows = panels.ordinary(panels.select(entries, layer=layer, checkpoint=checkpoint))
+            if rows.empty:
                 continue
             panel = axes[number * rows_each + place // columns, place % columns]
-            panel.imshow(_matrix(here), cmap=_MAP, norm=scale, interpolation="nearest")
+            panel.imshow(_matrix(rows), cmap=_MAP, norm=scale, interpolation="nearest")
             name = f"{checkpoint}\n{layer}" if place == 0 else layer
             panel.set_title(name, fontsize=8, loc="left")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
@@ -119,8 +119,8 @@ def _means(table: pd.DataFrame, layers: Sequence[str], colors: Mapping[str, str]
     figure, axes = panels.panels(1, len(_MEANS), width=5.4, sharey=False)
     for panel, (metric, (name, _)) in zip(axes[0], _MEANS.items(), strict=True):
         for checkpoint, shift in zip(checkpoints, shifts(len(checkpoints)), strict=True):
-            here = panels.select(rows, checkpoint=checkpoint, metric=metric)
-            draw_line(panel, here, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
+            of_mean = panels.select(rows, checkpoint=checkpoint, metric=metric)
+            draw_line(panel, of_mean, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
         panel.set_title(name)
         label_axis(panel, layers)
     return figure

@@ -104,17 +104,17 @@ def _by_layer(
     layers, first = panels.layers(routing), agreement_of(routing)
     figure, axes = panels.panels(len(rows), len(layers))
     for column, layer in enumerate(layers):
-        here = panels.select(routing, layer=layer)
+        of_layer = panels.select(routing, layer=layer)
         for row, (metric, label) in enumerate(rows):
             panel = axes[row, column]
-            _curves(panel, here, metric, colors)
+            _curves(panel, of_layer, metric, colors)
             if metric == first:
-                _chance(panel, here, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colors)
+                _chance(panel, of_layer, f"{metric}{CHANCE}", "pooled", ":", "chance (pooled)", colors)
                 floor = panels.ordinary(panels.select(floors, layer=layer, metric=metric))
                 _floor(panel, floor)
             if find(metric).kind == "kappa":
                 within = f"κ within the {modality_of(routing['tokens']).name}"
-                _chance(panel, here, metric, "image", "--", within, colors)
+                _chance(panel, of_layer, metric, "image", "--", within, colors)
             panel.set_ylabel(label if column == 0 else "")
         axes[0, column].set_title(layer)
         axes[-1, column].set_xlabel(unit)
@@ -136,11 +136,11 @@ def _over_layers(
     for column, checkpoint in enumerate(checkpoints):
         for row, (metric, label) in enumerate(rows):
             panel = axes[row, column]
-            here = _rows(routing, checkpoint, metric, nulls=("", "pooled"))
+            of_metric = _rows(routing, checkpoint, metric, nulls=("", "pooled"))
             for severity, shade in zip(severities, shades, strict=True):
                 draw_line(
                     panel,
-                    here[here["severity"] == severity],
+                    of_metric[of_metric["severity"] == severity],
                     layers,
                     color=to_hex(shade),
                     label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",

@@ -109,9 +109,11 @@ class Recording(Work[Recorded]):
         images = 2 * self.options.batch_size
         return time_sample(self.question, self.models, images=images, passes=len(views), run=run)
 
-    def _views(self, model: Checkpoint) -> list[recording.Shown]:
+    def _views(self, model: Checkpoint) -> list[recording.RecordedView]:
         assert isinstance(model.framing, Framing)
-        return recording.shown(self.question, model.framing, data=self.data, split=self.options.split)
+        return recording.recorded_views(
+            self.question, model.framing, data=self.data, split=self.options.split
+        )
 
 
 def _check_names(model: Checkpoint) -> None:

@@ -31,7 +31,7 @@ from moeprobe.runtime.progress import Advance
 
 
 @dataclass(frozen=True)
-class Shown:
+class RecordedView:
     """One view of the images, which gets a file of its own.
 
     Attributes:
@@ -50,7 +50,7 @@ class Shown:
         return self.about["reference"] is not None
 
 
-def shown(question: Question, framing: Framing, *, data: str, split: str) -> list[Shown]:
+def recorded_views(question: Question, framing: Framing, *, data: str, split: str) -> list[RecordedView]:
     """Return the views that a probe asks for, the reference first; what changes nothing is the reference itself."""
     named = {"data": data, "split": split, "seed": question.seed}
     source = {"data": data, "split": split} | dataclasses.asdict(framing)
@@ -60,22 +60,22 @@ def shown(question: Question, framing: Framing, *, data: str, split: str) -> lis
         first, second = drawn | {"side": 1}, drawn | {"side": 2}
         both: dict[str, Any] = named | {"aligned": question.view.aligned}
         # In a table the pair as a whole goes by the name of the view.
-        one = Shown(
+        one = RecordedView(
             f"{question.view_name}-1",
             0,
             both | {"view": f"{question.view_name}-1", "inputs": first, "reference": None},
         )
         reference = None if question.view.aligned else first
-        two = Shown(
+        two = RecordedView(
             f"{question.view_name}-2",
             1,
             both | {"view": question.view_name, "inputs": second, "reference": reference},
         )
         return [one, two]
     clean = source | {"view": CLEAN}
-    found = [Shown(CLEAN, 0, named | {"view": CLEAN, "inputs": clean, "reference": None})]
+    views = [RecordedView(CLEAN, 0, named | {"view": CLEAN, "inputs": clean, "reference": None})]
     if question.view is None:
-        return found
+        return views
     assert isinstance(question.view, SeverityView)
     for number, severity in enumerate(question.severities, start=1):
         if severity != question.view.severities[0]:
@@ -87,8 +87,8 @@ def shown(question: Question, framing: Framing, *, data: str, split: str) -> lis
                 "reference": None if question.view.aligned else clean,
                 "aligned": question.view.aligned,
             }
-            found.append(Shown(f"{question.view_name}-{exact(severity)}", number, about))
-    return found
+            views.append(RecordedView(f"{question.view_name}-{exact(severity)}", number, about))
+    return views
 
 
 def _parameters(question: Question) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def write(
     checkpoint: Checkpoint,
     folder: Path,
     *,
-    views: list[Shown],
+    views: list[RecordedView],
     all_gates: bool,
     progress: Advance | None = None,
 ) -> list[str]:
@@ -118,8 +118,8 @@ def write(
     skipped: list[str] = []
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(writing(folder / f"{view.name}.parquet")) for view in views]
-        for batch, found in _batches(question, checkpoint, views, all_gates=all_gates):
-            for file, rows in zip(files, found, strict=False):
+        for batch, rows_of_views in _batches(question, checkpoint, views, all_gates=all_gates):
+            for file, rows in zip(files, rows_of_views, strict=False):
                 file.write(rows)
             skipped += batch.skipped
             if progress is not None:
@@ -131,7 +131,9 @@ def write(
     return skipped
 
 
-def kept(question: Question, checkpoint: Checkpoint, folder: Path, *, views: list[Shown]) -> list[str] | None:
+def kept(
+    question: Question, checkpoint: Checkpoint, folder: Path, *, views: list[RecordedView]
+) -> list[str] | None:
     """Return the images skipped in the traces of a folder; None unless they are of the same images.
 
     A checkpoint without a hash is never taken for the one of before.
@@ -159,14 +161,14 @@ def kept(question: Question, checkpoint: Checkpoint, folder: Path, *, views: lis
     return skipped
 
 
-def run(question: Question, checkpoint: Checkpoint, *, views: list[Shown], all_gates: bool) -> None:
+def run(question: Question, checkpoint: Checkpoint, *, views: list[RecordedView], all_gates: bool) -> None:
     """Do all that ``write`` does, but write."""
     for _ in _batches(question, checkpoint, views, all_gates=all_gates):
         pass
 
 
 def _batches(
-    question: Question, checkpoint: Checkpoint, views: list[Shown], *, all_gates: bool
+    question: Question, checkpoint: Checkpoint, views: list[RecordedView], *, all_gates: bool
 ) -> Iterator[tuple[Batch, list[list[pa.RecordBatch]]]]:
     """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
     loader = batches(
@@ -178,14 +180,14 @@ def _batches(
         group_images=checkpoint.model.group_images,
     )
     for batch in loader:
-        found = [
+        rows_of_views = [
             _rows(question, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
         ]
-        yield batch, found
+        yield batch, rows_of_views
 
 
 def _rows(
-    question: Question, checkpoint: Checkpoint, batch: Batch, view: Shown, *, all_gates: bool
+    question: Question, checkpoint: Checkpoint, batch: Batch, view: RecordedView, *, all_gates: bool
 ) -> list[pa.RecordBatch]:
     model = checkpoint.model
     routing = model.trace(batch.views[view.number], layers=question.layers_of(model), logits=False)[1]
@@ -202,7 +204,7 @@ def _rows(
     ]
 
 
-def _pairs(batch: Batch, view: Shown, layer: LayerRouting) -> geometry.Correspondence:
+def _pairs(batch: Batch, view: RecordedView, layer: LayerRouting) -> geometry.Correspondence:
     assert layer.grid is not None
     maps = (batch.to_source[0], batch.to_source[view.number])
     return geometry.correspond(*maps, grid=layer.grid, source_size=batch.source_size)
@@ -210,11 +212,11 @@ def _pairs(batch: Batch, view: Shown, layer: LayerRouting) -> geometry.Correspon
 
 def _about(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what a trace says of its checkpoint: nothing that differs from one machine to another."""
-    found = checkpoint.provenance
+    origin = checkpoint.provenance
     return {
         "name": checkpoint.name,
-        "sha256": found.get("sha256"),
-        "capacity": found.get("capacity"),
+        "sha256": origin.get("sha256"),
+        "capacity": origin.get("capacity"),
         "group_images": checkpoint.model.group_images,
         "seed": checkpoint.train_seed,
         "group": checkpoint.group,

@@ -37,12 +37,12 @@ class Named:
 
     @property
     def label(self) -> str:
-        """The name with what was shown, e.g. ``prc gaussian_noise 0.1``."""
-        return f"{self.name} {self.shown}"
+        """The name with the view, e.g. ``prc gaussian_noise 0.1``."""
+        return f"{self.name} {self.view_label}"
 
     @property
-    def shown(self) -> str:
-        """What was shown, e.g. ``gaussian_noise 0.1``."""
+    def view_label(self) -> str:
+        """The view and its severity, e.g. ``gaussian_noise 0.1``."""
         return self.view if self.severity != self.severity else f"{self.view} {exact(self.severity)}"
 
 

@@ -63,26 +63,26 @@ REGION_NUMBERS = tuple(
 
 
 def number_rows(
-    found: Mapping[str, Result], names: Mapping[str, str], *, top_k: int | None, seed: int | None
+    results: Mapping[str, Result], names: Mapping[str, str], *, top_k: int | None, seed: int | None
 ) -> list[dict[str, object]]:
     """Return the numbers of one pair: both values and the difference, for every MoE layer.
 
     Args:
-        found: results of the probes, by the names that ``NUMBERS`` uses; one that is missing has no rows.
+        results: results of the probes, by the names that ``NUMBERS`` uses; one that is missing has no rows.
         names: what the tables call each of the two checkpoints, by its own name; the reference first.
         top_k: experts per token of the pair.
         seed: seed of the two trainings.
     """
     rows: list[dict[str, object]] = []
     for number in (*NUMBERS, *REGION_NUMBERS):
-        result = found.get(number.probe)
+        result = results.get(number.probe)
         if result is None:
             continue
         assert result.comparison is not None
         for table, kind in ((result.table, "value"), (result.comparison, "difference")):
-            here = _select(table, number)
-            for layer in dict.fromkeys(here["layer"]):
-                of_layer = here[here["layer"] == layer].set_index("checkpoint")
+            selected = _select(table, number)
+            for layer in dict.fromkeys(selected["layer"]):
+                of_layer = selected[selected["layer"] == layer].set_index("checkpoint")
                 rows += [
                     {"top_k": top_k, "seed": seed, "layer": layer, "number": number.name, "kind": kind}
                     | {"model": called}
@@ -113,10 +113,10 @@ def load_rows(
     for layer in dict.fromkeys(images["layer"].to_pylist()):
         for name, called in names.items():
             keep = pc.and_(pc.equal(images["layer"], layer), pc.equal(images["checkpoint"], name))
-            here = images.filter(pc.and_(keep, pc.equal(images["tokens"], IMAGE.token)))
-            if not here.num_rows:
+            selected = images.filter(pc.and_(keep, pc.equal(images["tokens"], IMAGE.token)))
+            if not selected.num_rows:
                 continue
-            counts = np.sum(here["load"].to_pylist(), axis=0)
+            counts = np.sum(selected["load"].to_pylist(), axis=0)
             rows += [
                 {"top_k": top_k, "seed": seed, "layer": layer, "model": called, "expert": expert}
                 | {"first_choices": int(count), "share": count / counts.sum()}

@@ -131,7 +131,7 @@ def paper(
                 job,
                 folder.path,
                 jump_images=jump_images,
-                given=several(models)[1],
+                model=several(models)[1],
                 watcher=watcher or Progress(),
             )
             write_csv(folder.path / "seeds.csv", table)
@@ -148,14 +148,14 @@ def _numbers(job: Job, watcher: Progress) -> tuple[pd.DataFrame, pd.DataFrame]:
     loads: list[dict[str, object]] = []
     for index, pair in enumerate(job.pairs):
         out = job.options.out if index == 0 else None
-        found = {
+        results = {
             number: _result(job, pair, probe, watcher, None if out is None else out / name)
             for name, (probe, number) in job.probes.items()
         }
         top_k, seed = routing_of_blank_input(pair[0], job.options.layers)[0].top_k, pair[0].train_seed
         called = {model.name: name for model, name in zip(pair, job.names, strict=True)}
-        rows += numbers.number_rows(found, called, top_k=top_k, seed=seed)
-        loads += numbers.load_rows(found["confidence"], called, top_k=top_k, seed=seed)
+        rows += numbers.number_rows(results, called, top_k=top_k, seed=seed)
+        loads += numbers.load_rows(results["confidence"], called, top_k=top_k, seed=seed)
     return pd.DataFrame(rows), pd.DataFrame(loads)
 
 
@@ -208,10 +208,10 @@ def _result(
     return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
 
 
-def _figures(job: Job, folder: Path, *, jump_images: int, given: Model, watcher: Progress) -> None:
+def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher: Progress) -> None:
     """Draw what belongs to no table, of the first pair; what an earlier call has drawn is kept."""
     pair, data = job.pairs[0], job.data
-    source = pair[1].provenance.get("path", "") if isinstance(given, Checkpoint) else given
+    source = pair[1].provenance.get("path", "") if isinstance(model, Checkpoint) else model
 
     def draw(probe: Probe[Any], most: int | None = None) -> Callable[[Options], object]:
         return lambda options: engine.run(

@@ -104,7 +104,7 @@ def _seed(seed: float) -> str:
 
 def _accuracies(table: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
     """Return a table per k; none where the data have no labels of the models' classes."""
-    found = []
+    sections = []
     rows = table[table["number"] == "accuracy"]
     for top_k in _top_ks(rows):
         title = f"{_OF_K[top_k]}: accuracy, k = {top_k}" if top_k in _OF_K else f"Accuracy, k = {top_k}"
@@ -114,8 +114,8 @@ def _accuracies(table: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
             lines += [f"| {model} | {_seed(row['seed'])} | {cell(row)} |" for _, row in own.iterrows()]
         theirs = paper[(paper["metric"] == "accuracy") & (paper["top_k"] == top_k)]
         lines += [f"| {_THEIRS.format(**row)} | | {_published(row)} |" for row in theirs.to_dict("records")]
-        found.append("\n".join(lines))
-    return found
+        sections.append("\n".join(lines))
+    return sections
 
 
 def _of_layers(
@@ -132,7 +132,7 @@ def _of_layers(
     if not names:
         return []
     layers = layers_of(table)
-    found = [f"## {title}\n\n{about}"]
+    sections = [f"## {title}\n\n{about}"]
     for index, layer in enumerate(layers):
         lines = [
             f"### {layer}: MoE layer {index + 1} of {len(layers)}",
@@ -140,9 +140,13 @@ def _of_layers(
             f"| model | seed | {' | '.join(names)} |",
             f"|{'---|' * (len(names) + 2)}",
         ]
-        here = table[(table["layer"] == layer) & (table["kind"] == "value") & table["number"].isin(names)]
-        for model in _models(here):
-            for seed, rows in here[here["model"] == model].groupby("seed", sort=False, dropna=False):
+        values_of_layer = table[
+            (table["layer"] == layer) & (table["kind"] == "value") & table["number"].isin(names)
+        ]
+        for model in _models(values_of_layer):
+            for seed, rows in values_of_layer[values_of_layer["model"] == model].groupby(
+                "seed", sort=False, dropna=False
+            ):
                 values = rows.set_index("number")
                 cells = [cell(values.loc[name]) if name in values.index else "–" for name in names]
                 lines.append(f"| {model} | {_seed(seed)} | {' | '.join(cells)} |")
@@ -151,8 +155,8 @@ def _of_layers(
             by_metric = {row["metric"]: _published(row) for row in theirs.to_dict("records")}
             cells = [by_metric.get(columns[name], "") for name in names]
             lines.append(f"| {_THEIRS.format(model=model, dataset=dataset)} | | {' | '.join(cells)} |")
-        found.append("\n".join(lines))
-    return found
+        sections.append("\n".join(lines))
+    return sections
 
 
 def load_lines(table: pd.DataFrame, load: pd.DataFrame) -> list[str]:
@@ -193,9 +197,9 @@ def region_table(table: pd.DataFrame, layer: str) -> str:
         f"| number | seed | {' | '.join(_models(table))} | difference |",
         f"|{'---|' * (3 + len(_models(table)))}",
     ]
-    here = table[(table["layer"] == layer) & (table["top_k"] == first)]
+    values = table[(table["layer"] == layer) & (table["top_k"] == first)]
     for number in REGION_NUMBERS:
-        for seed, rows in here[here["number"] == number.name].groupby("seed", sort=False, dropna=False):
+        for seed, rows in values[values["number"] == number.name].groupby("seed", sort=False, dropna=False):
             cells = " | ".join(cell(row) for _, row in rows.iterrows())
             lines.append(f"| {number.name} | {_seed(seed)} | {cells} |")
     return "\n".join(lines)

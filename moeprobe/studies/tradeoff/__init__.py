@@ -1,4 +1,4 @@
-"""What a router costs and what it brings: trainings beside one another, each measured in the same way.
+"""What a router costs and what it brings: trainings side by side, each measured in the same way.
 
 A cell is one training. Its folder ``OUT/cells/NAME/`` holds all that the tables and figures follow from, without the
 weights: ``cell.json`` (configuration, times, size, hash), ``metrics.csv`` of the training, and the runs of the probes.

@@ -31,7 +31,7 @@ _LONGEST = 2**26
 
 
 def pack(folder: OutputFolder, cells: Sequence[Cell]) -> None:
-    """Pack what lies of finished cells in folders, and remove these.
+    """Pack the folders of finished cells, and remove them.
 
     Nothing happens while another process shares the output folder: folders are read as well, and the last one packs
     them, or the next call.

@@ -236,10 +236,10 @@ class _Work:
 
     def _describe(self, cell: Cell, place: int) -> None:
         """Write what is known of the trained cell, once; raises ``UserError`` where the weights are others by now."""
-        found = inspect_checkpoint(cell.checkpoint)
+        inspected = inspect_checkpoint(cell.checkpoint)
         about = cell.about()
         if about is not None:
-            if about["sha256"] != found["sha256"]:
+            if about["sha256"] != inspected["sha256"]:
                 raise UserError(
                     f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; choose another "
                     "--out, or add --overwrite to measure all cells again."
@@ -247,7 +247,7 @@ class _Work:
             if about["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
             return
-        layer, metrics = found["layers"][0], cell.checkpoint / METRICS
+        layer, metrics = inspected["layers"][0], cell.checkpoint / METRICS
         if metrics.is_file():
             write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
         summary = cell.checkpoint / "finished.json"
@@ -255,12 +255,12 @@ class _Work:
             about_file(cell.folder),
             {
                 "checkpoint": str(cell.checkpoint),
-                "sha256": found["sha256"],
+                "sha256": inspected["sha256"],
                 "router": layer["router"],
                 "top_k": layer["top_k"],
                 "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
                 "model": {
-                    key: found[key]
+                    key: inspected[key]
                     for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
                 },
                 "training": read_json(summary) if summary.is_file() else {},

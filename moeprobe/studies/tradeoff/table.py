@@ -1,6 +1,6 @@
 """The table of a trade-off: what each cell costs and what was measured of it, a number per row.
 
-Everything follows from what lies of the cells in folders or is packed: values and intervals from the sums per image,
+Everything follows from what the cells' folders hold or is packed: values and intervals from the sums per image,
 times and sizes from ``cell.json``. No model is needed.
 """
 
@@ -68,7 +68,7 @@ def _costs(cell: Cell) -> pd.DataFrame:
     about = cell.about()
     assert about is not None
     training, model = about["training"], about["model"]
-    found = [
+    amounts = [
         (costs.TRAINING_STEPS, training.get("steps"), 0, "training"),
         (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
         (costs.TRAINING_SECONDS, training.get("training_seconds"), 0, "training"),
@@ -79,7 +79,7 @@ def _costs(cell: Cell) -> pd.DataFrame:
     rows = [
         _identity(cell)
         | {"metric": metric.name, "value": value, "images": 0, "trials": trials, "source": source}
-        for metric, value, trials, source in found
+        for metric, value, trials, source in amounts
         if value is not None
     ]
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Which trainings are put beside one another, and what lies of each in the output folder."""
+"""Which trainings are compared, and what the output folder holds of each."""
 
 import os
 from collections import Counter
@@ -28,7 +28,7 @@ class Cell:
         name: what tables call it.
         config: how it is, or is to be, trained.
         checkpoint: its run folder.
-        folder: where what is measured of it lies, until it is packed.
+        folder: where its measurements are, until they are packed.
         measure: what is to be measured.
         of_sweep: it is trained where it is missing.
     """
@@ -120,9 +120,9 @@ def about_file(folder: Path) -> Path:
 
 
 def find_cells(
-    given: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
+    named: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
 ) -> list[Cell]:
-    """Return the cells of sweeps and of run folders, in the order given; of nothing given, those that lie in ``out``.
+    """Return the cells of sweeps and of run folders, in the order given; of no source, those in ``out``.
 
     Raises:
         UserError: something is neither, two cells have one name, or an override fits nothing.
@@ -130,7 +130,7 @@ def find_cells(
     if os.path.lexists(out) and not out.is_dir():
         raise UserError(f"{out} is a file; give a folder for --out.")
     kept = {folder.name: folder for folder in _kept_folders(out)}
-    sources = [str(source) for source in given]
+    sources = [str(source) for source in named]
     cells: list[Cell] = []
     sweeps = [source for source in sources if grid.is_sweep(source)]
     measure = grid.load_measure([] if sweeps else overrides)
