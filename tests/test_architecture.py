@@ -28,7 +28,7 @@ LINES = 300
 # How many parameters a function takes at the most. A constructor's are its configuration, those of the layer on top are
 # what a command or a call of the API offers.
 PARAMETERS = 8
-# Those from below that the API offers as they are.
+# Those from below that ``moeprobe.api`` offers as they are: their keywords are what a call of it configures.
 WIDE = {"probes.correspond.measure.correspond", "studies.compare.compare"}
 # How a file that is longer says why, in its docstring.
 REASON = f"more than {LINES} lines"
@@ -120,6 +120,18 @@ def test_files_stay_readable(path: Path) -> None:
 def test_functions_take_few_parameters(path: Path) -> None:
     if module_of(path).split(".")[0] not in LAYERS[-2]:
         assert wide_functions(path) <= WIDE
+
+
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_a_wide_function_is_one_of_the_api(name: str) -> None:
+    module, _, function = name.rpartition(".")
+    assert name in wide_functions(PACKAGE / f"{module.replace('.', '/')}.py")
+    imports = [
+        node
+        for node in ast.parse((PACKAGE / "api/__init__.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom) and node.module == f"moeprobe.{module}"
+    ]
+    assert function in {alias.name for node in imports for alias in node.names}
 
 
 def wide_functions(path: Path) -> set[str]:
