@@ -11,6 +11,7 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.keywords import checked_class
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,7 @@ class Adapter(ABC):
 AnyFraming = Framing | TextFraming
 
 
+@checked_class
 @dataclass(frozen=True)
 class Checkpoint:
     """A model made traceable, and what the tables say of it.

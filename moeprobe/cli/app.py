@@ -53,20 +53,24 @@ class _Group(TyperGroup):
                     for note in getattr(error, "__notes__", ()):
                         typer.echo(note, err=True)
                 sys.exit(INTERRUPTED if ending.number is None else 128 + ending.number)
-            except RuntimeError as error:
-                # The death of a loader process is reported at any place.
-                from moeprobe.inputs.lost_workers import lost_workers
-
-                lost = lost_workers(error)
-                if lost is None:
+            except Exception as error:
+                if isinstance(error, OSError) and ending.number is not None:
+                    # A progress bar on a terminal that is gone cannot be taken down.
+                    sys.exit(128 + ending.number)
+                said = _correctable(error)
+                if said is None:
                     raise
-                typer.echo(f"Error: {lost}", err=True)
+                typer.echo(f"Error: {said.sentence}", err=True)
                 sys.exit(USER_ERROR)
-            except OSError:
-                if ending.number is None:
-                    raise
-                # A progress bar on a terminal that is gone cannot be taken down.
-                sys.exit(128 + ending.number)
+
+
+def _correctable(error: Exception) -> UserError | None:
+    """Return what to say of an error that is no bug of ours, wherever it is raised; None if it may be one."""
+    from moeprobe.inputs.lost_workers import lost_workers
+    from moeprobe.runtime.blame import blamed
+
+    lost = lost_workers(error) if isinstance(error, RuntimeError) else None
+    return lost or blamed(error)
 
 
 app = typer.Typer(

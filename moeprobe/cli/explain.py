@@ -6,8 +6,8 @@ import typer
 
 
 def explain(
-    name: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
             metavar="NAME",
             help="A metric, with or without _chance or _kappa; a chance level; a column of tables; a word of the "
@@ -31,17 +31,18 @@ def explain(
     from moeprobe.errors import UserError
     from moeprobe.runtime.catalog import did_you_mean
 
-    found = list(explanations(name))
-    if not found:
+    name = " ".join(words)
+    meanings = list(explanations(name))
+    if not meanings:
         raise UserError(
             f"Nothing is called {name!r}.{did_you_mean(name, names())} moeprobe list names plug-ins and metrics, "
             "moeprobe --help commands."
         )
     if json:
-        print(json_module.dumps([asdict(one) for one in found], ensure_ascii=False))
+        print(json_module.dumps([asdict(one) for one in meanings], ensure_ascii=False))
         return
     screen = console()
-    for number, one in enumerate(found):
+    for number, one in enumerate(meanings):
         if number:
             screen.print()
         screen.print(Text(one.name, style="bold").append(f", {one.kind}", style="dim"))

@@ -168,14 +168,14 @@ def _facts(form: registry.Form) -> dict[str, str]:
 def _plugin(name: str, plugins: catalog.Catalog) -> Explanation:
     """Return what a plug-in's docstring says, and its parameters with their defaults and meanings."""
     plugin = plugins.get(name)
-    said = docstrings.read(plugin.__doc__ or "")
+    docstring = docstrings.read(plugin.__doc__ or "")
     taken = inspect.signature(plugin).parameters.values() if plugins.kind in _MADE else ()
     parameters = {
         one.name: ". ".join(
             part
             for part in (
                 "given by the model" if one.default is one.empty else f"default {one.default}",
-                sentence_case(said.arguments.get(one.name, "")),
+                sentence_case(docstring.arguments.get(one.name, "")),
             )
             if part
         )
@@ -190,7 +190,9 @@ def _plugin(name: str, plugins: catalog.Catalog) -> Explanation:
     measured = [one.name for one in getattr(plugin, "measures", ())]
     if measured:
         facts["metrics"] = ", ".join(measured)
-    return Explanation(name, plugins.kind, said.title, said.text, facts, parameters or said.arguments)
+    return Explanation(
+        name, plugins.kind, docstring.title, docstring.text, facts, parameters or docstring.arguments
+    )
 
 
 def _commands() -> dict[str, Any]:
@@ -199,11 +201,11 @@ def _commands() -> dict[str, Any]:
 
     from moeprobe.cli.app import app
 
-    found: dict[str, Any] = {}
+    commands: dict[str, Any] = {}
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", {})
-        found |= {f"{name} {one}": each for one, each in inner.items()} if inner else {name: command}
-    return found
+        commands |= {f"{name} {one}": each for one, each in inner.items()} if inner else {name: command}
+    return commands
 
 
 def _callable() -> dict[str, Any]:
@@ -234,13 +236,13 @@ def _flags(parameter: Any) -> list[str]:
 
 def _options(asked: str) -> Iterator[Explanation]:
     """Yield what an option means: once for all commands whose help says the same of it."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    commands: dict[tuple[str, str, str], list[str]] = {}
     for name, command in _callable().items():
         for one in command.params:
             if flag := _among(asked, _flags(one)):
                 default = "" if one.default in (None, False, "") else f"{one.default}"
-                found.setdefault((flag, one.help or "", default), []).append(name)
-    for (flag, text, default), of in found.items():
+                commands.setdefault((flag, one.help or "", default), []).append(name)
+    for (flag, text, default), of in commands.items():
         facts = {"default": default} if default else {}
         who = ", ".join(of) if len(of) <= _MOST_COMMANDS else f"{len(of)} commands"
         if len(of) > _MOST_COMMANDS:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from moeprobe.errors import UserError
-from moeprobe.runtime import arguments
+from moeprobe.runtime import arguments, keywords
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -175,6 +175,11 @@ class Probe(Kind, ABC, Generic[R]):
     ends_with: ClassVar[str] = "the statistics"
     at_least: ClassVar[bool] = False
     resumes: ClassVar[bool] = True
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Refuse keywords that are no field; the constructor of each probe is made later than this class."""
+        keywords.check_keywords(cls.__name__, keywords.signature_of(cls), named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name, annotation in fields_of(type(self)).items():

@@ -11,6 +11,7 @@ from moeprobe.runtime import arguments
 from moeprobe.runtime.catalog import did_you_mean
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -43,16 +44,7 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
 
     @functools.wraps(function)
     def wrapper(*positional: Any, **named: Any) -> Any:
-        for keyword, value in named.items():
-            if keyword not in signature.parameters:
-                known = list(signature.parameters)
-                meant = keyword_for(keyword, value)
-                hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
-                raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
-        try:
-            bound = signature.bind(*positional, **named)
-        except TypeError as error:
-            raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
+        bound = _bound(name, signature, positional, named)
         # What is unpacked from keywords is read by ``Options``.
         for one in bound.arguments.keys() & own.parameters.keys():
             annotation = own.parameters[one].annotation
@@ -61,6 +53,49 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
 
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
     return cast("F", wrapper)
+
+
+def checked_class(made: type[T]) -> type[T]:
+    """Refuse keywords that the constructor of a class does not take, and missing ones; values it checks itself."""
+    construct = made.__init__
+    signature = signature_of(made)
+
+    @functools.wraps(construct)
+    def wrapper(self: T, /, *positional: Any, **named: Any) -> None:
+        _bound(f"api.{made.__name__}", signature, positional, named)
+        construct(self, *positional, **named)
+
+    made.__init__ = wrapper  # type: ignore[method-assign, assignment]
+    return made
+
+
+def signature_of(made: type) -> inspect.Signature:
+    """Return what the constructor of a class takes, but for the object itself."""
+    own = inspect.signature(made.__init__)  # type: ignore[misc]
+    return own.replace(parameters=list(own.parameters.values())[1:])
+
+
+def check_keywords(name: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` where a keyword is none of a signature; ``name`` is what is called."""
+    if any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+        return
+    for keyword, value in named.items():
+        if keyword not in signature.parameters:
+            known = list(signature.parameters)
+            meant = keyword_for(keyword, value)
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
+            raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
+
+
+def _bound(
+    name: str, signature: inspect.Signature, positional: tuple[Any, ...], named: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """Return the arguments by their names; raises ``UserError`` where they do not fit."""
+    check_keywords(name, signature, named)
+    try:
+        return signature.bind(*positional, **named)
+    except TypeError as error:
+        raise UserError(f"{name}: {error}; its arguments are {_shown(signature)}.") from None
 
 
 def _shown(signature: inspect.Signature) -> str:

@@ -7,7 +7,7 @@ import pytest
 from moeprobe.cli.meanings import explanations, names
 from moeprobe.metrics import registry
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
-from tests.commands import run
+from tests.commands import refused, run
 
 # What is asked for -> what is printed, in this order.
 MEANINGS = {
@@ -88,6 +88,11 @@ def test_all_that_is_named_can_be_explained() -> None:
     for name in known:
         found = list(explanations(name))
         assert found and all(one.text or one.title for one in found), name
+
+
+def test_several_words_need_no_quotes() -> None:
+    assert "import vmoe, command" in run("explain", "import", "vmoe").output
+    assert refused("explain", "churn", "--jsn").startswith("Error: Nothing is called 'churn --jsn'.")
 
 
 def test_json_holds_every_meaning() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.probes.engine.options import Keywords, Options
+from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import nearest
@@ -98,6 +99,16 @@ def test_values_that_do_not_fit(given: dict[str, Any], sentence: str) -> None:
          "no argument 'capacity'. Did you mean trained_capacity=True?"),
         (lambda: api.overlay("x", file="cat.png"),  # type: ignore[call-arg]
          "no argument 'file'. Did you mean files=[\"cat.png\"]?"),
+        (lambda: api.Hooks(nn.Identity(), img_size=32),  # type: ignore[call-arg]
+         "api.Hooks has no argument 'img_size'. Did you mean 'image_size'? There are: net, routers, read"),
+        (lambda: api.Hooks(nn.Identity()),  # type: ignore[call-arg]
+         "api.Hooks: missing a required argument: 'image_size'; its arguments are net, routers="),
+        (lambda: api.Options(limt=3),  # type: ignore[call-arg]
+         "api.Options has no argument 'limt'. Did you mean 'limit'?"),
+        (lambda: api.Checkpoint(nam="x"),  # type: ignore[call-arg]
+         "api.Checkpoint has no argument 'nam'. Did you mean 'name'?"),
+        (lambda: MatchRatio(veiw="x"),  # type: ignore[call-arg]
+         "MatchRatio has no argument 'veiw'. Did you mean 'view'? There are: view."),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit(call: Callable[[], Any], sentence: str) -> None:

@@ -28,8 +28,10 @@ from moeprobe.inputs.images import Framing
 from moeprobe.routing.record import RoutingTrace, joined
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.files import sha256
+from moeprobe.runtime.keywords import checked_class
 
 
+@checked_class
 class Hooks(Adapter):
     """Any torch module whose routers are submodules, read by forward hooks; nothing is left on it.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict
 from moeprobe.errors import UserError
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
-from moeprobe.runtime.keywords import F, checked
+from moeprobe.runtime.keywords import F, checked, checked_class
 
 
 class Keywords(TypedDict, total=False):
@@ -35,6 +35,7 @@ class Keywords(TypedDict, total=False):
     command: str
 
 
+@checked_class
 @dataclass(frozen=True)
 class Options:
     """What all probes have in common; each field is an option of their commands, but for the last two.
