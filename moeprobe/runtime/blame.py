@@ -59,8 +59,8 @@ def _plugin_at(source: plugins.Source, file: str, number: int) -> str:
                 name = catalog.plugin_name(node.name)
                 outside = plugins_of.outside().get(name)
                 if outside is not None and outside.source == source:
-                    return f"The {plugins_of.kind} {name!r} of the plug-in {source.shown}"
-    return f"The plug-in {source.shown}"
+                    return f"The {plugins_of.kind} {name!r} of the plug-in {source.label}"
+    return f"The plug-in {source.label}"
 
 
 def _what(error: Exception) -> str:
