@@ -12,8 +12,8 @@ def on_screen(table: cells.Table, *, title: str, stacked: bool) -> list[Table]:
     number = len(table.columns) - table.details
     made = Table(title=title, title_justify="left", title_style="bold")
     for column, heading in enumerate(table.columns[:number]):
-        values = column >= table.keys or table.numeric_columns[column]
-        made.add_column(heading.replace(" − ", " −\n"), justify="right" if values else "left")
+        numeric = table.numeric_columns[column]
+        made.add_column(heading.replace(" − ", " −\n"), justify="right" if numeric else "left")
     previous = None
     for row in table.rows:
         place = [cell.text for cell in row[: table.place]]

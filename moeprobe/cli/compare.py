@@ -106,8 +106,9 @@ def _show(
     import json
     from pathlib import Path
 
-    from moeprobe.cli.comparison import failures, footing, sentences, tables
+    from moeprobe.cli.comparison import failures, footing, tables
     from moeprobe.cli.screen import console, print_files, print_warnings, records
+    from moeprobe.results.layouts.verdicts import sentences
 
     if common.json:
         content = {
@@ -120,7 +121,7 @@ def _show(
         print(json.dumps(content, ensure_ascii=False))
         return
     screen = console()
-    for text in sentences(comparison, extra=fail_if_worse):
+    for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
         screen.print(text, soft_wrap=True)
     for table in tables(comparison.table, extra=fail_if_worse, full=full):
         screen.print(table)

@@ -1,4 +1,4 @@
-"""A comparison on the screen: a table per headline metric, then the verdicts."""
+"""A comparison on the screen: its tables, what they rest on, and what fails."""
 
 import math
 from typing import TYPE_CHECKING
@@ -6,120 +6,31 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from rich.table import Table
 
-from moeprobe.cli.fit import fit
+from moeprobe.cli.cells import on_screen
 from moeprobe.cli.screen import console
-from moeprobe.inputs.modality import ORDINARY, modality_of
-from moeprobe.metrics.reading_order import compared_along_severities, compared_first
-from moeprobe.metrics.registry import find
+from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.results.layouts import verdicts
+from moeprobe.results.layouts.cells import severity_heading
 from moeprobe.results.numbers import number
-from moeprobe.results.tables import agreement_of
 
 if TYPE_CHECKING:
     from moeprobe.studies.compare import Comparison
 
 # Comparisons that fail a gate; more are counted.
 _MOST_FAILURES = 10
-
-
-def _headlines(table: pd.DataFrame, extra: str | None) -> pd.DataFrame:
-    """Return the rows that are read first (patches and output), the metric asked about among them, family by family."""
-    first_read = compared_first(agreement_of(table))
-    order = {key: place for place, key in enumerate(first_read)}
-    keys = list(zip(table["metric"], table["null"], strict=True))
-    first = pd.Series([key in order for key in keys], index=table.index) & table["tokens"].isin(
-        [*ORDINARY, ""]
-    )
-    # Of a run without any of them (jumps, say) everything is read.
-    shown = table[first | (table["metric"] == extra)] if first.any() else table
-    place = [order.get(key, len(order)) for key in zip(shown["metric"], shown["null"], strict=True)]
-    return shown.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
+# In a narrower window intervals stand below their values.
+_STACKED = 120
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) -> list[Table]:
-    """Return a table per metric: a line per layer, severity and pair; without ``full`` of what is read first alone."""
-    shown = _headlines(table, extra)
-    if not full:
-        first = shown["metric"].iloc[0]
-        shown = shown[shown["metric"].isin([first, extra])]
-    if shown["severity"].notna().any():
-        along = compared_along_severities(agreement_of(table))
-        shown = shown[shown["metric"].isin([*along, extra])]
+    """Return a table per metric; without ``full`` of what is read first alone."""
+    width = console().width
     return [
         part
-        for key, rows in shown.groupby(["metric", "null", "tokens"], sort=False)
-        for part in _tables(rows, _title(*key))
+        for layout in verdicts.tables(table, extra=extra)
+        if full or not layout.folded
+        for part in on_screen(layout, title=layout.caption, stacked=width < _STACKED)
     ]
-
-
-def _title(metric: str, null: str, tokens: str) -> str:
-    form = find(metric)
-    name = form.label(null, modality_of([tokens])).strip()
-    if form.kind == "kappa":
-        name = f"{form.metric.label}, {name}"
-    of = _TOKENS.get(tokens, f"{tokens} patches")
-    return f"{name} ({metric}{of and ', '}{of})"
-
-
-def _tables(rows: pd.DataFrame, title: str) -> list[Table]:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    cells = [name for name in ("layer", "severity") if rows[name].notna().any() and (rows[name] != "").any()]
-    for name in cells:
-        table.add_column(name, justify="right" if name == "severity" else "left")
-    pairs = list(dict.fromkeys(zip(rows["checkpoint"], rows["reference"], strict=True)))
-    if len(pairs) > 1:
-        table.add_column("reference")
-        table.add_column("checkpoint")
-    # A single pair is the heading of its values: the reference first, as in all tables.
-    sides = ("reference's", "value") if len(pairs) > 1 else pairs[0][::-1]
-    for name in (*sides, "difference [simultaneous 95 %]", "p (Holm)"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    pair = None
-    for _, row in rows.iterrows():
-        here = (row["checkpoint"], row["reference"])
-        if pair not in (None, here) and len(rows) > len(pairs):
-            table.add_section()
-        pair = here
-        place = [f"{row[name]:g}" if name == "severity" else row[name] for name in cells]
-        values = [number(row["reference_value"]), number(row["checkpoint_value"])]
-        table.add_row(
-            *place,
-            *(here[::-1] if len(pairs) > 1 else ()),
-            *values,
-            _difference(row),
-            _p(row["p_holm"]),
-            _verdict(row),
-        )
-    return fit(table, keys=len(cells) + (2 if len(pairs) > 1 else 0), width=console().width)
-
-
-def _difference(row: pd.Series) -> str:
-    text = number(row["value"], signed=True)
-    if math.isnan(row["sim_low"]):
-        return text
-    return f"{text} [{number(row['sim_low'], signed=True)}, {number(row['sim_high'], signed=True)}]"
-
-
-def _p(value: float) -> str:
-    if math.isnan(value):
-        return "–"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _verdict(row: pd.Series) -> str:
-    if row["verdict"] == "collapsed" and row["collapsed"]:
-        return f"{'both' if row['collapsed'] == 'both' else row[row['collapsed']]} collapsed"
-    if row["verdict"] == "cannot tell" and not math.isnan(row["detectable"]):
-        return f"cannot tell (detectable: {row['detectable']:.3f})"
-    return f"{row['judgement']} ({row['verdict']})" if row["judgement"] else row["verdict"]
-
-
-def sentences(found: "Comparison", *, extra: str | None = None) -> list[str]:
-    """Return the sentence of each family that is shown."""
-    keys = ["checkpoint", "reference", "tokens", "metric", "null"]
-    shown = _headlines(found.table, extra).drop_duplicates(keys)[keys]
-    rows = shown.merge(found.verdicts, on=keys, how="left")
-    return [f"{_title(*key)}: {text}" for *key, text in rows[["metric", "null", "tokens", "sentence"]].values]
 
 
 def footing(found: "Comparison") -> str:
@@ -163,16 +74,13 @@ def _why(row: pd.Series) -> str:
     return str(row["verdict"])
 
 
-_TOKENS = {"": "", "patch": "patches", "token": "tokens", "prefix": "CLS"}
-
-
-def _place(row: pd.Series) -> str:
+def _place(row: pd.Series, modality: Modality) -> str:
     """Return where a difference was measured: layer, tokens, null, severity."""
     parts = [
         row["layer"],
-        _TOKENS.get(row["tokens"], f"{row['tokens']} patches"),
+        verdicts.tokens_of(row["tokens"], modality),
         f"null {row['null']}" if row["null"] else "",
-        "" if pd.isna(row["severity"]) else f"severity {row['severity']:g}",
+        "" if pd.isna(row["severity"]) else f"{severity_heading([row['metric']])} {row['severity']:g}",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -192,7 +100,7 @@ def failures(found: "Comparison", metric: str, allowed: float | None = None) -> 
     total = int((found.table["metric"] == metric).sum())
     lines = [f"{asked}: failed in {len(rows)} of {total} comparison{'' if total == 1 else 's'}."]
     for _, row in rows.head(_MOST_FAILURES).iterrows():
-        place = _place(row)
+        place = _place(row, modality_of(found.table["tokens"]))
         what = f"worse by {abs(row['value']):.3f}"
         if allowed is not None and not math.isnan(row["sim_low"]):
             low, high = (number(row[end], signed=True) for end in ("sim_low", "sim_high"))

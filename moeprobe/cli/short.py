@@ -12,9 +12,12 @@ import pandas as pd
 from rich.table import Table
 
 from moeprobe.cli import tables
-from moeprobe.inputs.modality import ORDINARY
+from moeprobe.cli.cells import on_screen
+from moeprobe.cli.screen import console
+from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import output_along_severity
+from moeprobe.results.layouts import few_shots as layouts
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report.headlines import Found, Which, find
@@ -30,6 +33,8 @@ _MORE = (
 )
 # More layers than this are lines of a table, not columns.
 _MOST_COLUMNS = 4
+# In a narrower window the intervals of few-shot accuracy stand below their values.
+_STACKED = 130
 Printed = list[Table | str]
 
 
@@ -42,6 +47,16 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     metrics = {which for which in (item.headline.which for item in headlines) if which not in zero}
     table = tables.side_by_side(result, title=title, only=metrics) if metrics else []
     return [*_verdict(run, headlines, zero), *_sentence_on(zero, result), *table, _MORE]
+
+
+def few_shots(result: "Result") -> Printed:
+    """Return what is shown of few-shot accuracy: all of it."""
+    layout = layouts.few_shots(result.table, result.comparison, modality=modality_of(result.table["tokens"]))
+    if layout is None:
+        return []
+    stacked = console().width < _STACKED
+    verdict = _verdict(_run(result), _headlines(result), set())
+    return [*verdict, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from moeprobe.cli import short, tables
 from moeprobe.cli.screen import console, print_result
-from moeprobe.cli.show_fewshot import few_shots
 from moeprobe.cli.show_overlay import print_overlays
 from moeprobe.cli.show_traces import print_traces
 from moeprobe.probes.base import Layout, Probe
@@ -38,7 +37,7 @@ def _tables(
         Layout.SIDE_BY_SIDE: partial(short.side_by_side, title=title, full=full),
         Layout.ALONG_SEVERITY: partial(short.along_severity, title=title, full=full),
         Layout.ALL: partial(tables.side_by_side, title=title),
-        Layout.FEW_SHOTS: few_shots,
+        Layout.FEW_SHOTS: short.few_shots,
     }
     return layouts[probe.layout]
 

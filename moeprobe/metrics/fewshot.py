@@ -32,6 +32,7 @@ FEWSHOT_ACCURACY = Metric(
     rank=11,
     headline=True,
     of_labels=True,
+    severity="shots",
 )
 
 

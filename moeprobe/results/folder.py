@@ -22,6 +22,7 @@ import pyarrow as pa
 from moeprobe import __version__
 from moeprobe.errors import UserError
 from moeprobe.results import showing
+from moeprobe.results.layouts.summary import summary
 from moeprobe.results.tables import write_images
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
@@ -68,7 +69,7 @@ class Result:
 
     def summary(self) -> pd.DataFrame:
         """Return what is read first, a line per layer and metric; a notebook shows it for the result."""
-        return showing.summary(self.table, self.comparison)
+        return showing.as_frame(summary(self.table, self.comparison))
 
     def plot(self) -> showing.Figures:
         """Return the figures of this result by name; nothing is written."""
@@ -81,10 +82,12 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
+        from moeprobe.results.layouts.page import fragment
+
         request = self.sidecar.get("request", {})
         rests = showing.heading(request, self.table)
         caption = f"{request.get('kind', '')}: {rests}; all rows in .table, figures by .plot()"
-        return showing.table_html(self.summary(), caption=caption)
+        return fragment(caption, [summary(self.table, self.comparison)])
 
     def _checkpoints(self) -> str:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))

@@ -19,7 +19,7 @@ from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.palette import colors
-from moeprobe.results.showing import Figures, heading, one_line, table_html
+from moeprobe.results.showing import Figures, heading, one_line
 from moeprobe.results.summaries import About
 from moeprobe.results.tables import pool_draws
 from moeprobe.runtime.arguments import several
@@ -55,10 +55,15 @@ class Comparison:
         return one_line("Comparison", {"rows": len(self.table), "failures": len(self.failures)})
 
     def _repr_html_(self) -> str:
-        sentences = self.verdicts[["sentence"]].rename(columns={"sentence": "verdict"})
+        from moeprobe.results.layouts.page import fragment
+        from moeprobe.results.layouts.verdicts import sentences, tables
+
+        extra = self.sidecar["fail_if_worse"]
         rests = heading(self.sidecar["request"]["probe"], self.table)
-        return table_html(
-            sentences, caption=f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()"
+        return fragment(
+            f"Verdicts: {rests}; all differences in .table, the forest plot by .plot()",
+            tables(self.table, extra=extra),
+            sentences=sentences(self.verdicts, self.table, extra=extra),
         )
 
 

@@ -6,15 +6,16 @@ import types
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
 
 from moeprobe import api
 from moeprobe.results.folder import Result
+from moeprobe.results.layouts.cells import Cell, Table
+from moeprobe.results.layouts.page import fragment
 from moeprobe.results.numbers import interval
-from moeprobe.results.showing import Figures, table_html
+from moeprobe.results.showing import Figures
 from moeprobe.runtime.progress import NotebookBar, Progress, progress_of
 
 Trained = dict[str, Path]
@@ -28,7 +29,9 @@ def matched(trained: Trained) -> Result:
 def test_a_result_shows_its_headlines(matched: Result) -> None:
     assert repr(matched) == f"Result(kind=match-ratio, checkpoints=baseline+prc, rows={len(matched.table)})"
     short = matched.summary()
-    assert list(short.columns) == ["layer", "metric", "baseline", "prc", "prc − baseline"]
+    assert list(short.columns) == [
+        "layer", "tokens", "metric", "baseline", "prc", "prc − baseline", "images", "trials",
+    ]  # fmt: skip
     row = matched.table.query(
         "checkpoint == 'prc' and layer == 'blocks.3' and metric == 'top1_match' and tokens == 'patch'"
     )
@@ -40,7 +43,7 @@ def test_a_result_shows_its_headlines(matched: Result) -> None:
     assert (
         "match-ratio: 25 images of digits test; view random_crop; seed 3; 95 % intervals over images;" in page
     )
-    assert line["prc"].item() in page
+    assert all(part in page for part in line["prc"].item().split(" ", maxsplit=1))
 
 
 def test_a_sweep_shows_its_severities(trained: Trained) -> None:
@@ -102,10 +105,10 @@ def test_a_trace_and_a_report_are_short(trained: Trained, tmp_path: Path) -> Non
 
 
 def test_long_tables_say_how_much_is_left_out() -> None:
-    page = table_html(pd.DataFrame({"a <b>": range(100)}), caption="x & y")
-    assert "… 40 more lines" in page
-    assert "a &lt;b&gt;" in page
-    assert "x &amp; y" in page
+    long = Table("x & y", ["a <b>"], [[Cell(str(line))] for line in range(100)], note="All of it.")
+    page = fragment("<i>", [long])
+    assert "… 40 more lines. All of it." in page and "<td>59</td>" in page and "<td>60</td>" not in page
+    assert "a &lt;b&gt;" in page and "x &amp; y" in page and "&lt;i&gt;" in page
     assert Figures()._repr_html_() == ""
 
 

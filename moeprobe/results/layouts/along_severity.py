@@ -9,7 +9,15 @@ from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, trials_of, value
+from moeprobe.results.layouts.cells import (
+    Cell,
+    Table,
+    counts,
+    severity,
+    severity_heading,
+    trials_of,
+    value,
+)
 from moeprobe.results.phrases import floors, random_router, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of
 
@@ -55,6 +63,7 @@ def severity_table(
     columns = [column for column in columns if column[:2] in rows_of]
     if not columns:
         return None
+    steps = severity_heading(metric for metric, *_ in columns)
     rows = [
         [
             Cell(name),
@@ -64,7 +73,7 @@ def severity_table(
         for name, block in blocks.items()
         for at, found in block.items()
     ]
-    headings = ["checkpoint", "severity", *(heading for *_, heading in columns)]
+    headings = ["checkpoint", steps, *(heading for *_, heading in columns)]
     note = _rests_on(columns, rows_of, modality)
     return Table(caption, headings, rows, note, keys=2, place=1)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.metrics.registry import find
 from moeprobe.results.numbers import between, decimals_of, number
 
 # A browser can show more, a reader cannot; the file that is embedded beside holds all.
@@ -83,7 +84,12 @@ def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
 
 def severity(at: float | None) -> Cell:
     """Return a severity; empty where there is none."""
-    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at), screen=number(float(at)))
+    return Cell("") if at is None or at != at else Cell(f"{at:g}", key=float(at))
+
+
+def severity_heading(metrics: Iterable[str]) -> str:
+    """Return what the column ``severity`` is called where these metrics are measured, e.g. shots."""
+    return " or ".join(dict.fromkeys(find(name).metric.severity for name in dict.fromkeys(metrics)))
 
 
 def counts(values: Iterable[float]) -> Cell:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from moeprobe.inputs.modality import Modality
 from moeprobe.metrics.registry import find
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
 from moeprobe.results.tables import by_first_seen
 
 _KEYS = ("layer", "tokens", "metric", "null", "view", "severity")
@@ -32,6 +32,7 @@ def side_by_side(
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
     with_layers = bool((table["layer"] != "").any())
     with_severity = severities and bool(table["severity"].notna().any())
+    steps = severity_heading(table["metric"])
     with_views = table["view"].nunique() > 1
     lines: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in by_first_seen(table, ("view", "layer", "tokens")).to_dict("records"):
@@ -41,7 +42,7 @@ def side_by_side(
     rows = []
     for (layer, tokens, metric, null, view, at), found in lines.items():
         form = find(metric)
-        cells = [Cell(layer), Cell(tokens)] if with_layers else []
+        cells = [Cell(layer or "output"), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
         cells += [Cell(form.full_label(null, modality), screen=form.label(null, modality))]
@@ -50,7 +51,7 @@ def side_by_side(
         measured = [found[name] for name in checkpoints if name in found]
         rows.append([*cells, *(counts(row[what] for row in measured) for what in ("images", "trials"))])
     place = ["layer", "tokens"] if with_layers else []
-    place += (["view"] if with_views else []) + (["severity"] if with_severity else [])
+    place += (["view"] if with_views else []) + ([steps] if with_severity else [])
     columns = [*place, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
     return Table(
         caption,

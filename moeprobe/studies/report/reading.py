@@ -31,6 +31,10 @@ _NUMBERS = (
     "ci_high",
     "sim_low",
     "sim_high",
+    "checkpoint_value",
+    "reference_value",
+    "p_holm",
+    "detectable",
     "images",
     "trials",
 )
@@ -108,6 +112,12 @@ class Run:
             if table is not None
             for token in table["tokens"].unique()
         )
+
+    @property
+    def gate(self) -> str | None:
+        """The metric whose worsening a comparison was to report; None where none was named."""
+        metric = self.sidecar.get("fail_if_worse")
+        return metric if isinstance(metric, str) else None
 
     @property
     def checkpoints(self) -> dict[str, dict[str, Any]]:

@@ -14,10 +14,9 @@ from functools import cached_property
 from importlib import resources
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from moeprobe import __version__
 from moeprobe.results.layouts.cells import Table, whole_table
+from moeprobe.results.layouts.page import environment
 from moeprobe.studies.report import about, summary
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
@@ -108,10 +107,10 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 def html(parts: Sequence[Section]) -> str:
     """Return the page."""
     style, script = (_template_text(name) for name in ("report.css", "report.js"))
-    environment = _environment(autoescape=True)
-    environment.filters["address"] = lambda picture: _address(picture.content, picture.media)
-    environment.filters["alternative"] = alternative
-    return environment.get_template("report.html.jinja").render(
+    templates = environment("moeprobe.studies.report", autoescape=True)
+    templates.filters["address"] = lambda picture: _address(picture.content, picture.media)
+    templates.filters["alternative"] = alternative
+    return templates.get_template("report.html.jinja").render(
         **_context(parts),
         style=style,
         script=script,
@@ -122,13 +121,13 @@ def html(parts: Sequence[Section]) -> str:
 
 def markdown_text(parts: Sequence[Section]) -> str:
     """Return the report as Markdown; its pictures and tables are in ``report-files`` next to it."""
-    environment = _environment(autoescape=False)
+    templates = environment("moeprobe.studies.report", autoescape=False)
     # What is put in is escaped unless it says that it is Markdown already: forgetting it leaves plain text.
-    environment.finalize = lambda given: given if isinstance(given, _Markdown) else markdown(str(given))
-    environment.filters["code"] = _code
-    environment.filters["link"] = lambda path: _Markdown(quote(path))
-    environment.filters["alternative"] = alternative
-    return environment.get_template("report.md.jinja").render(**_context(parts))
+    templates.finalize = lambda given: given if isinstance(given, _Markdown) else markdown(str(given))
+    templates.filters["code"] = _code
+    templates.filters["link"] = lambda path: _Markdown(quote(path))
+    templates.filters["alternative"] = alternative
+    return templates.get_template("report.md.jinja").render(**_context(parts))
 
 
 def _context(parts: Sequence[Section]) -> dict[str, object]:
@@ -148,17 +147,6 @@ def _context(parts: Sequence[Section]) -> dict[str, object]:
         "computing": about.computing_table(runs),
         "versions": about.version_lines(runs),
     }
-
-
-def _environment(*, autoescape: bool) -> Environment:
-    return Environment(
-        loader=PackageLoader("moeprobe.studies.report"),
-        autoescape=autoescape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
 
 
 def _template_text(name: str) -> str:

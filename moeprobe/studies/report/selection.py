@@ -1,20 +1,17 @@
 """The short tables of a run: what is read first, as on the screen. Every line stands in the run's CSVs."""
 
-import math
 from typing import Any
 
 import pandas as pd
 
-from moeprobe.inputs.modality import ORDINARY, Modality
 from moeprobe.metrics.reading_order import (
-    compared_along_severities,
-    compared_first,
     output_along_severity,
     routing_along_severity,
 )
 from moeprobe.metrics.registry import find
 from moeprobe.probes.base import Layout
 from moeprobe.probes.registry import of_kind
+from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.along_severity import (
     BY_REGION,
     REGION_COLUMNS,
@@ -23,9 +20,9 @@ from moeprobe.results.layouts.along_severity import (
     regional,
     severity_table,
 )
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, value
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity
+from moeprobe.results.layouts.few_shots import few_shots
 from moeprobe.results.layouts.side_by_side import side_by_side
-from moeprobe.results.numbers import number
 from moeprobe.results.phrases import ATTRIBUTION, attribution, sentence_case
 from moeprobe.results.tables import FLOORS, agreement_of
 from moeprobe.studies.report.reading import Run
@@ -40,11 +37,11 @@ def short_tables(run: Run) -> list[Table]:
     tables: list[Table] = []
     if table is not None:
         kind = of_kind(run.kind)
-        along = kind is not None and kind.layout is Layout.ALONG_SEVERITY
-        layout = _sweep if along else _side_by_side
+        layouts = {Layout.ALONG_SEVERITY: _sweep, Layout.FEW_SHOTS: _few_shots}
+        layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
         tables += layout(run, table, comparison)
-    if run.comparison is not None and comparison is not None and (table is None or "verdict" in comparison):
-        tables.append(_differences(comparison, total=len(run.comparison), modality=run.modality))
+    if run.comparison is not None and "verdict" in run.comparison:
+        tables += verdicts.tables(run.comparison, extra=run.gate)
     if "patches.csv" in run.csvs:
         tables += _changed_patches(run.csvs["patches.csv"])
     return tables
@@ -92,6 +89,13 @@ def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None
     return tables
 
 
+def _few_shots(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return the table of few-shot accuracy, by all draws together and by single ones."""
+    assert run.table is not None
+    found = few_shots(run.table, run.comparison, modality=run.modality)
+    return _side_by_side(run, table, comparison) if found is None else [found]
+
+
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return a table per layer, one of the output and one of what changes it: a line per checkpoint and severity.
 
@@ -128,42 +132,6 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
 def _at(table: pd.DataFrame, place: tuple[str, str]) -> pd.Series:
     """Return which rows are of a layer and its tokens."""
     return (table["layer"] == place[0]) & (table["tokens"] == place[1])
-
-
-def _differences(comparison: pd.DataFrame, *, total: int, modality: Modality) -> Table:
-    """Return a line per difference; with the verdict and the simultaneous interval it goes by, where there is one."""
-    rows = [row for row in comparison.to_dict("records") if row["tokens"] in (*ORDINARY, "")]
-    few = not comparison["severity"].notna().any()
-    agree = agreement_of(comparison)
-    along = compared_along_severities(agree)
-    first = [which for which in compared_first(agree) if few or which[0] in along]
-    chosen = [row for which in first for row in rows if (row["metric"], row["null"]) == which] or rows
-    columns = ["metric", "compared", "layer", "severity", "difference"]
-    judged = "verdict" in comparison
-    lines = []
-    for row in chosen:
-        cells = [
-            Cell(find(row["metric"]).full_label(row["null"], modality)),
-            Cell(f"{row['checkpoint']} − {row['reference']}"),
-            Cell(row["layer"] or "output"),
-            severity(row["severity"]),
-            value(row, signed=True),
-        ]
-        cells += [_simultaneous(row), Cell(row["verdict"])] if judged else []
-        lines.append([*cells, counts([row["images"]]), counts([row["trials"]])])
-    if judged:
-        columns += ["simultaneous interval", "verdict"]
-    note = f"{len(lines):,} of {total:,} differences; all of them are in comparison.csv."
-    if judged:
-        note += " A verdict goes by the simultaneous interval, which holds for all layers and severities of a metric."
-    return Table("Differences", [*columns, modality.plural, "trials"], lines, note)
-
-
-def _simultaneous(row: Row) -> Cell:
-    low, high = row.get("sim_low", math.nan), row.get("sim_high", math.nan)
-    if low != low or high != high:
-        return Cell("–")
-    return Cell(f"[{number(low, signed=True)}, {number(high, signed=True)}]", key=float(low))
 
 
 def _changed_patches(patches: pd.DataFrame) -> list[Table]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from moeprobe.inputs.modality import IMAGE, ORDINARY
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.metrics import registry
-from moeprobe.metrics.reading_order import agreement, compared_first
 from moeprobe.probes.registry import of_kind
-from moeprobe.results.layouts.cells import Cell, Table, counts, severity, trials_of, value
+from moeprobe.results.layouts import verdicts
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, trials_of, value
 from moeprobe.results.numbers import interval, number
 from moeprobe.results.phrases import sentence_case
 from moeprobe.studies.report.headlines import Found, Row, find
@@ -101,6 +101,7 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     pairs = dict.fromkeys(
         names.of_pair(run, row) for run, found, which in lines for row in found.differences[which]
     )
+    steps = severity_heading(which[0] for _, found, which in lines if found.severity is not None)
     rows = []
     for run, found, which in lines:
         by_name = {names.of(run, row["checkpoint"]): row for row in found.rows[which]}
@@ -121,8 +122,8 @@ def headline_table(runs: Sequence[Run]) -> Table | None:
     units, unit = (
         " or ".join(getattr(modality, kind) for modality in modalities) for kind in ("plural", "name")
     )
-    columns = ["run", "metric", *checkpoints, *pairs, "layer", "severity", units, "trials"]
-    keep = [i for i, column in enumerate(columns) if column != "severity" or any(row[i].text for row in rows)]
+    columns = ["run", "metric", *checkpoints, *pairs, "layer", steps, units, "trials"]
+    keep = [i for i, column in enumerate(columns) if column != steps or any(row[i].text for row in rows)]
     note = (
         f"Of each checkpoint its first MoE layer in the run, {tokens}. Intervals [low, high] are 95 % over {units}; "
         f"differences are paired, {unit} by {unit}, and not corrected for their number."
@@ -261,19 +262,11 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
 
 
 def _verdicts(run: Run) -> list[str]:
-    """Return what a comparison came to, in its own words: they go by simultaneous intervals."""
+    """Return what a comparison came to, in its own words."""
     said = run.sidecar.get("verdicts")
     families = [family for family in said if isinstance(family, dict)] if isinstance(said, list) else []
-    by = (
-        f"by simultaneous intervals over {run.modality.counted(run.images)}"
-        if run.images
-        else "by simultaneous intervals"
-    )
-    first = agreement((str(family.get("checkpoint")), str(family.get("metric"))) for family in families)
-    return [
-        f"{sentence_case(registry.find(which[0]).full_label(which[1], run.modality))}, {by}: {family['sentence']}"
-        for which in compared_first(first)
-        for family in families
-        if (family.get("metric"), family.get("null")) == which and family.get("tokens") in (*ORDINARY, "")
-        if "sentence" in family
-    ]
+    named = pd.DataFrame(families, columns=["checkpoint", *verdicts.FAMILY, "sentence"]).dropna().astype(str)
+    sentences = verdicts.sentences(named, run.comparison, extra=run.gate)
+    if sentences and run.images:
+        sentences.insert(0, f"Verdicts go by simultaneous intervals over {run.modality.counted(run.images)}.")
+    return sentences

@@ -1,0 +1,38 @@
+"""The short table of a result: what is read first of it, however it was measured."""
+
+import pandas as pd
+
+from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.metrics.reading_order import compared_first
+from moeprobe.results.layouts.cells import Table
+from moeprobe.results.layouts.side_by_side import side_by_side
+from moeprobe.results.tables import FLOORS, agreement_of
+
+
+def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Table:
+    """Return a line per layer, severity and metric, and a column per checkpoint and difference.
+
+    Args:
+        table: of a run, with the columns of ``columns.COLUMNS``.
+        comparison: its paired differences.
+    """
+    values, compared = _whole(table), None if comparison is None else _whole(comparison)
+    named = list(zip(values["metric"], values["null"], strict=True))
+    first = compared_first(agreement_of(table))
+    read = [which in first for which in named]
+    if not any(read):
+        read = [null == "" for _, null in named]
+    pairs = [] if compared is None else list(zip(compared["checkpoint"], compared["reference"], strict=True))
+    return side_by_side(
+        values[read],
+        compared,
+        list(dict.fromkeys(pairs)),
+        caption="What was measured",
+        modality=modality_of(table["tokens"]),
+    )
+
+
+def _whole(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of all experts and ordinary tokens together, without the noise floor and single draws."""
+    keep = table["expert"].isna() & table["tokens"].isin([*ORDINARY, ""]) & ~table["view"].isin(FLOORS)
+    return table[keep & table["draw"].isna()] if "draw" in table else table[keep]

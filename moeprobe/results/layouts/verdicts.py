@@ -1,0 +1,181 @@
+"""A comparison: a sentence per family of differences, then a table per metric in which the verdict comes first."""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import ORDINARY, Modality, modality_of
+from moeprobe.metrics.reading_order import compared_along_severities, compared_first
+from moeprobe.metrics.registry import find
+from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
+from moeprobe.results.numbers import decimals_of, number
+from moeprobe.results.phrases import sentence_case
+from moeprobe.results.tables import agreement_of
+
+Row = Mapping[Hashable, Any]
+Family = tuple[str, str, str]  # metric, null, tokens
+FAMILY = ["metric", "null", "tokens"]
+_NOTE = (
+    "A verdict goes by the simultaneous interval, which holds for all lines of a pair of checkpoints at once; "
+    "comparison.csv has every difference."
+)
+
+
+def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str | None = None) -> list[str]:
+    """Return the sentence of each family that is read first, and one about all that is 0 for every checkpoint.
+
+    Args:
+        verdicts: metric, null, tokens, checkpoint and sentence of each family.
+        table: the differences; None where they are not known.
+        extra: a metric that is shown, too.
+    """
+    if verdicts.empty:
+        return []
+    modality = modality_of(verdicts["tokens"])
+    zero = {} if table is None else _zeros(_read_first(table, extra), extra)
+    rows = _read_first(verdicts, extra)[[*FAMILY, "sentence"]].values
+    said = [f"{title((m, n, t), modality)}: {text}" for m, n, t, text in rows if (m, n, t) not in zero]
+    if zero:
+        names = ", ".join(find(metric).full_label(null, modality) for metric, null, _ in zero)
+        images = counts(zero.values()).text
+        said.append(f"0 throughout, for every checkpoint ({modality.counted(images)}): {names}.")
+    return said
+
+
+def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
+    """Return a table per family of what is read first, all but the first metric (and ``extra``) folded.
+
+    What is 0 for every checkpoint has none. Of many severities κ and what more is better alone have one.
+    """
+    modality = modality_of(table["tokens"])
+    read = _read_first(table, extra)
+    zero = _zeros(read, extra)
+    named = [tuple(key) for key in read[FAMILY].values]
+    read = read[[key not in zero for key in named]]
+    if read.empty:
+        return []
+    first = read["metric"].iloc[0]
+    if read["severity"].notna().any():
+        along = compared_along_severities(agreement_of(table))
+        kept = read[read["metric"].isin([*along, extra])]
+        read = kept if len(kept) else read
+        first = read["metric"].iloc[0]
+    return [
+        _table(rows.to_dict("records"), key, modality, folded=key[0] not in (first, extra))
+        for key, rows in read.groupby(FAMILY, sort=False)
+    ]
+
+
+def title(family: Family, modality: Modality) -> str:
+    """Return what a family is about, with the metric's name in tables."""
+    metric, null, tokens = family
+    said = ", ".join(part for part in (metric, tokens_of(tokens, modality)) if part)
+    return sentence_case(f"{find(metric).full_label(null, modality)} ({said})")
+
+
+def tokens_of(tokens: str, modality: Modality) -> str:
+    """Return what the tokens of a row are called; empty for the output."""
+    names = {"": "", modality.token: modality.tokens, "prefix": modality.prefix}
+    return names.get(tokens, f"{tokens} patches")
+
+
+def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
+    """Return the rows that are read first (ordinary tokens and output), those of ``extra`` among them, by metric."""
+    order = {key: place for place, key in enumerate(compared_first(agreement_of(rows)))}
+    ordinary = rows["tokens"].isin([*ORDINARY, ""])
+    asked = rows["metric"] == extra
+    keys = list(zip(rows["metric"], rows["null"], strict=True))
+    first = ordinary & pd.Series([key in order for key in keys], index=rows.index)
+    if not first.any():
+        # Of a run without any of them (jumps, say) everything is read.
+        first = ordinary if ordinary.any() else pd.Series(True, index=rows.index)
+    read = rows[first | asked]
+    place = [order.get(key, len(order)) for key in zip(read["metric"], read["null"], strict=True)]
+    return read.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
+
+
+def _zeros(read: pd.DataFrame, extra: str | None) -> dict[Family, int]:
+    """Return the families, but for ``extra``, that are 0 in every image of both sides, with their number of images."""
+    sides = ["checkpoint_value", "reference_value"]
+    if not {"verdict", *sides} <= set(read.columns):
+        return {}
+    zeros = {}
+    for key, rows in read.groupby(FAMILY, sort=False):
+        nothing = (rows["verdict"] == "identical").all() and (rows[sides] == 0).all(axis=None)
+        if nothing and key[0] != extra:
+            zeros[key] = int(rows["images"].max())
+    return zeros
+
+
+def _table(rows: Sequence[Row], family: Family, modality: Modality, *, folded: bool) -> Table:
+    pairs = list(dict.fromkeys((row["checkpoint"], row["reference"]) for row in rows))
+    several = len(pairs) > 1
+    steps = severity_heading([family[0]])
+    keys = {
+        "compared": several,
+        "layer": any(row["layer"] for row in rows),
+        steps: any(pd.notna(row["severity"]) for row in rows),
+    }
+    # A single pair is the heading of its values: the reference first, as in all tables.
+    sides = ("reference", "checkpoint") if several else pairs[0][::-1]
+    lines = []
+    for row in rows:
+        cells = {
+            "compared": Cell(f"{row['checkpoint']} − {row['reference']}"),
+            "layer": Cell(row["layer"]),
+            steps: severity(row["severity"]),
+        }
+        lines.append(
+            [
+                *(cells[name] for name, wanted in keys.items() if wanted),
+                Cell(_verdict(row)),
+                _difference(row),
+                *(_plain(row.get(f"{side}_value", math.nan)) for side in ("reference", "checkpoint")),
+                _p(row.get("p_holm", math.nan)),
+                counts([row["images"]]),
+                counts([row["trials"]]),
+            ]
+        )
+    names = [name for name, wanted in keys.items() if wanted]
+    columns = [*names, "verdict", "difference [simultaneous 95 %]", *sides, "p (Holm)"]
+    return Table(
+        title(family, modality),
+        [*columns, modality.plural, "trials"],
+        lines,
+        "" if folded else _NOTE,
+        folded=folded,
+        keys=len(names),
+        place=max(len(names) - 1, 0),
+    )
+
+
+def _verdict(row: Row) -> str:
+    """Return the verdict, with who has collapsed, or what these images could have shown."""
+    word = str(row.get("verdict", ""))
+    who, detectable = row.get("collapsed", ""), row.get("detectable", math.nan)
+    if word == "collapsed" and who:
+        return f"{'both' if who == 'both' else row[who]} collapsed"
+    if word == "cannot tell" and detectable == detectable:
+        return f"cannot tell (detectable: {number(detectable)})"
+    return f"{row['judgement']} ({word})" if row.get("judgement") else word
+
+
+def _difference(row: Row) -> Cell:
+    """Return the difference with the interval that its verdict goes by."""
+    ends = {f"ci_{end}": row.get(f"sim_{end}", math.nan) for end in ("low", "high")}
+    return value({"value": row["value"], "flag": "", **ends}, signed=True)
+
+
+def _plain(measured: float) -> Cell:
+    """Return a value without an interval."""
+    nothing = {"ci_low": math.nan, "ci_high": math.nan}
+    text = number(measured, decimals=decimals_of({"value": measured, **nothing}))
+    return Cell(text, key=None if measured != measured else float(measured))
+
+
+def _p(p: float) -> Cell:
+    if p != p:
+        return Cell("–")
+    return Cell("<0.001" if p < 0.001 else number(p), key=float(p))

@@ -1,0 +1,129 @@
+"""A comparison reads the same in the terminal, in a report and in a notebook."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from moeprobe.cli import comparison
+from moeprobe.results.differences import sentences as families
+from moeprobe.results.layouts import verdicts
+from moeprobe.results.tables import frame
+from moeprobe.runtime.csv import write_csv
+from moeprobe.studies.compare import Comparison
+from moeprobe.studies.report.reading import read_runs
+from moeprobe.studies.report.selection import short_tables
+from moeprobe.studies.report.summary import findings
+from tests.results.layouts.rendering import on_page, on_screen, same
+from tests.studies.report.making import NAN, row, write_rows
+
+Key = tuple[str, str, str, str]
+ZERO: dict[str, Any] = {
+    "checkpoint_value": 0.0, "reference_value": 0.0, "verdict": "identical", "sim_low": -0.1, "sim_high": 0.1,
+}  # fmt: skip
+
+
+def judged(
+    key: Key, value: float = 0.1, *, checkpoint: str = "b", reference: str = "a", **more: Any
+) -> dict[str, Any]:
+    """A difference that is better; ``more`` replaces what is said of it."""
+    about: dict[str, Any] = {
+        "reference": reference, "verdict": "higher", "judgement": "better", "sim_low": value - 0.08,
+        "sim_high": value + 0.08, "margin": 0.02, "detectable": 0.09, "collapsed": "",
+        "checkpoint_value": 0.4 + value, "reference_value": 0.4, "p_holm": 0.01,
+    }  # fmt: skip
+    return row(checkpoint, key, (value, value - 0.05, value + 0.05), view="noise", **(about | more))
+
+
+def kappa(layer: str = "blocks.1") -> Key:
+    return (layer, "patch", "top1_match_kappa", "pooled")
+
+
+MATCH = [judged(kappa()), judged(kappa("blocks.3"), judgement="", verdict="cannot tell")]
+COMPARED = {
+    "metrics": [*MATCH, *(judged((layer, "patch", "top1_match", "")) for layer in ("blocks.1", "blocks.3"))],
+    "severities": [
+        judged(kappa(layer), severity=at, p_holm=0.0001) for layer in ("blocks.1", "blocks.3") for at in (0.125, 0.2)
+    ],
+    "pairs": [judged(kappa(layer), checkpoint=name) for name in "bc" for layer in ("blocks.1", "blocks.3")],
+    "shots": [judged(("", "", "fewshot_accuracy", ""), severity=at) for at in (1.0, 10.0)],
+    "small": [judged(kappa(), 0.002, sim_low=0.001, sim_high=0.003), judged(kappa("blocks.3"))],
+    "collapsed": [judged(kappa(), NAN, verdict="collapsed", judgement="", collapsed="checkpoint", p_holm=NAN)],
+}  # fmt: skip
+
+
+def run_of(table: pd.DataFrame, folder: Path) -> Path:
+    said = families(table).to_dict("records")
+    run = write_rows(folder / "run", "compare", [], checkpoints=("a", "b", "c"), verdicts=said)
+    write_csv(run / "comparison.csv", table)
+    return run
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_terminal_a_report_and_a_notebook_show_the_same(name: str, tmp_path: Path) -> None:
+    table = frame(COMPARED[name], judged=True)
+    (run,) = read_runs([run_of(table, tmp_path)])
+    screen, page = on_screen(comparison.tables(table)), on_page(short_tables(run))
+    assert same(screen, page) and len(screen) > len(COMPARED[name])
+    (finding,) = findings([run])
+    said = verdicts.sentences(families(table), table)
+    assert finding.sentences == ["Verdicts go by simultaneous intervals over 360 images.", *said]
+    about = {"request": {"probe": {"data": "digits", "split": "test"}}, "fail_if_worse": None}
+    notebook = Comparison(table, families(table), table[:0], about)._repr_html_()
+    assert all(cell.split(" [")[0].replace("<", "&lt;") in notebook for line in page for cell in line)
+    assert all(sentence in notebook for sentence in said)
+
+
+def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
+    first, second = verdicts.tables(frame(COMPARED["metrics"], judged=True))
+    assert first.columns == [
+        "layer", "verdict", "difference [simultaneous 95 %]", "a", "b", "p (Holm)", "images", "trials",
+    ]  # fmt: skip
+    cells = [f"{cell.text} {cell.between}".rstrip() for cell in first.rows[0]]
+    assert cells == [
+        "blocks.1", "better (higher)", "+0.100 [+0.020, +0.180]", "0.400", "0.500", "0.010", "360", "5,530",
+    ]  # fmt: skip
+    assert first.rows[1][1].text == "cannot tell (detectable: 0.090)"
+    assert first.caption == "κ of top-1 match (top1_match_kappa, patches)" and not first.folded
+    assert second.caption == "Top-1 match (top1_match, patches)" and second.folded
+    assert not any(
+        one.folded for one in verdicts.tables(frame(COMPARED["metrics"], judged=True), extra="top1_match")
+    )
+
+
+def test_shots_are_called_shots() -> None:
+    (table,) = verdicts.tables(frame(COMPARED["shots"], judged=True))
+    assert table.columns[0] == "shots" and [line[0].text for line in table.rows] == ["1", "10"]
+    assert on_screen(comparison.tables(frame(COMPARED["shots"], judged=True)))[1][0] == "1"
+
+
+def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
+    lines = [
+        judged((layer, tokens, f"{kind}_contagion{end}", ""), 0.0 if kind != "attention" else 0.1,
+               **(ZERO | {"judgement": ""} if kind != "attention" else {"judgement": ""}))
+        for layer in ("blocks.1", "blocks.3")
+        for tokens in ("patch", "prefix")
+        for kind in ("batch", "token", "attention")
+        for end in ("", "_distance")
+    ]  # fmt: skip
+    table = frame(lines, judged=True)
+    *said, zero = verdicts.sentences(families(table), table)
+    assert zero == (
+        "0 throughout, for every checkpoint (360 images): batch contagion, batch contagion: distance, token contagion, "
+        "token contagion: distance."
+    )
+    assert [text.split(" (")[0] for text in said] == ["Attention contagion", "Attention contagion: distance"]
+    shown = verdicts.tables(table)
+    assert [one.caption.split(",")[0] for one in shown] == [
+        "Attention contagion (attention_contagion", "Attention contagion: distance (attention_contagion_distance",
+    ]  # fmt: skip
+    short = comparison.tables(table, full=False)
+    assert [str(one.title) for one in short] == [shown[0].caption]
+    assert len(verdicts.tables(table, extra="batch_contagion")) == 4, (
+        "patches and CLS of what was asked about"
+    )
+    (run,) = read_runs([run_of(table, tmp_path)])
+    assert findings([run])[0].sentences[-1] == zero
+    nothing = table[table["metric"].str.startswith("batch")]
+    assert not verdicts.tables(nothing) and len(verdicts.sentences(families(nothing), nothing)) == 1
