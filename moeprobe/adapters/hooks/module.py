@@ -132,8 +132,8 @@ class HookedModule:
 
     def hash(self, layers: Mapping[str, Layer]) -> str:
         """Return a hash of the parameters, of the settings and of what was detected."""
-        learnt = {name: layer.identity for name, layer in layers.items()}
-        digest = hashlib.sha256(json.dumps([self.settings.plain(), learnt], sort_keys=True).encode())
+        learned = {name: layer.identity for name, layer in layers.items()}
+        digest = hashlib.sha256(json.dumps([self.settings.plain(), learned], sort_keys=True).encode())
         for name, value in self.net.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

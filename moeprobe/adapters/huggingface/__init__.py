@@ -33,7 +33,7 @@ from moeprobe.inputs.tokens import TokenBatch
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.files import expanded
 
-# Tokens of the pass from which routers are learnt.
+# Tokens of the pass from which routers are learned.
 _LESSON = 24
 
 

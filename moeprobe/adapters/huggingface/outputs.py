@@ -104,7 +104,7 @@ class Reader:
 
 
 def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Reader | None:
-    """Return how a router is read, learnt from one firing; None where it does not say what it chose.
+    """Return how a router is read, learned from one firing; None where it does not say what it chose.
 
     ``candidates`` are its parameters and buffers, of which one may be a bias of the choice.
     """
