@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# How keys of checkpoints are spelled that stay as they are in files.
+_SPELLED = {"normalisation": "normalization", "initialise": "initialize"}
+
+
 def inspect(
     checkpoint: Annotated[
         str,
@@ -44,7 +48,7 @@ def inspect(
     table.add_column(overflow="fold")
     for key, value in found.items():
         if key != "layers":
-            table.add_row(key.replace("_", " "), _text(value))
+            table.add_row(_label(key), _text(value))
     screen.print(table)
     screen.print(_layers(found["layers"]))
 
@@ -62,10 +66,14 @@ def _layers(layers: list[dict[str, Any]]) -> "Table":
     table.add_column("")
     for names in kinds.values():
         table.add_column(", ".join(names), justify="right")
-    fields = [key.replace("_", " ") for key in layers[0] if key != "layer"]
+    fields = [_label(key) for key in layers[0] if key != "layer"]
     for field, *values in zip(fields, *kinds, strict=True):
         table.add_row(field, *values)
     return table
+
+
+def _label(key: str) -> str:
+    return _SPELLED.get(key, key).replace("_", " ")
 
 
 def _text(value: object) -> str:
@@ -73,8 +81,10 @@ def _text(value: object) -> str:
         return {True: "yes", False: "no", None: "–"}[value]
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+        return ", ".join(f"{_label(key)} {_text(part)}" for key, part in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_text(part) for part in value)
     return str(value)

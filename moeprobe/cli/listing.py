@@ -5,20 +5,21 @@ from typing import Annotated
 
 import typer
 
-KINDS = (
-    "probes",
-    "routers",
-    "views",
-    "data",
-    "analyses",
-    "metrics",
-    "objectives",
-    "adapters",
-    "models",
-    "configs",
-    "keys",
-    "sweeps",
-)
+# What can be listed, and what each of these is.
+KINDS = {
+    "probes": "questions to checkpoints; each is a command",
+    "routers": "how tokens and experts find each other: model.router=NAME in a training",
+    "views": "perturbations of images and texts: --view NAME",
+    "data": "data sets: --data NAME or NAME:LOCATION",
+    "analyses": "what probes compute from the routing and the output",
+    "metrics": "names of the column metric; moeprobe explain NAME says more",
+    "objectives": "what a training adds to its loss: objective=NAME",
+    "adapters": "what makes a model readable to probes",
+    "models": "architectures that moeprobe train builds: model.name=NAME",
+    "configs": "trainings that are ready to run: moeprobe train --config NAME",
+    "keys": "all keys of a training's configuration, with type, default and meaning",
+    "sweeps": "grids of trainings that are ready to run: moeprobe tradeoff NAME",
+}
 
 
 def listing(
@@ -31,14 +32,14 @@ def listing(
     """
     import json as json_module
 
-    from rich.table import Table
-
-    from moeprobe.cli.screen import console
     from moeprobe.errors import UserError
     from moeprobe.runtime import catalog
 
     if not kind:
-        print(json_module.dumps(KINDS) if json else "\n".join(f"moeprobe list {name}" for name in KINDS))
+        if json:
+            print(json_module.dumps([*KINDS]))
+        else:
+            _print({f"moeprobe list {name}": about for name, about in KINDS.items()})
         return
     if kind not in KINDS:
         raise UserError(catalog.unknown("list", kind, KINDS))
@@ -49,6 +50,15 @@ def listing(
     if json:
         print(json_module.dumps(descriptions, ensure_ascii=False))
         return
+    _print(descriptions)
+
+
+def _print(descriptions: dict[str, str]) -> None:
+    """Print names with what they are."""
+    from rich.table import Table
+
+    from moeprobe.cli.screen import console
+
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

@@ -14,7 +14,7 @@ import typer
 
 from moeprobe.cli.early import check_arguments
 from moeprobe.cli.fields import fields_for, keyword
-from moeprobe.probes.base import NONE
+from moeprobe.probes.base import NONE, OUT_OF_FIGURES
 from moeprobe.probes.engine.options import Options
 from moeprobe.runtime import hub
 
@@ -58,9 +58,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the number of passes and the time they take; run nothing.")
 ]
-OutOfFigures = Annotated[
-    Path | None, typer.Option(help="Folder for the figures and their table; required unless --json.")
-]
+OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 # Fields of ``Options`` that the command line settles itself.
 _NOT_TYPED = ("figures", "command")
 

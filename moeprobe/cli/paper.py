@@ -8,14 +8,13 @@ from moeprobe.cli.early import check_folder
 from moeprobe.cli.fields import names as split_names
 from moeprobe.cli.options import Common, CommonOptions, Data, require_folder, with_common_options
 from moeprobe.inputs.modality import IMAGE, sources
+from moeprobe.probes.base import OUT_OF_FIGURES
 
 if TYPE_CHECKING:
     from moeprobe.studies.paper import PaperPlan, PaperResult
 
 
-@with_common_options(
-    CommonOptions(helps={"out": "Folder for the figures and their table; required unless --json."})
-)
+@with_common_options(CommonOptions(helps={"out": OUT_OF_FIGURES}))
 def paper(
     checkpoints: Annotated[
         list[str],

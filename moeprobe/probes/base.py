@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 CLEAN = "clean"
 NONE: Mapping[str, Any] = MappingProxyType({})
+# What ``--out`` is where figures are all that is written.
+OUT_OF_FIGURES = "Folder for the figures and their table; required unless --json."
 # How much the routing of two views agrees; each says of which routers.
 AGREEMENT = ("match", "set_match", "slot_match", "weights", "churn")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from moeprobe.cli.listing import KINDS
 from moeprobe.results.tables import COLUMNS, FLOORS
 from tests.commands import Trained, names_in, refused, run, sentence, shell
 
@@ -202,7 +204,9 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_list_alone_names_what_can_be_listed() -> None:
-    assert "moeprobe list views" in run("list").output
+    lines = run("list").output.splitlines()
+    assert [line.split()[2] for line in lines if line.startswith("moeprobe")] == [*KINDS]
+    assert any(re.search(r"moeprobe list views +perturbations of images", line) for line in lines)
     assert "sweeps" in json.loads(run("list", "--json").stdout)
 
 
@@ -227,7 +231,13 @@ def test_inspect(trained: Trained) -> None:
     mlp = 17 * 2 * 64 * 128
     exact = 2 * (16 * 192 * 64 + 4 * attention + 2 * mlp + 2 * (17 * 64 * 8 + 2 * mlp) + 640)
     assert found["flops_per_image"] == pytest.approx(exact, rel=0.01)
-    assert "V-MoE" not in run("inspect", trained["prc"]).stderr
+    printed = run("inspect", trained["prc"])
+    assert "V-MoE" not in printed.stderr
+    # On the screen keys are spelled as all other words, and shares have digits that mean something.
+    assert "normalization" in printed.stdout and "initialize" in printed.stdout
+    accuracy = found["training"]["val_accuracy"]
+    assert f"val accuracy {accuracy:.4g}" in " ".join(printed.stdout.split())
+    assert f"{accuracy}" not in printed.stdout or len(f"{accuracy}") <= 6
 
 
 def test_doctor_finds_nothing_wrong() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Arg, Layout, Probe, Views
+from moeprobe.probes.base import OUT_OF_FIGURES, Arg, Layout, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
@@ -33,9 +33,7 @@ class Overlay(Probe["OverlayResult"]):
     joinable: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     printed: ClassVar[bool] = False
-    option_help: ClassVar[Mapping[str, str]] = {
-        "out": "Folder for the figures and their table; required unless --json."
-    }
+    option_help: ClassVar[Mapping[str, str]] = {"out": OUT_OF_FIGURES}
     ends_with: ClassVar[str] = "drawing"
     resumes: ClassVar[bool] = False
 
