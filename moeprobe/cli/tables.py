@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 def side_by_side(
     result: "Result", *, title: str, only: Collection[tuple[str, str]] | None = None
-) -> list[Table]:
-    """Return one table: a line per layer and metric, a column per checkpoint, the differences last.
+) -> list[Table | str]:
+    """Return one table: a line per layer and metric, a column per checkpoint, the differences last; then what it omits.
 
     Numbers about single experts are too many for a screen. ``only`` are (metric, null), of patches, tokens of texts and
     the output; None = what is read first of all tokens.
@@ -57,7 +57,9 @@ def side_by_side(
         modality=modality_of(table["tokens"]),
         severities=False,
     )
-    return on_screen(layout, title=title, stacked=console().width < 42 + 26 * (2 * len(others) + 1))
+    stacked = console().width < 42 + 26 * (2 * len(others) + 1)
+    shown = on_screen(layout, title=title, stacked=stacked)
+    return [*shown, layout.note] if layout.note else [*shown]
 
 
 def of_all_experts(result: "Result") -> "Result":

@@ -41,6 +41,7 @@ CHURN = Metric(
     rank=23,
     along="others",
     secondary=True,
+    one_expert=True,
 )
 
 

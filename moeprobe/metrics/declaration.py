@@ -99,6 +99,7 @@ class Metric:
         below: the metric below whose line it is printed.
         collapse_of: whose kappa says that it has collapsed; empty = its own.
         collapsed_at_zero: whether 0 says that everything goes to one choice.
+        one_expert: whether it is the top-1 match, or 1 minus it, where each token has one expert and room for it.
         severity: what tables that are read call the column ``severity``, by what it holds for this metric.
     """
 
@@ -120,6 +121,7 @@ class Metric:
     below: str = ""
     collapse_of: str = ""
     collapsed_at_zero: bool = False
+    one_expert: bool = False
     severity: str = "severity"
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ SET_JACCARD = Metric(
     nulls=("pooled", "position", "image", "class"),
     rank=2,
     agreement=True,
+    one_expert=True,
 )
 UNSERVED_BOTH = Metric(
     "unserved_both",

@@ -48,6 +48,7 @@ WEIGHT_COSINE = Metric(
     rank=4,
     agreement=True,
     secondary=True,
+    one_expert=True,
 )
 WEIGHT_DISTANCE = Metric(
     "weight_distance",
@@ -63,6 +64,7 @@ WEIGHT_DISTANCE = Metric(
     secondary=True,
     # It has no pooled kappa of its own.
     collapse_of="weight_cosine",
+    one_expert=True,
 )
 UNWEIGHTED = Metric(
     "unweighted",

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality
+from moeprobe.metrics.reading_order import agreements
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
 from moeprobe.results.tables import by_first_seen
 
+_PLACE = ["checkpoint", "layer", "tokens", "view", "severity"]
+# Cosines and distances are computed in float32.
+_ROUNDING = 1e-6
 _KEYS = ("layer", "tokens", "metric", "null", "view", "severity")
 Row = dict[str, Any]
 Pair = tuple[str, str]
@@ -29,6 +34,8 @@ def side_by_side(
 
     ``severities`` says whether a severity has a column, where there is any.
     """
+    repeats = repeated(table)
+    table = table[[find(name).metric.name not in repeats for name in table["metric"]]]
     checkpoints = list(dict.fromkeys(table["checkpoint"]))
     with_layers = bool((table["layer"] != "").any())
     with_severity = severities and bool(table["severity"].notna().any())
@@ -57,10 +64,51 @@ def side_by_side(
         caption,
         [*columns, modality.plural, "trials"],
         rows,
+        _left_out(repeats),
         folded=folded,
         keys=len(place) + 1,
         place=len(place),
         details=2,
+    )
+
+
+def repeated(table: pd.DataFrame) -> list[str]:
+    """Return the metrics that repeat the top-1 match: with one expert per token each value is it, or 1 minus it.
+
+    Not where a token without room makes a difference, nor of checkpoints of which one has several experts per token.
+    """
+    match = agreements()[0].name
+    raw = table[["metric", *_PLACE, "value"]]
+    base = raw[table["metric"] == match].set_index(_PLACE)["value"]
+    several = (
+        pd.to_numeric(table["top_k"], errors="coerce") != 1 if "top_k" in table else table["metric"] == match
+    )
+    if base.empty or several[table["metric"] == match].any():
+        return []
+    names = [name for name in dict.fromkeys(table["metric"]) if find(name).metric.one_expert]
+    return [
+        name
+        for name in names
+        if find(name).kind == "raw" and _repeats(raw[raw["metric"] == name].set_index(_PLACE)["value"], base)
+    ]
+
+
+def _repeats(values: pd.Series, match: pd.Series) -> bool:
+    if not values.index.isin(match.index).all():
+        return False
+    match = match.reindex(values.index)
+    return any(
+        np.allclose(values, side, rtol=0, atol=_ROUNDING, equal_nan=True) for side in (match, 1 - match)
+    )
+
+
+def _left_out(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    listed = ", ".join(find(name).metric.label for name in names)
+    return (
+        f"With one expert per token these are the {find(agreements()[0].name).metric.label}, or 1 minus it, and left "
+        f"out here: {listed}. table.csv has them."
     )
 
 

@@ -2,6 +2,8 @@
 
 import re
 
+from rich.table import Table as Rich
+
 from moeprobe.cli import tables
 from moeprobe.inputs.regions import REGIONS
 from moeprobe.results.folder import Result
@@ -54,5 +56,6 @@ def test_a_terminal_leaves_out_what_numbers_rest_on() -> None:
     found = result("match-ratio", {("blocks.1", "patch", "top1_match", "", None): (0.4, 0.38, 0.42)})
     (page,) = on_page(found)
     (screen,) = tables.side_by_side(found, title="match")
+    assert isinstance(screen, Rich)
     headings = [str(column.header).replace("\n", " ") for column in screen.columns]
     assert [*headings, "images", "trials"] == list(page.columns)
