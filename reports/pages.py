@@ -7,6 +7,7 @@ what the reports say. Sentences with numbers are no blocks: read them again afte
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -123,6 +124,41 @@ def hardly_chosen(folder: Path) -> list[str]:
     return lines
 
 
+def causes_of_accuracy(folder: Path) -> list[str]:
+    """Return what the strongest noise does to the accuracy of the first pair, by features and by switching experts."""
+    table = _pair_of(folder / "noise-sweep")
+    strongest = table[table["severity"] == table["severity"].max()]
+    numbers = {
+        "accuracy": f"accuracy at σ {strongest['severity'].iloc[0]:g}",
+        "accuracy_features": "its change by the features",
+        "accuracy_switching": "its change by switching experts",
+    }
+    return _numbers(strongest, numbers)
+
+
+def switches(folder: Path) -> list[str]:
+    """Return how many switches per image of the first pair jump further than some sizes, and the sum of the jumps."""
+    sizes = ("1e-06", "0.0001", "0.001", "0.01", "0.1")
+    numbers = {f"switches_above_{size}": f"switches per image, jump above {size}" for size in sizes}
+    return _numbers(_pair_of(folder / "discontinuity"), numbers | {"jump_sum": "sum of the jumps per image"})
+
+
+def _pair_of(run: Path) -> pd.DataFrame:
+    """Return the values and differences of the output of a run with two checkpoints; ``kind`` says which is which."""
+    tables = {"value": pd.read_csv(run / "table.csv"), "difference": pd.read_csv(run / "comparison.csv")}
+    table = pd.concat([rows.assign(kind=kind) for kind, rows in tables.items()])
+    return table[table["layer"].isna()]
+
+
+def _numbers(table: pd.DataFrame, names: Mapping[str, str]) -> list[str]:
+    """Return a line per metric: what it is called here, a value per model, the difference."""
+    lines = ["| | V-MoE | V-MoE with PRC | difference |", "|---|---|---|---|"]
+    for metric, name in names.items():
+        cells = (cell(row) for _, row in table[table["metric"] == metric].iterrows())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def router_accuracies(folder: Path) -> list[str]:
     """Return how accurate the routers are."""
     return accuracy_lines(*read(folder))
@@ -144,6 +180,8 @@ MAKERS = {
     "all seeds": all_seeds,
     "accuracies": accuracies,
     "experts hardly chosen": hardly_chosen,
+    "what changes the accuracy under noise": causes_of_accuracy,
+    "switches and jumps": switches,
     "accuracy of routers": router_accuracies,
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
