@@ -1,5 +1,6 @@
 """A comparison on the screen: its tables, what they rest on, and what fails."""
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
 
 # Comparisons that fail a gate; more are counted.
 _MOST_FAILURES = 10
-# In a narrower window intervals stand below their values.
+# In a narrower window intervals stand below their values, and images and trials in reports alone.
 _STACKED = 120
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None, full: bool = True) -> list[Table]:
     """Return a table per metric; without ``full`` of what is read first alone."""
-    width = console().width
+    narrow = console().width < _STACKED
     return [
         part
         for layout in verdicts.tables(table, extra=extra)
         if full or not layout.folded
-        for part in on_screen(layout, title=layout.caption, stacked=width < _STACKED)
+        for part in on_screen(
+            dataclasses.replace(layout, details=2 if narrow else 0), title=layout.caption, stacked=narrow
+        )
     ]
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from moeprobe.cli import cells as on_the_screen
 from moeprobe.cli import comparison
 from moeprobe.results.differences import sentences as families
 from moeprobe.results.layouts import verdicts
@@ -90,6 +92,14 @@ def test_the_verdict_comes_first_and_what_it_rests_on_last() -> None:
     assert not any(
         one.folded for one in verdicts.tables(frame(COMPARED["metrics"], judged=True), extra="top1_match")
     )
+
+
+def test_a_narrow_window_holds_all_but_what_it_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (comparison, on_the_screen):
+        monkeypatch.setattr(module, "console", lambda: Console(width=80))
+    (screen,) = comparison.tables(frame(COMPARED["metrics"], judged=True), full=False)
+    (first, _) = verdicts.tables(frame(COMPARED["metrics"], judged=True))
+    assert on_screen([screen])[0] == list(first.columns)[:-2]
 
 
 def test_shots_are_called_shots() -> None:
