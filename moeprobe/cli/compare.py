@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from moeprobe.cli.early import check_comparison
 from moeprobe.cli.fields import numbers
 from moeprobe.cli.options import Common, CommonOptions, Full, with_common_options
 from moeprobe.probes.registry import USUAL, comparable
@@ -71,17 +72,18 @@ def compare(
 
     Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
     """
-    # Not by the API, which imports torch: finished runs are compared without.
-    from moeprobe.cli.plan import print_plan
-    from moeprobe.cli.screen import Bar
-    from moeprobe.studies import compare as comparing
-
     asked: dict[str, Any] = {
         "probe": probe,
         "data": data,
         "view": view,
         "severities": numbers(severities, "--severities"),
     }
+    check_comparison(sources, asked, common.changes)
+    # Not by the API, which imports torch: finished runs are compared without.
+    from moeprobe.cli.plan import print_plan
+    from moeprobe.cli.screen import Bar
+    from moeprobe.studies import compare as comparing
+
     if common.dry_run:
         print_plan(comparing.plan_comparison(sources, **asked, **common.changes), as_json=common.json)
         return

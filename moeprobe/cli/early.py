@@ -11,7 +11,7 @@ from typing import Any
 from moeprobe.errors import UserError
 from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
-from moeprobe.runtime.filenames import CELLS
+from moeprobe.runtime.filenames import CELLS, REQUEST
 from moeprobe.runtime.files import find_checkpoint, is_file, is_folder
 
 
@@ -49,6 +49,27 @@ def _check_checkpoint(source: str, *, runs: bool) -> None:
 
         if not is_run(Path(source)):
             raise
+
+
+def check_comparison(sources: Sequence[str], asked: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` where checkpoints cannot be compared as asked; of finished runs nothing is checked.
+
+    Args:
+        sources: checkpoints, or folders of runs.
+        asked: probe, data, view and severities; None = the usual.
+        changes: common options by name.
+    """
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.preflight import preflight
+    from moeprobe.probes.registry import to_compare
+
+    try:
+        check_checkpoints(sources)
+    except UserError:
+        return
+    if not any((Path(source) / REQUEST).is_file() for source in sources):
+        probe = to_compare(asked["probe"], view=asked["view"], severities=asked["severities"])
+        preflight(probe, sources, data=asked["data"], options=Options(**{**probe.defaults, **changes}))
 
 
 def check_data(data: str | None, *, split: str = "test") -> None:

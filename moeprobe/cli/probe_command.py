@@ -64,7 +64,6 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
 def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool) -> None:
     """Run a probe with a progress bar, and print its result."""
     from moeprobe.cli.screen import Bar
-    from moeprobe.cli.show import show
     from moeprobe.probes.engine.run import run
 
     options = common.options()
@@ -77,12 +76,15 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
                     f"What was measured is kept in {options.out}; the same command goes on from there."
                 )
             raise
+    from moeprobe.cli.show import show
+
     show(probe, result, out=options.out, as_json=common.json, full=full)
 
 
 def _print_plan(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common) -> None:
-    from moeprobe.cli.plan import print_plan
     from moeprobe.probes.engine.run import plan
 
     timed = plan(probe, checkpoints, data=data, options=common.options())
+    from moeprobe.cli.plan import print_plan
+
     print_plan(timed, as_json=common.json, least=probe.at_least, before=probe.ends_with)

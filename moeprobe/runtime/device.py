@@ -1,18 +1,36 @@
 """The device that a name means."""
 
-import torch
+import re
+from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.keywords import checked
 
+if TYPE_CHECKING:
+    import torch
+
+_KINDS = ("cpu", "cuda", "mps")
+_NAME = re.compile(rf"({'|'.join(_KINDS)})(:\d+)?")
+
+
+def check_device(name: str) -> None:
+    """Raise ``UserError`` where no machine has a device called ``name``; torch is not imported to find out."""
+    if name != "auto" and not _NAME.fullmatch(name):
+        raise UserError(
+            f"There is no device {name!r}; choose auto or one of {', '.join(_KINDS)}, e.g. cuda:1."
+        )
+
 
 @checked
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str) -> "torch.device":
     """Return the device called ``name``; "auto" takes CUDA, then MPS, then the CPU.
 
     Raises:
         UserError: there is no such device here.
     """
+    check_device(name)
+    import torch
+
     available = ["cpu"]
     if torch.backends.mps.is_available():
         available.insert(0, "mps")

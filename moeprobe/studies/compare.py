@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -25,7 +25,7 @@ from moeprobe.results.tables import pool_draws
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress, progress_of
-from moeprobe.studies.compare_gate import check_metric, failing
+from moeprobe.studies.compare_gate import check_metric, check_named, failing
 from moeprobe.studies.compare_sources import analyses_of, are_runs, gather, is_aligned
 
 
@@ -117,11 +117,16 @@ def compare(
             )
         if not (math.isfinite(allowed) and allowed > 0):
             raise UserError(f"--fail-unless-no-worse-than takes a number above 0; got {allowed}.")
-    gathered = gather(several(given), asked, options)
+    models = several(given)
+    if not are_runs(models):
+        # Before anything is loaded.
+        _check_two(models)
+        if fail_if_worse is not None:
+            check_named(fail_if_worse, to_compare(probe, view=view, severities=severities))
+    gathered = gather(models, asked, options)
     if fail_if_worse is not None:
         check_metric(fail_if_worse, gathered.sample())
-    if len(gathered.asked().checkpoints) < 2:
-        raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
+    _check_two(gathered.asked().checkpoints)
     request = _request(gathered.asked(), margin)
     if fail_if_worse is not None:
         request["judged_together"] = fail_if_worse
@@ -176,6 +181,11 @@ def plan_comparison(
         raise UserError("Finished runs need no forward passes; leave --dry-run out.")
     asked = to_compare(probe, view=view, severities=severities)
     return plan(asked, models, data=data, options=combine(options, changes, defaults=asked.defaults))
+
+
+def _check_two(checkpoints: Sized) -> None:
+    if len(checkpoints) < 2:
+        raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
 
 
 def _defaults(given: Models, probe: str | None) -> Mapping[str, Any]:

@@ -1,19 +1,47 @@
 """The gate of a comparison: whether a metric can become worse, and where it has."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.metrics import registry
-from moeprobe.probes.registry import measuring
+from moeprobe.probes.base import Kind
+from moeprobe.probes.registry import measured_by, measuring
 from moeprobe.results import verdicts
 from moeprobe.results.finished import Measured
 from moeprobe.results.summaries import estimators
 from moeprobe.results.tables import cells
 from moeprobe.runtime.catalog import unknown
 from moeprobe.studies.compare_sources import analyses_of, is_aligned
+
+
+def check_named(metric: str, kind: Kind) -> None:
+    """Raise ``UserError`` where a metric does not exist, is never better or worse, or is not one of a kind of run.
+
+    Whether the checkpoints have it in some layer is known when a sample is measured (``check_metric``).
+    """
+    measured = {*measured_by(kind)}
+    names = (
+        name
+        for one in registry.names()
+        for name in (one, f"{one}_kappa")
+        if measured & {*registry.analyses_of(name)}
+    )
+    known = sorted(name for name in names if registry.find(name).declared and registry.find(name).direction)
+    form = registry.find(metric)
+    if form.declared and measured & {*registry.analyses_of(metric)} and form.direction:
+        return
+    raise _no_metric(metric, known)
+
+
+def _no_metric(metric: str, known: Sequence[str]) -> UserError:
+    if registry.find(metric).declared and not registry.find(metric).direction:
+        return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
+    commands = ", ".join(measuring(metric))
+    where = f" {metric} is measured by: {commands}." if commands else ""
+    return UserError(unknown("metric", metric, known) + where)
 
 
 def check_metric(metric: str, measured: Measured) -> None:
@@ -25,12 +53,8 @@ def check_metric(metric: str, measured: Measured) -> None:
     }
     names = {name for name, _, _ in found}
     known = sorted(name for name in names if registry.find(name).direction)
-    if metric in names and metric not in known:
-        raise UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
     if metric not in known:
-        commands = ", ".join(measuring(metric))
-        where = f" {metric} is measured by: {commands}." if commands else ""
-        raise UserError(unknown("metric", metric, known) + where)
+        raise _no_metric(metric, known)
     times = Counter((name, place) for name, place, _ in found)
     shared = {name for (name, _), number in times.items() if number > 1}
     if len(measured.checkpoints) > 1 and metric not in shared:

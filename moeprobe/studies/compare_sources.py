@@ -106,11 +106,10 @@ def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> G
     _spare(given, options.out)
     if are_runs(given):
         return FinishedRuns(_of_runs([Path(str(path)) for path in given], asked, options))
-    # Here, since it imports torch.
-    from moeprobe.probes.engine.measurement import Measurement
-
     probe = to_compare(asked["probe"], view=asked["view"], severities=asked["severities"])
     work = prepare(probe, given, data=asked["data"], options=options)
+    from moeprobe.probes.engine.measurement import Measurement  # here, since it imports torch
+
     assert isinstance(work, Measurement)
     return ToProbe(work)
 

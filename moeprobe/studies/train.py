@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.open import open_images, open_view
 from moeprobe.inputs.views.base import PairView
-from moeprobe.models.checkpoints.checkpoint import is_written_by_moeprobe
+from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report

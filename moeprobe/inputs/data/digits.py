@@ -24,9 +24,9 @@ class Digits(ImageDataset):
     flippable = False
 
     def __init__(self, *, split: str, location: str | None = None) -> None:
+        check_split(split, self.splits)
         from sklearn.datasets import load_digits
 
-        check_split(split, self.splits)
         bundle = load_digits()
         rows = _split_rows(bundle.target)[split]
         self._pixels = (bundle.images[rows] * (255 / _GRAY_LEVELS)).round().astype(np.uint8)

@@ -9,11 +9,9 @@ run is unfinished, ``metrics.csv`` and the training curve. Where a command wants
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from timm.models.swin_transformer import SwinTransformer
@@ -22,64 +20,14 @@ from torch import Tensor, nn
 
 from moeprobe import __version__
 from moeprobe.errors import UserError
+from moeprobe.models.checkpoints import header
+from moeprobe.models.checkpoints.header import FORMAT, CheckpointInfo, Header
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.models.nn.transfer import transfer
 from moeprobe.runtime.catalog import ROUTERS, check_plugins
-from moeprobe.runtime.files import atomic_file, find_checkpoint, is_file, sha256, write_json
-from moeprobe.runtime.schema import lower_first, sentence
-
-FORMAT = "moeprobe-checkpoint-1"
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """What a checkpoint says of itself.
-
-    Attributes:
-        path: the safetensors file.
-        name: the folder's name, which is what tables call it.
-        model: how to build the model.
-        training: seed, group, data, objective, steps, validation accuracy ... as trained.
-        class_names: in label order.
-    """
-
-    path: Path
-    name: str
-    model: ModelConfig
-    training: dict[str, Any]
-    class_names: tuple[str, ...]
-
-    @property
-    def hash(self) -> str:
-        """SHA-256 of the file."""
-        return sha256(self.path)
-
-
-class _Training(BaseModel):
-    """What is read of a checkpoint's training; there may be more."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    name: str = ""
-    group: str = ""
-    seed: int | None = None
-    data: str | None = None
-    objective: dict[str, Any] | None = None
-    view: dict[str, Any] | None = None
-    initialise: dict[str, Any] | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    val_accuracy: float | None = None
-
-
-class _Description(BaseModel):
-    """What a checkpoint's file says of it."""
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
-    model: ModelConfig
-    training: _Training = _Training()
-    class_names: list[str] = []
+from moeprobe.runtime.files import atomic_file, write_json
 
 
 def save(
@@ -127,32 +75,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
     """
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        description = json.loads(metadata["description"])
-    except RecursionError:
-        raise UserError(f"{path} has a description that is nested too deeply.") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
-    except KeyError:
-        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.") from None
-    if not isinstance(description, dict):
-        raise UserError(f"{path} is a safetensors file, but not one that moeprobe wrote.")
-    return tensors, description
-
-
-def is_written_by_moeprobe(path: Path) -> bool:
-    """Whether a file holds weights, or the state of a run, that say of themselves that moeprobe wrote them."""
-    if not is_file(path):
-        return False
-    try:
-        with safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {})["description"])
-    except (SafetensorError, OSError, ValueError, KeyError, RecursionError):
-        return False
-    return isinstance(description, dict) and str(description.get("format")).startswith("moeprobe-")
+    found = header.read_header(path)
+    return _tensors(path, found), found.description
 
 
 def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
@@ -161,25 +85,16 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     Raises:
         UserError: it is missing, truncated, or foreign.
     """
-    path = find_checkpoint(source)
-    tensors, description = read_tensors(path)
-    if description.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
+    info, found = header.read_info(source)
+    return info, _tensors(info.path, found)
+
+
+def _tensors(path: Path, found: Header) -> dict[str, Tensor]:
     try:
-        about = _Description.model_validate(description)
-    except ValidationError as error:
-        said = sentence(error, _Description, what="description")
-        raise UserError(
-            f"{path} describes no model that this version can build: {lower_first(said)}"
-        ) from None
-    info = CheckpointInfo(
-        path=path,
-        name=path.parent.name,
-        model=about.model,
-        training=description.get("training", {}),
-        class_names=tuple(about.class_names),
-    )
-    return info, tensors
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in found.shapes}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
 
 
 def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, CheckpointInfo]:

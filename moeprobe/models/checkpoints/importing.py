@@ -9,7 +9,7 @@ from torch import nn
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
 from moeprobe.runtime.files import LAST
 from moeprobe.runtime.folders import RunFolder
@@ -19,7 +19,7 @@ from moeprobe.runtime.replacing import check_replaceable
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
 _FAMILY = Family(
     "checkpoint",
-    is_ours=lambda path: checkpoint.is_written_by_moeprobe(path / LAST),
+    is_ours=lambda path: header.is_written_by_moeprobe(path / LAST),
     known=(LAST, "last.json"),
 )
 

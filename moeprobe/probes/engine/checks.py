@@ -9,20 +9,20 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.masks import Masked
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
 from moeprobe.probes import registry
-from moeprobe.probes.base import CLEAN, Probe, Views
+from moeprobe.probes.base import CLEAN, Probe
 from moeprobe.probes.engine.applicability import check_applies, check_choices, gives_scores
 from moeprobe.probes.engine.layers import check_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
+from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
 from moeprobe.probes.engine.question import Question, choose_images
 from moeprobe.routing.capabilities import Replayable
-from moeprobe.runtime.catalog import ANALYSES, VIEWS
+from moeprobe.runtime.catalog import ANALYSES
 
 # Clean images that are run again unchanged: arithmetic does not need more.
 FLOOR_IMAGES = 256
@@ -41,8 +41,8 @@ def make_question(
     dataset = _open_data(data, options)
     view = None if view_name == CLEAN else open_view(view_name, dataset=dataset)
     view_name = parse_view(view_name).name
-    _check_modality(probe, models, dataset, data, view, view_name)
-    steps = _steps(probe, view, view_name)
+    check_modality(probe, [origin_of(model) for model in models], dataset.modality, data, view, view_name)
+    steps = steps_of(probe, view, view_name)
     check_layers({model.name: model.model.layer_names for model in models}, options.layers)
     analyses = registry.measured_by(probe)
     if not all(gives_scores(model) for model in models if probe.optional):
@@ -52,7 +52,7 @@ def make_question(
     if attribute:
         _check_attribution(view, models, gates=getattr(probe, "gates", "recomputed"))
         analyses += ("attribution",)
-    _check_options(probe, options)
+    check_options(probe, options)
     labeled = all(_same_classes(model, dataset) for model in models)
     if probe.labels_required:
         _check_labels(models, dataset, data, options.split)
@@ -77,37 +77,9 @@ def make_question(
     )
 
 
-def _check_options(probe: Probe[Any], options: Options) -> None:
-    """Raise ``UserError`` if a common option has no effect in this probe."""
-    for is_set, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
-        if is_set and "match" not in probe.analyses:
-            known = [one.name for one in registry.probes() if "match" in one.analyses]
-            raise UserError(f"{option} is about matches: use it with {_listed(known)}.")
-    if options.allow_not_finite and not probe.leaves_out:
-        known = [one.name for one in registry.probes() if one.leaves_out and one.compares]
-        raise UserError(
-            f"{probe.name} needs finite gates and scores of all inputs; omit --allow-not-finite, or use it with "
-            f"{_listed(known)}."
-        )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
-
-
 def _check_labels(models: Sequence[Checkpoint], dataset: Dataset, data: str, split: str) -> None:
     """Raise ``UserError`` unless the data have labels for the models' classes."""
-    unknown = [model.name for model in models if not model.class_names]
-    if unknown:
-        raise UserError(
-            f"The classes of {unknown[0]} are unknown, so there is nothing to evaluate"
-            + (
-                f"; if it was imported, import it again with --classes {data}; if it is a module of your own, "
-                f"set the key classes: {data}."
-                if dataset.modality is IMAGE
-                else ": they are those of the next token."
-            )
-        )
+    check_classes({model.name: model.class_names for model in models}, dataset.modality, data)
     if not all(_same_classes(model, dataset) for model in models):
         raise UserError(_not_evaluated(models, dataset, data, split))
 
@@ -120,37 +92,6 @@ def _open_data(data: str, options: Options) -> Dataset:
     if not isinstance(dataset, ImageDataset):
         raise UserError(f"--masks are for images, and {data} holds {dataset.modality.plural}.")
     return Masked(dataset, options.masks)
-
-
-def _check_modality(
-    probe: Probe[Any],
-    models: Sequence[Checkpoint],
-    dataset: Dataset,
-    data: str,
-    view: PairView | SeverityView | None,
-    view_name: str,
-) -> None:
-    """Raise ``UserError`` unless data, view and models are all about images, or all about texts."""
-    modality = dataset.modality
-    for model in models:
-        if model.framing.modality is not modality:
-            reads = model.framing.modality
-            example = "text:PATH" if reads is TEXT else "folder:PATH"
-            raise UserError(
-                f"{model.name} reads {reads.plural}, and {data} holds {modality.plural}; name {reads.plural}, e.g. "
-                f"--data {example}."
-            )
-    if view is not None and view.modality is not modality:
-        suited = PairView if probe.views is Views.PAIRS else SeverityView
-        fitting = [
-            name
-            for name in VIEWS.names()
-            if VIEWS.get(name).modality is modality and issubclass(VIEWS.get(name), suited)
-        ]
-        raise UserError(
-            f"The view {view_name!r} perturbs {view.modality.plural}, and {data} holds {modality.plural}; use one of "
-            f"{', '.join(fitting)}, e.g. --view {fitting[0]}."
-        )
 
 
 def make_analyses(names: Sequence[str], *, class_null: bool = False) -> tuple[Analysis, ...]:
@@ -175,37 +116,6 @@ def _check_attribution(
         if not isinstance(model.model, Replayable):
             raise UserError(f"{model.name} cannot replay a routing, so its changes cannot be attributed.")
     check_choices(models, "there are no choices to replay")
-
-
-def _steps(probe: Probe[Any], view: PairView | SeverityView | None, view_name: str) -> tuple[float, ...]:
-    """Return the severities of a probe, none where it has none; with any view, if requested or if nothing else fits.
-
-    Raises:
-        UserError: the view makes no pairs where those are compared, or has no severity where that grows.
-    """
-    severities: Sequence[float] | None = getattr(probe, "severities", None)
-    if probe.views is Views.PAIRS and not isinstance(view, PairView):
-        raise UserError(
-            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
-        )
-    chosen = probe.views is Views.ANY
-    either = chosen and (severities is not None or (view is not None and not isinstance(view, PairView)))
-    if probe.views is not Views.SEVERITIES and not either:
-        return ()
-    if not isinstance(view, SeverityView):
-        instead = "leave --severities out" if chosen else f"use: moeprobe match-ratio --view {view_name}"
-        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
-    steps = view.severities if severities is None else tuple(severities)
-    check_severities(steps)
-    return steps
-
-
-def check_severities(severities: tuple[float, ...]) -> None:
-    """Raise ``UserError`` unless there is at least one severity and none is named twice."""
-    if not severities:
-        raise UserError("Name at least one severity.")
-    if len(set(severities)) < len(severities):
-        raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
 
 
 def _same_classes(model: Checkpoint, dataset: Dataset) -> bool:

@@ -2,15 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 from moeprobe.adapters.base import Checkpoint, Models
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.engine.options import Options
-from moeprobe.runtime.arguments import several
-from moeprobe.runtime.paths import shortest_ends
+from moeprobe.probes.engine.preflight import check_cut, check_some, distinct_names
 
 
 def load_models(models: Models, options: Options) -> list[Checkpoint]:
@@ -19,9 +17,7 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
     Raises:
         UserError: there is none, something is no checkpoint, or two have one name.
     """
-    sources = several(models)
-    if not sources:
-        raise UserError("Name at least one checkpoint.")
+    sources = check_some(models)
     loaded = [
         as_checkpoint(
             model,
@@ -32,24 +28,11 @@ def load_models(models: Models, options: Options) -> list[Checkpoint]:
         for model in sources
     ]
     loaded = _cut(loaded, options.max_length)
-    names = [model.name for model in loaded]
-    if len(set(names)) < len(names):
-        paths = [_place(model) for model in loaded]
-        if len(set(paths)) < len(paths):
-            raise UserError("The same checkpoint was named twice.")
-        names = shortest_ends(paths, least=2)
-        loaded = [dataclasses.replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
-    return loaded
-
-
-def _place(model: Checkpoint) -> Path:
-    """Return where a model is from, without its suffix.
-
-    The files of one folder (best and last) differ in their own names, folders in those of their parents, and modules
-    with the same settings by what makes them.
-    """
-    path = Path(model.provenance.get("path", model.name)).resolve().with_suffix("")
-    return path / model.provenance.get("factory", "").replace(":", ".")
+    names = distinct_names([(model.name, model.provenance) for model in loaded])
+    return [
+        model if model.name == name else dataclasses.replace(model, name=name)
+        for model, name in zip(loaded, names, strict=True)
+    ]
 
 
 def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoint]:
@@ -66,9 +49,9 @@ def _cut(models: Sequence[Checkpoint], max_length: int | None) -> list[Checkpoin
 
 def _cut_one(model: Checkpoint, max_length: int, *, explicit: bool = False) -> Checkpoint:
     framing = model.framing
+    if explicit:
+        check_cut(model.name, framing.modality)
     if not isinstance(framing, TextFraming):
-        if explicit:
-            raise UserError(f"--max-length is for texts, and {model.name} reads images.")
         return model
     shortest = framing.blank().ids.shape[1]
     if max_length < shortest:

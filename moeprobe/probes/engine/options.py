@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 from moeprobe.errors import UserError
 from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
+from moeprobe.runtime.device import check_device
 from moeprobe.runtime.keywords import F, checked, checked_class
 
 
@@ -102,6 +103,7 @@ class Options:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"--{name.replace('_', '-')} takes {what}; got {value}.")
+        check_device(self.device)
 
 
 _LEAST = {

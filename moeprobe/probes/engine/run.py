@@ -1,14 +1,16 @@
 """One life cycle for all probes: load, check, measure, write, draw."""
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from moeprobe.adapters.base import Models
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.work import Plan, Work
-from moeprobe.results.folder import output_folder
+from moeprobe.probes.engine.preflight import preflight
 from moeprobe.runtime.progress import Progress, progress_of
+
+if TYPE_CHECKING:
+    from moeprobe.probes.engine.work import Plan, Work
 
 R = TypeVar("R")
 
@@ -37,19 +39,25 @@ def run(
     if probe.needs_folder and options.out is None:
         raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
     work = prepare(probe, models, data=data, options=options)
+    # Here, since it brings pandas, and what is mistyped is refused without.
+    from moeprobe.results.folder import output_folder
+
     with output_folder(options.out, work.request, overwrite=options.overwrite) as folder:
         return work.execute(folder, progress_of(watcher))
 
 
-def plan(probe: Probe[R], models: Models, *, data: str | None = None, options: Options | None = None) -> Plan:
+def plan(
+    probe: Probe[R], models: Models, *, data: str | None = None, options: Options | None = None
+) -> "Plan":
     """Return what ``run`` would cost, by running a few images of each checkpoint and writing nothing."""
     return prepare(probe, models, data=data, options=options or Options(**probe.defaults)).plan()
 
 
-def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> Work[R]:
+def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> "Work[R]":
     """Return the work that ``run`` does, checked."""
+    probe.check_options(options)
+    preflight(probe, models, data=data, options=options)
     # Here, since it imports torch, and finished runs are compared without.
     from moeprobe.probes.engine.models import load_models
 
-    probe.check_options(options)
     return probe.prepare(load_models(models, options), data, options)

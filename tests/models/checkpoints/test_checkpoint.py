@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints import checkpoint
+from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
@@ -128,7 +128,7 @@ def test_files_that_are_no_checkpoints(saved: tuple[Path, VisionTransformer], tm
     checkpoint.write_tensors(path, {"x": torch.zeros(1)}, {"format": "another"})
     with pytest.raises(UserError, match="not a checkpoint of a format"):
         checkpoint.load(path)
-    about = {"format": checkpoint.FORMAT, "model": {"widht": 3}}
+    about = {"format": header.FORMAT, "model": {"widht": 3}}
     checkpoint.write_tensors(path, {"x": torch.zeros(1)}, about)
     with pytest.raises(UserError, match="describes no model"):
         checkpoint.load(path)

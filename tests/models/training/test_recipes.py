@@ -15,7 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 
 from moeprobe import api
 from moeprobe.models import config, config_files
-from moeprobe.models.checkpoints.checkpoint import CheckpointInfo, load
+from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.models.checkpoints.header import CheckpointInfo
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers

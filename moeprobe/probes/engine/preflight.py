@@ -1,0 +1,229 @@
+"""What can be checked before a checkpoint's weights are read: names, declarations, and what the headers of files say.
+
+A mistyped argument is refused by ``preflight`` without importing torch, which takes seconds. Where models are loaded
+already, or are another program's, the same checks are made of them (see ``checks``).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.adapters.base import Checkpoint, Model, Models
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.readers import naming
+from moeprobe.inputs.modality import IMAGE, TEXT, Modality
+from moeprobe.inputs.open import open_view
+from moeprobe.inputs.view_names import parse_view
+from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.models.checkpoints.header import read_info
+from moeprobe.probes import registry
+from moeprobe.probes.base import CLEAN, Probe, Views
+from moeprobe.probes.engine.layers import check_layers
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.origins import Origin, data_of, make_origin
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import VIEWS, is_foreign
+from moeprobe.runtime.paths import shortest_ends
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A checkpoint, loaded or not: its name in tables, MoE layers, classes, what it reads, and where it is from."""
+
+    name: str
+    layers: Sequence[str]
+    class_names: tuple[str, ...]
+    modality: Modality
+    about: Mapping[str, Any]
+
+
+def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: Options) -> None:
+    """Check what can be checked of a probe before any weights are read.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    sources = check_some(models)
+    subjects = [one for one in map(_subject, sources) if one is not None]
+    names = distinct_names([(one.name, one.about) for one in subjects])
+    origins = [
+        make_origin(name, one.about, modality=one.modality) for name, one in zip(names, subjects, strict=True)
+    ]
+    if options.max_length is not None:
+        for origin in origins:
+            check_cut(origin.name, origin.modality)
+    view_name: str = getattr(probe, "view", CLEAN)
+    view = None if view_name == CLEAN else open_view(view_name)
+    view_name = parse_view(view_name).name
+    if len(subjects) == len(sources):
+        data = data_of(origins, data, files=getattr(probe, "files", ()))
+    if data is not None:
+        naming.check_data(data, split=options.split)
+        modality = naming.named(data)[0].modality
+        check_modality(probe, origins, modality, data, view, view_name)
+    steps_of(probe, view, view_name)
+    if len(subjects) == len(sources):
+        check_layers({name: one.layers for name, one in zip(names, subjects, strict=True)}, options.layers)
+    if probe.analyses:
+        check_options(probe, options)
+    if data is not None and probe.labels_required:
+        classes = {name: one.class_names for name, one in zip(names, subjects, strict=True)}
+        check_classes(classes, modality, data)
+
+
+def _subject(model: Model) -> _Subject | None:
+    """Return what is known of a checkpoint; None where that takes loading it."""
+    if isinstance(model, Checkpoint):
+        return _Subject(
+            model.name,
+            model.model.layer_names,
+            model.class_names,
+            model.framing.modality,
+            model.provenance,
+        )
+    if not isinstance(model, str | Path) or is_foreign(model):
+        return None
+    info, header = read_info(model)
+    about = {"path": str(info.path), "training": info.training}
+    return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
+
+
+def check_some(models: Models) -> list[Model]:
+    """Return the models as a list.
+
+    Raises:
+        UserError: there is none.
+    """
+    sources: list[Model] = several(models)
+    if not sources:
+        raise UserError("Name at least one checkpoint.")
+    return sources
+
+
+def distinct_names(models: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Return names that distinguish models: their own, or the ends of the paths that they are from.
+
+    Args:
+        models: the name and the provenance of each.
+
+    Raises:
+        UserError: one is given twice.
+    """
+    names = [name for name, _ in models]
+    if len(set(names)) == len(names):
+        return names
+    places = [_place(name, about) for name, about in models]
+    if len(set(places)) < len(places):
+        raise UserError("The same checkpoint was named twice.")
+    return shortest_ends(places, least=2)
+
+
+def _place(name: str, about: Mapping[str, Any]) -> Path:
+    """Return where a model is from, without its suffix.
+
+    The files of one folder (best and last) differ in their own names, folders in those of their parents, and modules
+    with the same settings by what makes them.
+    """
+    path = Path(about.get("path", name)).resolve().with_suffix("")
+    return path / about.get("factory", "").replace(":", ".")
+
+
+def check_cut(name: str, modality: Modality) -> None:
+    """Raise ``UserError`` where texts are to be cut off, and a model reads none."""
+    if modality is not TEXT:
+        raise UserError(f"--max-length is for texts, and {name} reads {modality.plural}.")
+
+
+def check_options(probe: Probe[Any], options: Options) -> None:
+    """Raise ``UserError`` if a common option has no effect in this probe."""
+    for is_set, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
+        if is_set and "match" not in probe.analyses:
+            known = [one.name for one in registry.probes() if "match" in one.analyses]
+            raise UserError(f"{option} is about matches: use it with {_listed(known)}.")
+    if options.allow_not_finite and not probe.leaves_out:
+        known = [one.name for one in registry.probes() if one.leaves_out and one.compares]
+        raise UserError(
+            f"{probe.name} needs finite gates and scores of all inputs; omit --allow-not-finite, or use it with "
+            f"{_listed(known)}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def check_modality(
+    probe: Probe[Any],
+    origins: Sequence[Origin],
+    modality: Modality,
+    data: str,
+    view: PairView | SeverityView | None,
+    view_name: str,
+) -> None:
+    """Raise ``UserError`` unless data, view and models are all about images, or all about texts."""
+    for origin in origins:
+        if origin.modality is not modality:
+            reads = origin.modality
+            example = "text:PATH" if reads is TEXT else "folder:PATH"
+            raise UserError(
+                f"{origin.name} reads {reads.plural}, and {data} holds {modality.plural}; name {reads.plural}, e.g. "
+                f"--data {example}."
+            )
+    if view is not None and view.modality is not modality:
+        suited = PairView if probe.views is Views.PAIRS else SeverityView
+        fitting = [
+            name
+            for name in VIEWS.names()
+            if VIEWS.get(name).modality is modality and issubclass(VIEWS.get(name), suited)
+        ]
+        raise UserError(
+            f"The view {view_name!r} perturbs {view.modality.plural}, and {data} holds {modality.plural}; use one of "
+            f"{', '.join(fitting)}, e.g. --view {fitting[0]}."
+        )
+
+
+def check_classes(class_names: Mapping[str, tuple[str, ...]], modality: Modality, data: str) -> None:
+    """Raise ``UserError`` unless it is known of every model what its scores are about."""
+    unknown = [name for name, classes in class_names.items() if not classes]
+    if unknown:
+        raise UserError(
+            f"The classes of {unknown[0]} are unknown, so there is nothing to evaluate"
+            + (
+                f"; if it was imported, import it again with --classes {data}; if it is a module of your own, "
+                f"set the key classes: {data}."
+                if modality is IMAGE
+                else ": they are those of the next token."
+            )
+        )
+
+
+def steps_of(probe: Probe[Any], view: PairView | SeverityView | None, view_name: str) -> tuple[float, ...]:
+    """Return the severities of a probe, none where it has none; with any view, if requested or if nothing else fits.
+
+    Raises:
+        UserError: the view makes no pairs where those are compared, or has no severity where that grows.
+    """
+    severities: Sequence[float] | None = getattr(probe, "severities", None)
+    if probe.views is Views.PAIRS and not isinstance(view, PairView):
+        raise UserError(
+            f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
+        )
+    chosen = probe.views is Views.ANY
+    either = chosen and (severities is not None or (view is not None and not isinstance(view, PairView)))
+    if probe.views is not Views.SEVERITIES and not either:
+        return ()
+    if not isinstance(view, SeverityView):
+        instead = "leave --severities out" if chosen else f"use: moeprobe match-ratio --view {view_name}"
+        raise UserError(f"The view {view_name!r} has no severity; {instead}.")
+    steps = view.severities if severities is None else tuple(severities)
+    _check_severities(steps)
+    return steps
+
+
+def _check_severities(severities: tuple[float, ...]) -> None:
+    """Raise ``UserError`` unless there is at least one severity and none is named twice."""
+    if not severities:
+        raise UserError("Name at least one severity.")
+    if len(set(severities)) < len(severities):
+        raise UserError(f"A severity is named twice in {', '.join(map(str, severities))}.")
