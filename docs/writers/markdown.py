@@ -69,7 +69,8 @@ def signature(function: Callable[..., Any], name: str) -> str:
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     node = ast.parse(source).body[0]
     assert isinstance(node, ast.FunctionDef)
-    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    # An annotation in quotes is one all the same.
+    returns = " -> " + ast.unparse(node.returns).strip("'") if node.returns else ""
     defaults = {
         one.name: one.default for one in inspect.signature(inspect.unwrap(function)).parameters.values()
     }

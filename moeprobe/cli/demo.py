@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.early import check_configuration
+from moeprobe.runtime.device import check_device
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,6 +38,10 @@ def demo(
 
     Example: `moeprobe demo`
     """
+    check_device(device)
+    from moeprobe.models.config import load
+
+    check_configuration(load("digits-prc", overrides or []))
     from moeprobe.cli.live import Live
     from moeprobe.cli.options import command_line
     from moeprobe.cli.screen import Bar, console

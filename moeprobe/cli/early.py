@@ -95,6 +95,9 @@ def check_configuration(config: Any) -> None:
     OBJECTIVES.check(config.objective.name)
     check_view(config.view.name)
     check_data(config.data.name, split="train")
+    from moeprobe.inputs.open import open_training_view
+
+    open_training_view(config.view.name, **config.view.parameters)
 
 
 def check_trainings(sources: Sequence[str], overrides: Sequence[str], *, out: Path) -> None:

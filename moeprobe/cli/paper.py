@@ -44,9 +44,13 @@ def paper(
 
     Example: `moeprobe paper checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/my-paper`
     """
+    from moeprobe.probes.engine.preflight import preflight
+    from moeprobe.probes.match_ratio import MatchRatio
+
     options = common.options()
     if not common.dry_run:
         check_folder(options.out, overwrite=options.overwrite)
+    preflight(MatchRatio(), checkpoints, data=data, options=options)
     import json
 
     from moeprobe import api

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.runtime.device import check_device
+
 if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
@@ -50,6 +52,7 @@ def tradeoff(
         raise typer.BadParameter("name a folder, e.g. --out reports/tradeoff", param_hint="--out")
     from moeprobe.cli.early import check_trainings
 
+    check_device(device)
     overrides = [text for text in arguments or [] if "=" in text]
     sources = [text for text in arguments or [] if "=" not in text]
     check_trainings(sources, overrides, out=out)

@@ -7,6 +7,7 @@ import typer
 
 from moeprobe.cli.early import check_configuration
 from moeprobe.cli.options import Download
+from moeprobe.runtime.device import check_device
 
 
 def train(
@@ -45,6 +46,7 @@ def train(
 
     resolved = load(config, overrides or [])
     check_configuration(resolved)
+    check_device(device)
     if show:
         print(dump(resolved), end="")
         return

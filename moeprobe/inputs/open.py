@@ -10,6 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.named_files import Files
 from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.runtime.catalog import VIEWS
@@ -85,3 +86,15 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
             raise UserError(f"These images must not be mirrored, so {name} cannot flip them; omit flip.")
         parameters["flip"] = False
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")
+
+
+def open_training_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView:
+    """Make a view to train on, as ``open_view`` does.
+
+    Raises:
+        UserError: there is no such view, it does not take these parameters, or it makes no pairs of images.
+    """
+    view = open_view(name, dataset=dataset, **parameters)
+    if not isinstance(view, PairView) or view.modality is not IMAGE:
+        raise UserError(f"The view {name!r} makes no random views of images to train on.")
+    return view

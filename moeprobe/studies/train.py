@@ -8,9 +8,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.open import open_images, open_view
-from moeprobe.inputs.views.base import PairView
+from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.training.loop import Trainer
@@ -155,14 +153,11 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
         UserError: something that is named does not exist, or the parts do not fit together.
     """
     train_data = open_images(config.data.source, split="train")
-    view = open_view(config.view.name, dataset=train_data, **config.view.parameters)
-    if not isinstance(view, PairView) or view.modality is not IMAGE:
-        raise UserError(f"The view {config.view.name!r} makes no random views of images to train on.")
     return Trainer(
         config,
         train_data=train_data,
         val_data=open_images(config.data.source, split="val"),
-        view=view,
+        view=open_training_view(config.view.name, dataset=train_data, **config.view.parameters),
         folder=folder,
         device=choose_device(device),
     )

@@ -1,11 +1,17 @@
 """What is mistyped is refused before torch is imported, which takes seconds."""
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from moeprobe.cli import listing
 from moeprobe.cli.app import app
@@ -57,6 +63,42 @@ REFUSALS = {
     "list routrs": "Did you mean 'routers'?",
     "explain chrun": "Nothing is called 'chrun'. Did you mean 'churn'?",
 }
+# The same of a checkpoint, whose header says its layers, its data and its classes.
+CHECKPOINT = Path(__file__).parents[2] / "checkpoints/reference/digits-prc-k2-seed0"
+OF_A_CHECKPOINT = {
+    "match-ratio C --split foo": "There is no split 'foo' here; choose one of train, val, test.",
+    "match-ratio C --device gpu": "There is no device 'gpu'; choose auto or one of cpu, cuda, mps, e.g. cuda:1.",
+    "match-ratio C --device cuda:one": "There is no device 'cuda:one'",
+    "match-ratio C C": "The same checkpoint was named twice.",
+    "match-ratio C --layers blocks.2": "There is no MoE layer 'blocks.2' in C; there are: blocks.1, blocks.3; first",
+    "match-ratio C --view gaussian_noise": "'gaussian_noise' makes no pairs; probe it with: moeprobe sweep --view",
+    "match-ratio C --view random_crop,area=1": "no parameter of the view 'random_crop' called 'area'. Did you mean",
+    "match-ratio C --max-length 8": "--max-length is for texts, and C reads images.",
+    "match-ratio C --dry-run --layers blocks.2": "There is no MoE layer 'blocks.2'",
+    "sweep C --view random_crop": "has no severity; use: moeprobe match-ratio --view random_crop.",
+    "sweep C --view gaussian_noise --severities 0,0": "A severity is named twice in 0.0, 0.0.",
+    "sweep C --view typos": "The view 'typos' perturbs texts, and digits holds images; use one of affine, brightness,",
+    "confidence C --data text:lines.txt": "C reads images, and text:lines.txt holds texts; name images, e.g. --data",
+    "confidence C --class-null": "--class-null is about matches: use it with match-ratio, noise-sweep or sweep.",
+    "fewshot C --allow-not-finite": "fewshot needs finite gates and scores of all inputs; omit --allow-not-finite",
+    "fewshot C --split train": "The shots are drawn from the split train",
+    "eval unlabeled": "The classes of unlabeled are unknown, so there is nothing to evaluate; if it was imported",
+    "eval dataless": "dataless does not say what it was trained on; name the data, e.g. --data imagenet:PATH",
+    "compare C D --probe sweep": "Name the view of the sweep, e.g. --view affine.",
+    "compare C D --view gaussian_noise": "The view 'gaussian_noise' makes no pairs",
+    "compare C D --layers blocks.2": "There is no MoE layer 'blocks.2' in C, D; there are: blocks.1, blocks.3",
+    "compare C D --margin -1": "--margin takes a number from 0 up; got -1.0.",
+    "compare C D --fail-if-worse top1_mach": "There is no metric 'top1_mach'. Did you mean 'top1_match'?",
+    "compare C D --fail-if-worse accuracy": "accuracy is measured by: eval, noise-sweep, sweep.",
+    "compare C D --fail-if-worse load_entropy": "More load_entropy is neither better nor worse; take one of: churn, ",
+    "compare C": "A comparison needs at least two checkpoints, or finished runs that hold as many.",
+    "paper C D --layers blocks.2 --out x": "There is no MoE layer 'blocks.2' in C, D",
+    "train --config digits-prc --device gpu": "There is no device 'gpu'",
+    "train --config digits-prc view=gaussian_noise": "'gaussian_noise' makes no random views of images to train on.",
+    "demo --device gpu": "There is no device 'gpu'",
+    "demo epoch=5": "epoch",
+    "tradeoff routers-digits --out x --device gpu": "There is no device 'gpu'",
+}
 # What lists plug-ins reads what they say of themselves, and imports none; help is no reason to either.
 LIGHT = (
     *(f"list {kind}" for kind in listing.KINDS),
@@ -105,6 +147,58 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     # Once imported it stays: the first one is to blame.
     assert [line for line, *_, torch in found if torch][:1] == []
     assert not (tmp_path / "x").exists()
+
+
+def described(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Copy the header of the checkpoint, with some of its description changed; all weights are 0."""
+    with safe_open(CHECKPOINT / "last.safetensors", framework="np") as file:
+        arrays = {name: np.zeros_like(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        description = json.loads(file.metadata()["description"])
+    change(description)
+    path.parent.mkdir()
+    save_file(arrays, path, metadata={"description": json.dumps(description)})
+
+
+def test_what_the_header_of_a_checkpoint_says_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("a line\n")
+    for name in "CD":
+        shutil.copytree(CHECKPOINT, tmp_path / name)
+    described(tmp_path / "unlabeled/last.safetensors", lambda about: about.pop("class_names"))
+    described(tmp_path / "dataless/last.safetensors", lambda about: about.pop("training"))
+    process = subprocess.run(
+        [sys.executable, "-c", _RUN],
+        input=json.dumps([*OF_A_CHECKPOINT]),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    found = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [line for line, *_ in found] == list(OF_A_CHECKPOINT)
+    assert not {line: said for line, code, said, _ in found if code != 2 or OF_A_CHECKPOINT[line] not in said}
+    assert [line for line, *_, torch in found if torch][:1] == []
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", ["vmoe", "swin"])
+def test_the_header_names_the_layers_of_the_model(kind: str) -> None:
+    import torch
+
+    from moeprobe.models.checkpoints.header import Header
+    from moeprobe.models.config import ModelConfig
+    from moeprobe.models.nn.build import build_model
+    from moeprobe.models.nn.capture import moe_layers
+    from moeprobe.models.nn.swin import build_swin
+
+    sizes = {"image_size": 32, "patch_size": 4, "width": 8, "hidden_width": 16, "num_classes": 2}
+    settings: dict[str, Any] = {"layers": [1, 2, 10], "depth": 12, "num_heads": 2, "name": "vmoe"} | sizes
+    if kind == "swin":
+        swin = {"depths": [2, 10], "num_heads": [2, 2], "windows": [4, 4]}
+        settings = {"layers": [1, 3, 11], "swin": swin} | sizes
+    with torch.device("meta"):
+        model = (build_swin if kind == "swin" else build_model)(ModelConfig.model_validate(settings))
+    shapes = {name: tuple(tensor.shape) for name, tensor in sorted(model.state_dict().items())}
+    assert Header({}, shapes).moe_layers == tuple(moe_layers(model))
 
 
 @pytest.mark.usefixtures("unpictured")

@@ -56,18 +56,20 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
     view_name: str = getattr(probe, "view", CLEAN)
     view = None if view_name == CLEAN else open_view(view_name)
     view_name = parse_view(view_name).name
-    if len(subjects) == len(sources):
-        data = data_of(origins, data, files=getattr(probe, "files", ()))
-    if data is not None:
-        naming.check_data(data, split=options.split)
-        modality = naming.named(data)[0].modality
-        check_modality(probe, origins, modality, data, view, view_name)
+    if len(subjects) < len(sources):
+        # Of a model that must be loaded first nothing is known, so that of all together little is.
+        if data is not None:
+            naming.check_data(data, split=options.split)
+        return
+    data = data_of(origins, data, files=getattr(probe, "files", ()))
+    naming.check_data(data, split=options.split)
+    modality = naming.named(data)[0].modality
+    check_modality(probe, origins, modality, data, view, view_name)
     steps_of(probe, view, view_name)
-    if len(subjects) == len(sources):
-        check_layers({name: one.layers for name, one in zip(names, subjects, strict=True)}, options.layers)
+    check_layers({name: one.layers for name, one in zip(names, subjects, strict=True)}, options.layers)
     if probe.analyses:
         check_options(probe, options)
-    if data is not None and probe.labels_required:
+    if probe.labels_required:
         classes = {name: one.class_names for name, one in zip(names, subjects, strict=True)}
         check_classes(classes, modality, data)
 
