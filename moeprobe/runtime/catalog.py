@@ -8,7 +8,6 @@ an installed module belongs to the catalog whose contract, the class in ``base.p
 """
 
 import ast
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -20,11 +19,10 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime import plugins
+from moeprobe.runtime.likeness import nearest
 
 # All that there are; those of further packages join when they are made.
 CATALOGS: "list[Catalog]" = []
-# How much alike a suggested name is at least, and what a part that is alike counts in addition to the whole.
-_LIKE, _PART = 0.5, 0.95
 
 
 @dataclass(frozen=True)
@@ -240,25 +238,6 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return " Did you mean 'X'?" for the name most like this one (with ``prefix`` before it); "" if none is."""
     near = nearest(name, known)
     return "" if near is None else f" Did you mean {prefix + near!r}?"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most like this one, or with a part most like it; None if none is much like it."""
-    # Of several with a part that is as much alike, the shortest.
-    candidates = ((_likeness(name, one), -len(one), one) for one in known)
-    likeness, _, near = max(candidates, default=(0.0, 0, ""))
-    return near if likeness >= _LIKE else None
-
-
-def _likeness(name: str, known: str) -> float:
-    """Return how much alike two names are, 0 to 1; ``sofmax`` is much like a part of ``softmax_token_choice``."""
-    whole = difflib.SequenceMatcher(None, name.casefold(), known.casefold()).ratio()
-    words = re.split(r"[_\W]+", known.casefold())
-    size = len(re.split(r"[_\W]+", name))
-    parts = ["_".join(words[start : start + size]) for start in range(len(words) - size + 1)]
-    of_parts = (difflib.SequenceMatcher(None, name.casefold(), part).ratio() for part in parts)
-    # Of two as good, the whole name.
-    return max(whole, _PART * max(of_parts, default=0.0))
 
 
 ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", others=("rules",))

@@ -18,7 +18,7 @@ from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.catalog import nearest
+from moeprobe.runtime.likeness import nearest
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
@@ -176,7 +176,17 @@ def test_sentences_in_the_words_of_python(typed: str, python: str) -> None:
         ("gausian_noise", "gaussian_noise"),
         ("limt", "limit"),
         ("Digits", "digits"),
+        ("softmoe", "soft_moe"),
+        ("noise_gaussian", "gaussian_noise"),
+        ("bright", "brightness"),
+        ("embed", "embedding_noise"),
+        ("limits_of_it", "limit"),
+        ("moe-soft", "soft_moe"),
         ("xyzzy", None),
+        # Letters in common are not enough.
+        ("jitter", None),
+        ("vmoe", None),
+        ("topk", None),
     ],
 )
 def test_the_nearest_name(typed: str, meant: str | None) -> None:
