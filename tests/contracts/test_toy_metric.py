@@ -76,7 +76,7 @@ def test_a_metric_is_one_file(tmp_path: Path, trained: Trained) -> None:
                 "match-ratio",
             ],
             "run": ["sure tokens"],
-            "compared": ["sure tokens (toy_sure, patches)", "--fail-if-worse toy_sure"],
+            "compared": ["Sure tokens (toy_sure, patches)", "--fail-if-worse toy_sure"],
             "mistyped": ["Did you mean 'toy_sure'?"],
             "docs": ["| `toy_sure` | share of the tokens"],
         }

@@ -62,8 +62,8 @@ def test_a_probe_is_one_file(tmp_path: Path, trained: Trained) -> None:
                 "highest gate",
                 "All that was measured: --full. Intervals are for one number at a time",
             ],
-            "compared": ["highest gate (gate_highest, patches)"],
-            "comparable": ["highest gate (gate_highest, patches)"],
+            "compared": ["Highest gate (gate_highest, patches)"],
+            "comparable": ["Highest gate (gate_highest, patches)"],
             "docs": ["moeprobe toy-sureness checkpoints/demo-baseline", "`--remark`"],
         }
     )
