@@ -101,8 +101,6 @@ def main(names: list[str]) -> None:
         differing = differences(out, result.table)
         write_csv(out / "differences.csv", differing)
         (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
-        for path in out.rglob("*.svg"):
-            path.unlink()
 
 
 def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:

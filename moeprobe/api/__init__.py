@@ -67,7 +67,8 @@ from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import Comparison, compare, plan_comparison
 from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
 from moeprobe.studies.report import Document, report
-from moeprobe.studies.tradeoff import TradeoffPlan, TradeoffResult, plan_tradeoff, tradeoff
+from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
+from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
 from moeprobe.studies.train import train
 
 # As it is called where it is given.

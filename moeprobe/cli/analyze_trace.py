@@ -7,7 +7,7 @@ import typer
 
 from moeprobe.cli.early import check_folder, check_traces
 from moeprobe.cli.fields import names
-from moeprobe.cli.options import Full, command_line
+from moeprobe.cli.options import Full, Svg, command_line
 
 
 def analyze_trace(
@@ -27,6 +27,7 @@ def analyze_trace(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
     ] = False,
+    svg: Svg = False,
     full: Full = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -50,6 +51,7 @@ def analyze_trace(
             seed=seed,
             out=out,
             overwrite=overwrite,
+            svg=svg,
             command=command_line(),
             watcher=bar,
         )

@@ -6,7 +6,7 @@ import typer
 
 from moeprobe.cli.early import check_checkpoints, check_data, check_folder, check_view
 from moeprobe.cli.fields import names
-from moeprobe.cli.options import Data, File, Images, OutOfFigures, command_line, require_folder
+from moeprobe.cli.options import Data, File, Images, OutOfFigures, Svg, command_line, require_folder
 
 
 def correspond(
@@ -43,6 +43,7 @@ def correspond(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
     ] = False,
+    svg: Svg = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Draw lines between the patches of two views that show the same piece of the image.
@@ -80,6 +81,7 @@ def correspond(
             seed=seed,
             out=out,
             overwrite=overwrite,
+            svg=svg,
             command=command_line(),
             watcher=bar,
         )

@@ -14,7 +14,7 @@ import typer
 
 from moeprobe.cli.early import check_arguments
 from moeprobe.cli.fields import fields_for, keyword
-from moeprobe.probes.base import NONE, OUT_OF_FIGURES
+from moeprobe.probes.base import NONE, OUT_OF_FIGURES, arg_of
 from moeprobe.probes.engine.options import Options
 from moeprobe.runtime import hub
 
@@ -59,6 +59,7 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the number of passes and the time they take; run nothing.")
 ]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
+Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.
 _NOT_TYPED = ("figures", "command")
 

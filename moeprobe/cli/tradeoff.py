@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moeprobe.cli.options import Svg, command_line
 from moeprobe.runtime.device import check_device
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def tradeoff(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Measure again; trainings are kept.")
     ] = False,
+    svg: Svg = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the remaining work and its time; write nothing.")
@@ -57,7 +59,6 @@ def tradeoff(
     sources = [text for text in arguments or [] if "=" not in text]
     check_trainings(sources, overrides, out=out)
     from moeprobe import api
-    from moeprobe.cli.options import command_line
     from moeprobe.cli.training_progress import Bars
 
     if dry_run:
@@ -74,6 +75,7 @@ def tradeoff(
             checkpoints=checkpoints,
             device=device,
             overwrite=overwrite,
+            svg=svg,
             command=command_line(),
             watcher=bars,
         )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from moeprobe.cli.early import check_configuration
-from moeprobe.cli.options import Download
+from moeprobe.cli.options import Download, Svg
 from moeprobe.runtime.device import check_device
 
 
@@ -27,6 +27,7 @@ def train(
     ] = False,
     folder: Annotated[Path | None, typer.Option(help="Run folder; default checkpoints/NAME.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    svg: Svg = False,
     download: Download = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the configuration with all its keys, and train nothing.")
@@ -55,7 +56,13 @@ def train(
 
     with Live(resolved.name) as live:
         summary = api.train(
-            resolved, folder=folder, device=device, resume=resume, overwrite=overwrite, report=live.show
+            resolved,
+            folder=folder,
+            device=device,
+            resume=resume,
+            overwrite=overwrite,
+            report=live.show,
+            svg=svg,
         )
     print_summary(summary, as_json=json)
 

@@ -97,7 +97,7 @@ def compare(
             one family.
         fail_unless_no_worse_than: how much worse that metric may be, in its own unit: ``failures`` are then the cells
             whose simultaneous interval does not exclude more, so that "cannot tell" fails.
-        options: common options; of finished runs only ``layers``, ``out`` and ``overwrite``.
+        options: common options; of finished runs only ``layers``, ``out``, ``overwrite`` and ``svg``.
         watcher: receives the progress of the work.
         changes: options by name.
 
@@ -151,11 +151,10 @@ def compare(
         } | provenance()
         result = Comparison(table, said, failures, sidecar)
         if folder is not None:
-            from moeprobe.results.figures import save
+            from moeprobe.results.figures import save_all
 
             write_csv(folder.path / "comparison.csv", table)
-            for name, figure in result.plot().items():
-                save(figure, folder.path / "figures" / name)
+            save_all(result.plot(), folder.path / "figures", svg=options.svg)
             folder.finish(sidecar)
     return result
 

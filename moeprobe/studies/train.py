@@ -23,11 +23,12 @@ from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_f
 # What a finished run says of itself, at least.
 _SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
+_CURVE = "training.png"
 _FAMILY = Family(
     "training",
     is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
     known=(
-        *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", "training.png",
+        *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", _CURVE,
         "training.svg",
     ),
     always=("tensorboard/events.out.tfevents.*",),
@@ -44,6 +45,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     report: Callable[[Report], None] = lambda _: None,
+    svg: bool = False,
 ) -> dict[str, Any]:
     """Train a model as configured; returns a summary, with ``kept``: whether the run was finished before.
 
@@ -56,6 +58,7 @@ def train(
             with, as always.
         overwrite: replace what an earlier run left there.
         report: called now and then with where the run is.
+        svg: write the training curve as SVG too.
 
     Raises:
         UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
@@ -81,7 +84,7 @@ def train(
             trainer.resume()
         elif overwrite:
             own.clear()
-        summary = trainer.run(report, draw=partial(_draw, own.path, resolved))
+        summary = trainer.run(report, draw=partial(_draw, own.path, resolved, svg=svg))
         own.check()
     return summary | {"folder": str(folder), "kept": False}
 
@@ -100,7 +103,7 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
 
 def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     summary = read_summary(folder)
-    if not _pictured(folder):
+    if not (folder / _CURVE).is_file():
         _draw(folder, config)
     remove(folder / "state.safetensors")
     return summary
@@ -108,11 +111,8 @@ def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
 
 def _at_its_end(folder: Path) -> bool:
     """Whether a finished run was not killed before it had put everything in order."""
-    return _pictured(folder) and not any((folder / name).exists() for name in ("state.safetensors", LOCK))
-
-
-def _pictured(folder: Path) -> bool:
-    return all((folder / f"training.{kind}").is_file() for kind in ("png", "svg"))
+    left = any((folder / name).exists() for name in ("state.safetensors", LOCK))
+    return (folder / _CURVE).is_file() and not left
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _draw(folder: Path, config: TrainConfig) -> None:
+def _draw(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     """Draw what ``metrics.csv`` says, and not what was computed, which has more digits."""
     from moeprobe.results.figures import save
     from moeprobe.results.figures.training import draw
@@ -143,7 +143,7 @@ def _draw(folder: Path, config: TrainConfig) -> None:
         raise UserError(
             f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
         ) from error
-    save(draw(metrics, name=config.name), folder / "training")
+    save(draw(metrics, name=config.name), folder / "training", svg=svg)
 
 
 def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:

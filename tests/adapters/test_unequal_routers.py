@@ -38,7 +38,7 @@ def probed(kinds: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """Each probe of the two side by side: its folder, and what it printed."""
     root, found = tmp_path_factory.mktemp("probed"), {}
     for command in (
-        ("match-ratio", "--full"), ("noise-sweep", "--full", "--sigmas", "0,0.2"), ("overlay", "--count", "2"),
+        ("match-ratio", "--full"), ("noise-sweep", "--full", "--sigmas", "0,0.2"), ("overlay", "--count", "2", "--svg"),
     ):  # fmt: skip
         out = root / command[0]
         result = run(command[0], *kinds.values(), *command[1:], *IMAGES, "--out", out)

@@ -26,7 +26,7 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
     assert names_in(out) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
     }  # fmt: skip
-    assert sorted(path.name for path in (out / "figures").iterdir()) == ["match-ratio.png", "match-ratio.svg"]
+    assert sorted(path.name for path in (out / "figures").iterdir()) == ["match-ratio.png"]
     for name in ("table.csv", "table.json", "comparison.csv", "images.parquet", "figures/match-ratio.png"):
         assert name in result.output
     table = pd.read_csv(out / "table.csv")
@@ -55,7 +55,7 @@ def test_match_ratio_writes_what_it_says(trained: Trained, tmp_path: Path) -> No
 def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path: Path) -> None:
     files = {}
     for name, more in (("first", ()), ("again", ("--batch-size", 17))):
-        arguments = ("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", *more)
+        arguments = ("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", "--svg", *more)
         assert run(*arguments, "--out", tmp_path / name / "noise").exit_code == 0
         files[name] = {
             path.relative_to(tmp_path / name): path.read_bytes()
@@ -69,7 +69,7 @@ def test_the_same_command_twice_gives_the_same_bytes(trained: Trained, tmp_path:
     same = [table[~table["view"].isin(FLOORS)] for table in (first, again)]
     pd.testing.assert_frame_equal(*same, rtol=1e-4, atol=1e-6)
     repeat = tmp_path / "repeat" / "noise"
-    run("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", "--out", repeat)
+    run("noise-sweep", *trained.values(), "--limit", 30, "--sigmas", "0,0.2", "--svg", "--out", repeat)
     for path, content in files["first"].items():
         assert (tmp_path / "repeat" / path).read_bytes() == content, path
 
@@ -125,7 +125,7 @@ def test_overlay_of_own_files(trained: Trained, tmp_path: Path) -> None:
     picture = tmp_path / "mine.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(picture)
     out = tmp_path / "overlay"
-    result = run("overlay", *trained.values(), "--file", picture, "--out", out)
+    result = run("overlay", *trained.values(), "--file", picture, "--svg", "--out", out)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (out / "figures").iterdir()) == [
         "overlay-blocks.1.png", "overlay-blocks.1.svg", "overlay-blocks.3.png", "overlay-blocks.3.svg",

@@ -68,7 +68,7 @@ def test_contagion_writes_what_it_says(finished: Path) -> None:
     assert names_in(finished) == {
         "run.json", "table.csv", "table.json", "comparison.csv", "images.parquet", "figures",
     }  # fmt: skip
-    assert {path.name for path in (finished / "figures").iterdir()} == {"contagion.png", "contagion.svg"}
+    assert {path.name for path in (finished / "figures").iterdir()} == {"contagion.png"}
     table = pd.read_csv(finished / "table.csv")
     assert list(table.columns) == list(COLUMNS)
     assert set(table["metric"]) == METRICS and set(table["tokens"]) == {"patch", "prefix"}

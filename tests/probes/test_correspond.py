@@ -41,7 +41,7 @@ def test_the_pairs_are_those_that_a_probe_counts(trained: Trained, view: str) ->
 
 def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     arguments = ("correspond", trained["prc"], "--view", "prc_crops", "--count", 3)
-    result = run(*arguments, "--out", tmp_path / "one")
+    result = run(*arguments, "--svg", "--out", tmp_path / "one")
     assert result.exit_code == 0, result.output
     files = ("figures/correspond.png", "figures/correspond.svg", "pairs.csv", "table.json")
     assert all(name in result.output for name in files)
@@ -57,7 +57,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     assert (request["image_size"], request["patch_size"]) == (32, 8)
     assert len(request["checkpoints"]["prc"]["sha256"]) == 64
     assert "--overwrite" in refused(*arguments, "--out", tmp_path / "one")
-    run(*arguments, "--out", tmp_path / "two")
+    run(*arguments, "--svg", "--out", tmp_path / "two")
     for name in files[:3]:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 

@@ -231,7 +231,7 @@ def test_counts_of_runs_from_before_the_first_threshold_was_rounding_are_called_
 @pytest.mark.slow
 def test_discontinuity_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "jumps"
-    arguments = ("discontinuity", *trained.values(), "--limit", 6, "--count", 2, "--until", 0.2)
+    arguments = ("discontinuity", *trained.values(), "--limit", 6, "--count", 2, "--until", 0.2, "--svg")
     result = run(*arguments, "--out", out)
     assert result.exit_code == 0, result.output
     assert "Switches and jumps along gaussian_noise up to 0.2 (noise σ" in result.output

@@ -49,9 +49,9 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     assert interval(row.fillna({"flag": ""})) in result.output
     run(*arguments, "--out", tmp_path / "two" / "s")
     names = {path.name for path in (tmp_path / "one" / "s").rglob("*") if path.is_file()}
-    assert {"s-matrix.png", "s-matrix.svg"} < names
+    assert "s-matrix.png" in names and "s-matrix.svg" not in names
     for path in (tmp_path / "one" / "s").rglob("*"):
-        if path.suffix in (".csv", ".parquet", ".png", ".svg"):
+        if path.suffix in (".csv", ".parquet", ".png"):
             again = tmp_path / "two" / "s" / path.relative_to(tmp_path / "one" / "s")
             assert again.read_bytes() == path.read_bytes(), path
 

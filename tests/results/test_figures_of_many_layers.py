@@ -204,7 +204,7 @@ def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
         for name, figure in DRAWN["match"](16).items():
-            save(figure, tmp_path / place / name)
+            save(figure, tmp_path / place / name, svg=True)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == ["match-ratio.png", "match-ratio.svg"]
     for name in files:

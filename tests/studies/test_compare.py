@@ -63,7 +63,7 @@ def test_from_checkpoints_it_writes_what_it_says(trained: Trained, tmp_path: Pat
         "figures",
         "probe",
     }
-    assert sorted(path.name for path in (out / "figures").iterdir()) == ["forest.png", "forest.svg"]
+    assert sorted(path.name for path in (out / "figures").iterdir()) == ["forest.png"]
     assert (out / "probe" / "images.parquet").exists() and not (out / "probe" / "parts").exists()
     table = table_of(out)
     assert set(table.columns) == set(COLUMNS) | set(COMPARISON_COLUMNS)
@@ -85,7 +85,7 @@ def test_runs_give_what_checkpoints_give(trained: Trained, probed: dict[str, Pat
     assert run("compare", *trained.values(), *QUICK, "--out", tmp_path / "x" / "c").exit_code == 0
     assert run("compare", probed["both"], "--out", tmp_path / "y" / "c").exit_code == 0
     assert run("compare", probed["one"], probed["other"], "--out", tmp_path / "z" / "c").exit_code == 0
-    files = ("comparison.csv", "figures/forest.png", "figures/forest.svg")
+    files = ("comparison.csv", "figures/forest.png")
     for name in files:
         first, *others = ((tmp_path / which / "c" / name).read_bytes() for which in "xyz")
         assert all(other == first for other in others), name
@@ -134,7 +134,7 @@ def test_a_collapsed_router_fails_what_it_would_seem_to_pass(
     trained: Trained, collapsed: Path, tmp_path: Path
 ) -> None:
     arguments = ("compare", trained["baseline"], collapsed, *QUICK, "--fail-if-worse", "top1_match")
-    result = run(*arguments, "--out", tmp_path / "out")
+    result = run(*arguments, "--svg", "--out", tmp_path / "out")
     assert result.exit_code == 3, result.output
     assert "collapsed collapsed" in result.output
     assert "comparisons.\n  collapsed collapsed (blocks.3, patches)\n" in result.output

@@ -29,7 +29,7 @@ def out(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trade-off of two trainings, packed."""
     folder = tmp_path_factory.mktemp("packing") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_: None)
+        patch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
         made = run("tradeoff", *trained.values(), *MEASURE, "--out", folder, "--device", "cpu")
     assert made.exit_code == 0, made.output
     return folder
@@ -37,7 +37,7 @@ def out(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
     shutil.copytree(out, tmp_path / "out")
     return tmp_path / "out"
 

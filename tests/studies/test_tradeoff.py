@@ -82,7 +82,7 @@ def copy(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without figures, for what is not about them: they take longer than all the rest."""
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda table, folder: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
 
 
 def unpack(out: Path) -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_done_twice(copy: Path) -> None:
 @pytest.mark.slow
 def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From what is packed alone: no checkpoints are needed."""
-    names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/tradeoff.svg", "figures/paper.png")
+    names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/paper.png")
     first = {name: (copy / "out" / name).read_bytes() for name in names}
     shutil.rmtree(copy / "checkpoints")
     for name in names:
@@ -175,7 +175,7 @@ def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch)
     assert "4 cells: 4 kept" in run("tradeoff", "--out", "out").output
     assert {name: (copy / "out" / name).read_bytes() for name in names} == first
     # By the trainings' names too: what was measured of them is enough.
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda table, folder: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
     assert "4 cells: 4 kept" in run("tradeoff", *[f"gone/{name}" for name in CELLS], "--out", "out").output
     assert (copy / "out" / "table.csv").read_bytes() == first["table.csv"]
     assert not (copy / "checkpoints").exists()
@@ -226,7 +226,7 @@ def test_what_is_asked_later_is_measured_then(copy: Path, monkeypatch: pytest.Mo
         assert (last["value"] > 0) == ("expert_choice" in name)
     monkeypatch.undo()
     monkeypatch.chdir(copy)
-    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_: None)
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda *_, **__: None)
     assert (copy / "out" / "cells.parquet").read_bytes() == first
     assert run("tradeoff", "small.yaml", *more, "--out", "out").exit_code == 0
     pd.testing.assert_frame_equal(table(copy), found)

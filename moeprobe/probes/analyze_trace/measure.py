@@ -20,7 +20,6 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.analyze_trace.figure import figures_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.probes.engine.measurement import save_figures
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder, provenance
@@ -59,8 +58,8 @@ def analyze_trace(
 
     Args:
         paths: trace files; the first is the reference.
-        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite`` and ``figures``; ``changes`` are
-            applied to them by name.
+        options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
+            ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
 
     Raises:
@@ -105,7 +104,9 @@ def analyze_trace(
         if folder is not None:
             folder.write(result)
             if options.figures:
-                save_figures(result, folder.path / "figures")
+                from moeprobe.results.figures import save_all
+
+                save_all(result.plot(), folder.path / "figures", svg=options.svg)
             folder.finish(result.sidecar)
     return result
 

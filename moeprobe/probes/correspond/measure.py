@@ -112,13 +112,13 @@ def correspond(
         lines: pairs of an image that are joined by a line, at most; ``table`` holds all.
         image_size: side of the input in pixels, without a checkpoint; None = 224.
         patch_size: side of a patch in pixels, without a checkpoint; None = 32.
-        options: of these count split, seed, out, overwrite, command; ``changes`` are applied to them by name.
+        options: of these count split, seed, out, overwrite, svg, command; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    from moeprobe.results.figures import save
+    from moeprobe.results.figures import save_all
 
     options = combine(options, changes)
     watcher = progress_of(watcher)
@@ -157,8 +157,7 @@ def correspond(
             pairs, table, written, data, f"Corresponding patches: {view}{strength}", lines
         )
         if folder is not None:
-            for name, figure in result.plot().items():
-                written += save(figure, folder.path / "figures" / name)
+            written += save_all(result.plot(), folder.path / "figures", svg=options.svg)
             write_csv(folder.path / "pairs.csv", table)
             written.append(folder.path / "pairs.csv")
             folder.finish({"request": request, "command": options.command} | provenance())

@@ -115,7 +115,9 @@ class Measurement(Work[M_co], Generic[M_co]):
         found = self.finish(result, folder)
         if folder is not None:
             if self.options.figures:
-                save_figures(found, folder.path / "figures")
+                from moeprobe.results.figures import save_all
+
+                save_all(found.plot(), folder.path / "figures", svg=self.options.svg)
             folder.finish(found.sidecar)
         return found
 
@@ -199,10 +201,3 @@ class Measurement(Work[M_co], Generic[M_co]):
     def data_warnings(self) -> dict[str, str]:
         """Return warnings about checkpoints on these data, by their names."""
         return origins.doubts(self.models, self.question.dataset, self.data, split=self.options.split)
-
-
-def save_figures(result: Result, folder: Path) -> list[Path]:
-    """Write the figures of a run as PNG and SVG; returns the files."""
-    from moeprobe.results.figures import save
-
-    return [path for name, figure in result.plot().items() for path in save(figure, folder / name)]

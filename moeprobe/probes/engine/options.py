@@ -33,6 +33,7 @@ class Keywords(TypedDict, total=False):
     out: str | Path | None
     overwrite: bool
     figures: bool
+    svg: bool
     command: str
 
 
@@ -94,6 +95,7 @@ class Options:
     ] = None
     overwrite: Annotated[bool, Arg("Replace what an earlier run left in --out.", in_request=False)] = False
     figures: Annotated[bool, Arg("Draw figures into the output folder.", in_request=False)] = True
+    svg: Annotated[bool, Arg("Write figures as SVG too, not only as PNG.", in_request=False)] = False
     command: Annotated[str, Arg("What was typed, for the sidecar.", in_request=False)] = ""
 
     def __post_init__(self) -> None:

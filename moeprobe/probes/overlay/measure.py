@@ -106,10 +106,17 @@ class Drawing(Work[OverlayResult]):
             if self.probe.animate:
                 sidecar["colours"] = colors([model.name for model in self.models])
                 drawn, sidecar["frames"] = _animations(
-                    self.question, overlays, folder.path, watcher, colors=sidecar["colours"]
+                    self.question,
+                    overlays,
+                    folder.path,
+                    watcher,
+                    colors=sidecar["colours"],
+                    svg=self.options.svg,
                 )
             else:
-                drawn = _save(result.plot(), folder.path)
+                from moeprobe.results.figures import save_all
+
+                drawn = save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
             result.files.extend(drawn)
             _finish(folder, result)
         return result
@@ -151,13 +158,6 @@ def _figures(overlays: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
     }
 
 
-def _save(figures: Figures, folder: Path) -> list[Path]:
-    """Write figures; returns the files."""
-    from moeprobe.results.figures import save
-
-    return [path for name, figure in figures.items() for path in save(figure, folder / "figures" / name)]
-
-
 def _animations(
     question: Question,
     overlays: Sequence[Overlay],
@@ -165,6 +165,7 @@ def _animations(
     watcher: Progress,
     *,
     colors: Mapping[str, str],
+    svg: bool,
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
     from moeprobe.probes.overlay.animation import frame, strip, write_gif
@@ -183,13 +184,13 @@ def _animations(
         for number, severity in enumerate(question.severities):
             at_severity = [item for item in items if item.severity == severity]
             figure = frame(at_severity, title=title, note=moved(items), experts=experts_of(items))
-            frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"), formats=("png",))
+            frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"))
             watcher.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]
         figure = strip(first, title=title, unit=question.view.unit, colors=colors)
         written += [
             write_gif(frames, stem.with_name(f"{stem.name}.gif")),
-            *save(figure, stem.with_name(f"{stem.name}-strip")),
+            *save(figure, stem.with_name(f"{stem.name}-strip"), svg=svg),
             *frames,
         ]
         listed[layer] = [

@@ -3,7 +3,8 @@
 Drawn without pyplot, so nothing is global and nothing depends on a screen.
 """
 
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,30 @@ STYLE: Any = {
 _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
-def save(figure: Figure, stem: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """Write a figure as PNG and as SVG; the same figure gives the same bytes."""
-    FigureCanvasAgg(figure)
+def save_all(figures: Mapping[str, Figure], folder: Path, *, svg: bool) -> list[Path]:
+    """Write figures by their names into a folder, as ``save`` does; returns the files."""
+    return [path for name, figure in figures.items() for path in save(figure, folder / name, svg=svg)]
+
+
+def save(figure: Figure, stem: Path, *, svg: bool = False) -> list[Path]:
+    """Write a figure as PNG, and with ``svg`` as SVG too; the same figure gives the same bytes. Returns the files."""
     written = []
+    for kind in ("png", "svg") if svg else ("png",):
+        path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(rendered(figure, kind))
+        written.append(path)
+    return written
+
+
+def rendered(figure: Figure, kind: str = "png") -> bytes:
+    """Return a figure as the bytes of a PNG or an SVG file."""
+    FigureCanvasAgg(figure)
+    file = io.BytesIO()
     with mpl.rc_context(STYLE):
         _settle(figure)
-        for kind in formats:
-            path = stem.with_name(f"{stem.name}.{kind}")  # a name may hold dots: blocks.3
-            with atomic_file(path) as temporary:
-                figure.savefig(temporary, format=kind, dpi=150, metadata=_METADATA[kind])
-            written.append(path)
-    return written
+        figure.savefig(file, format=kind, dpi=150, metadata=_METADATA[kind])
+    return file.getvalue()
 
 
 def _settle(figure: Figure) -> None:

@@ -242,4 +242,4 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
 
 def _of_a_run(options: Options) -> Options:
     """Return the options that concern a finished run."""
-    return Options(out=options.out, overwrite=options.overwrite, command=options.command)
+    return Options(out=options.out, overwrite=options.overwrite, svg=options.svg, command=options.command)

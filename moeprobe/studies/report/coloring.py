@@ -1,55 +1,95 @@
 """One color per checkpoint in a whole report, though each run gave them out for itself.
 
 A run of B alone draws it in the first color, and a run of A and B in the second. What was first drawn holds; a figure
-that shows a checkpoint in another color is shown as its SVG, in which the colors are exchanged.
+that shows a checkpoint in another color is drawn once more from the run's table.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+import pyarrow as pa
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Probe
+from moeprobe.probes.registry import of_kind
+from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
 
-_STYLE = re.compile(rb'style="[^"]*"')
-_COLOR = re.compile(rb"#[0-9a-f]{6}\b")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Columns of texts, which may look like numbers: a checkpoint may be called 007.
+_TEXTS = {
+    "run", "checkpoint", "reference", "group", "dataset", "split", "layer", "router", "view", "tokens", "metric",
+    "null", "class", "flag", "verdict", "judgement", "collapsed",
+}  # fmt: skip
+# What may be raised by a figure of a run that somebody changed, or another version wrote.
+_UNDRAWN = (
+    ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, UserError, ValueError,
+)  # fmt: skip
 
 
 def in_one_color(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with every checkpoint in one color; ``Run.miscolored`` where a figure has no SVG for that."""
-    names, given = Names(runs), dict[str, str]()
-    found = []
+    """Return the runs with every checkpoint in one color; ``Run.miscolored`` where a figure cannot be drawn so."""
+    names, taken = Names(runs), dict[str, str]()
+    recolored = []
     for run in runs:
-        wanted = {name: color for name, color in run.colors.items() if names.of(run, name) not in given}
-        for name, color in wanted.items():
-            free = [other for other in COLORS if other not in given.values()]
-            given[names.of(run, name)] = color if color in free or not free else free[0]
-        found.append(_recolored(run, {name: given[names.of(run, name)] for name in run.colors}))
-    return found
+        new = {name: color for name, color in run.colors.items() if names.of(run, name) not in taken}
+        for name, color in new.items():
+            free = [other for other in COLORS if other not in taken.values()]
+            taken[names.of(run, name)] = color if color in free or not free else free[0]
+        recolored.append(_recolored(run, {name: taken[names.of(run, name)] for name in run.colors}))
+    return recolored
 
 
 def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
     changed = [name for name, color in colors.items() if color != run.colors[name]]
-    if not changed:
+    if not changed or not run.pictures:
         return run
-    # Where two share a color, which of them a line belongs to cannot be seen.
-    if len(set(run.colors.values())) < len(run.colors) or any(not it.svg for it in run.pictures):
+    figures = redrawn(run, colors)
+    if figures.keys() != {picture.stem for picture in run.pictures}:
         return dataclasses.replace(run, miscolored=changed)
-    exchanged = {run.colors[name].lower(): color.lower() for name, color in colors.items()}
-    return dataclasses.replace(run, pictures=[_exchanged(picture, exchanged) for picture in run.pictures])
+    from moeprobe.results.figures import rendered  # not before a figure is drawn: it brings matplotlib
+
+    pictures = [
+        Picture(f"{picture.stem}.png", rendered(figures[picture.stem]), "image/png")
+        for picture in run.pictures
+    ]
+    return dataclasses.replace(run, pictures=pictures)
 
 
-def _exchanged(picture: Picture, colors: Mapping[str, str]) -> Picture:
-    """Return a picture with some colors instead of others; as it is where it has none of them."""
-    by_bytes = {old.encode(): new.encode() for old, new in colors.items()}
+def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
+    """Return the figures of a run in other colors, by name; none where they show more than its tables hold."""
+    try:
+        if run.kind == "compare" and run.comparison is not None:
+            from moeprobe.results.figures.forest import draw
 
-    def of_style(style: re.Match[bytes]) -> bytes:
-        return _COLOR.sub(lambda found: by_bytes.get(found[0], found[0]), style[0])
+            return {"forest": draw(_typed(run.csvs["comparison.csv"]), colors=colors)}
+        kind = of_kind(run.kind)
+        if run.table is None or kind is None or not issubclass(kind, Probe):
+            return {}
+        sidecar = run.sidecar | {"colours": dict(colors)}
+        return _probe(kind, run.request).draw(
+            Result(_typed(run.csvs["table.csv"]), None, pa.table({}), sidecar)
+        )
+    except _UNDRAWN:
+        return {}
 
-    content = _STYLE.sub(of_style, picture.svg)
-    if content == picture.svg:
-        return picture
-    stem = picture.name.rsplit(".", 1)[0]
-    return Picture(f"{stem}.svg", content, "image/svg+xml", svg=content)
+
+def _probe(kind: type[Probe[Any]], request: Mapping[str, Any]) -> Probe[Any]:
+    """Return the probe of a run, with what must be said of it."""
+    required = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    named = {name: request[name] for name in required}
+    return kind(
+        **{name: value["name"] if isinstance(value, dict) else value for name, value in named.items()}
+    )
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table that was read as text as it was when it was drawn: numbers as numbers, counts whole."""
+    return table.assign(**{name: pd.to_numeric(table[name]) for name in table if name not in _TEXTS})

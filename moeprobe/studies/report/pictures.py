@@ -15,12 +15,16 @@ _MEDIA = {".png": "image/png", ".svg": "image/svg+xml", ".gif": "image/gif"}
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of a run: its file's name, its bytes and their media type; the same as SVG, empty if there is none."""
+    """A figure of a run: its file's name, its bytes and their media type."""
 
     name: str
     content: bytes
     media: str
-    svg: bytes = b""
+
+    @property
+    def stem(self) -> str:
+        """The name of the figure, which may hold dots: ``overlay-blocks.3``."""
+        return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,8 @@ def read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Pict
     """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
     found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
     drawn = {file.stem for file in found if file.suffix == ".png"}
-    drawings = {file.stem: file for file in found if file.suffix == ".svg"}
     return [
-        _picture(path, file, svg=drawings.get(file.stem))
+        _picture(path, file)
         for file in found
         if file.name not in without
         and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
@@ -59,9 +62,8 @@ def _natural(path: Path) -> list[Any]:
     ]
 
 
-def _picture(folder: Path, path: Path, *, svg: Path | None = None) -> Picture:
-    drawing = b"" if svg is None else file_of(folder, svg)
-    return Picture(path.name, file_of(folder, path), _MEDIA[path.suffix], drawing)
+def _picture(folder: Path, path: Path) -> Picture:
+    return Picture(path.name, file_of(folder, path), _MEDIA[path.suffix])
 
 
 def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:

@@ -169,9 +169,8 @@ def _plain(name: str) -> str:
 
 def alternative(picture: Picture, part: Section) -> str:
     """Return what a picture shows, for those who do not see it."""
-    stem = picture.name.rsplit(".", 1)[0]
     has_numbers = part.run.table is not None or part.run.comparison is not None
-    return f"Figure {stem} of {part.run.label}: {part.title}." + (
+    return f"Figure {picture.stem} of {part.run.label}: {part.title}." + (
         " Its numbers are in the tables." * has_numbers
     )
 

@@ -68,6 +68,7 @@ def tradeoff(
     checkpoints: str | Path = "checkpoints",
     device: str = "auto",
     overwrite: bool = False,
+    svg: bool = False,
     command: str = "",
     watcher: TradeoffProgress | None = None,
 ) -> TradeoffResult:
@@ -84,6 +85,7 @@ def tradeoff(
         checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
         device: where to train and to measure.
         overwrite: measure again what an earlier trade-off measured; trainings are kept.
+        svg: write the figures as SVG too.
         command: what was typed, for the sidecar.
         watcher: receives the progress.
 
@@ -130,7 +132,7 @@ def tradeoff(
         table = make_table(cells, run=out.name, progress=watcher.advance)
         write_csv(folder.path / "table.csv", table)
         write_csv(folder.path / "paper.csv", published())
-        _draw(table, folder.path / "figures")
+        _draw(table, folder.path / "figures", svg=svg)
         sidecar = {
             "request": request,
             "command": command,
@@ -164,12 +166,11 @@ def _provenance(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _draw(table: pd.DataFrame, folder: Path) -> None:
-    from moeprobe.results.figures import save
+def _draw(table: pd.DataFrame, folder: Path, *, svg: bool) -> None:
+    from moeprobe.results.figures import save_all
     from moeprobe.results.figures.tradeoff import draw, draw_published
 
-    for name, figure in (draw(table) | {"paper": draw_published(published())}).items():
-        save(figure, folder / name)
+    save_all(draw(table) | {"paper": draw_published(published())}, folder, svg=svg)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,14 @@ def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path
 def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "prc"
     result = run(
-        "analyze-trace", *sorted((recorded / "prc").iterdir()), "--layers", "blocks.3", "--full", "--out", out
+        "analyze-trace",
+        *sorted((recorded / "prc").iterdir()),
+        "--layers",
+        "blocks.3",
+        "--full",
+        "--svg",
+        "--out",
+        out,
     )
     assert result.exit_code == 0, result.output
     assert "Recorded routing: blocks.3, patches" in result.output
