@@ -41,8 +41,8 @@ fix: setup ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Time a training step of one MoE layer with every router, side by side
-	$(BIN)/python benchmarks/routers.py
+bench: setup ## Measure the speed of everything that has a target, into reports/benchmarks/
+	$(BIN)/moeprobe bench all --out reports/benchmarks --overwrite
 
 reports: setup ## Regenerate the committed reports, and the tables and pictures of pages, from the committed checkpoints
 	$(BIN)/python reports/regenerate.py

@@ -1,1 +1,1 @@
-"""What routers cost, and how often intervals hold the truth."""
+"""How often intervals hold the truth."""

@@ -8,7 +8,7 @@ Tests hold that what is committed is what this writes.
 import re
 from pathlib import Path
 
-from writers import columns, commands, configurations, metrics, plugins, python, terms
+from writers import columns, commands, configurations, metrics, plugins, python, speed, terms
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -21,7 +21,7 @@ FIGURES = {
     "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
 }
-WRITERS = (commands, metrics, columns, plugins, configurations, python, terms)
+WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)
 
 
 def main() -> None:

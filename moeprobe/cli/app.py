@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from moeprobe import __version__
 from moeprobe.cli import (
     analyze_trace,
+    bench,
     compare,
     correspond,
     demo,
@@ -129,6 +130,7 @@ app.command("compare")(compare.compare)
 app.command("correspond")(correspond.correspond)
 app.command("paper")(paper.paper)
 app.command("report")(report.report)
+app.command("bench")(bench.bench)
 app.command("inspect")(inspect.inspect)
 importing = typer.Typer(
     no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."

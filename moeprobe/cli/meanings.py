@@ -9,7 +9,14 @@ from typing import Any
 from moeprobe.inputs.modality import IMAGE, TEXT
 from moeprobe.metrics import registry
 from moeprobe.metrics.declaration import NULLS, MetricFamily
-from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, FLAGS, TRADEOFF_COLUMNS, VERDICTS
+from moeprobe.results.columns import (
+    BENCH_COLUMNS,
+    COLUMNS,
+    COMPARISON_COLUMNS,
+    FLAGS,
+    TRADEOFF_COLUMNS,
+    VERDICTS,
+)
 from moeprobe.results.phrases import sentence_case
 from moeprobe.results.terms import KAPPA_FORMULAS, KAPPA_RANGE, TERMS, Term
 from moeprobe.runtime import catalog, docstrings
@@ -19,6 +26,7 @@ _WORDS = {
     "column of tables": COLUMNS,
     "column of moeprobe compare": COMPARISON_COLUMNS,
     "column of moeprobe tradeoff": TRADEOFF_COLUMNS,
+    "column of moeprobe bench": BENCH_COLUMNS,
     "word of the column flag": FLAGS,
     "word of the column verdict": VERDICTS,
 }

@@ -73,3 +73,23 @@ TRADEOFF_COLUMNS: dict[str, str] = {
     "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
     "`model` if counted",
 }
+# What the table of ``moeprobe bench`` has.
+BENCH_COLUMNS: dict[str, str] = {
+    "part": "part of the benchmark",
+    "race": "what all contestants of it do",
+    "contestant": "how it is done",
+    "role": "ours, other, or limit: something else that nothing can beat",
+    "median": "of the measured rounds, of one call",
+    "quartile_low": "a quarter of the rounds were below",
+    "quartile_high": "a quarter of the rounds were above",
+    "unit": "of these three: s for seconds, or what the race counts",
+    "rounds": "interleaved rounds that were measured",
+    "items_per_second": "at the median; empty where nothing is counted",
+    "against": "contestant that the ratio is to; best: the quickest of the others, limits left out",
+    "ratio": "median over rounds of the ratio within a round",
+    "ratio_quartile_low": "a quarter of the rounds had a lower one",
+    "ratio_quartile_high": "a quarter of the rounds had a higher one",
+    "ratio_of": "speed: the other's time over the contestant's; time: the reverse",
+    "target": "what the ratio is to reach; empty if nothing",
+    "reached": "yes or no, by the median ratio; empty without target and with --quick",
+}

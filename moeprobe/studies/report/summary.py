@@ -20,7 +20,11 @@ from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
 
 # What is no probe's.
-_STUDIES = {"compare": "Comparison of checkpoints", "tradeoff": "Trainings side by side"}
+_STUDIES = {
+    "compare": "Comparison of checkpoints",
+    "tradeoff": "Trainings side by side",
+    "bench": "How fast moeprobe is",
+}
 
 _NO_TRIALS = "no_trials"
 _ROW = [

@@ -15,7 +15,7 @@ from moeprobe.studies.report.summary import title_of
 from tests.studies.report.making import row, write_run
 
 
-@pytest.mark.parametrize("kind", [*(kind.kind for kind in registry.kinds()), "compare", "tradeoff"])
+@pytest.mark.parametrize("kind", [*(kind.kind for kind in registry.kinds()), "compare", "tradeoff", "bench"])
 def test_every_kind_has_a_heading(kind: str, tmp_path: Path) -> None:
     (found,) = read_runs([write_run(tmp_path / "run", kind, pictures=())])
     assert title_of(found).split(":")[0] != kind.replace("-", " ").capitalize()

@@ -1,0 +1,77 @@
+"""How fast moeprobe is, as the committed runs of ``moeprobe bench`` have it: ``reports/bench/``, a folder per part."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.studies.bench.facts import sentence
+from writers.markdown import code, inline, page, table
+
+REPORTS = Path(__file__).parents[2] / "reports" / "bench"
+_UNITS = {"s": ("ms", 1e3)}
+
+
+def pages() -> dict[str, str]:
+    """Return the page of all parts that were measured."""
+    runs = [
+        (pd.read_csv(folder / "table.csv", keep_default_na=False, na_values={"ratio": [""]}), sidecar)
+        for folder in sorted(REPORTS.iterdir())
+        for sidecar in [json.loads((folder / "table.json").read_text(encoding="utf-8"))]
+    ]
+    on_gpu = any(sidecar["machine"]["device"] != "cpu" for _, sidecar in runs)
+    text = page(
+        "How fast moeprobe is",
+        "reports/bench",
+        "`moeprobe bench` measures moeprobe against other ways to do the same work, and against what cannot be beaten, "
+        "in turn and in one run, after it has compared their values. A speed of 0.95 means: in the time that the other "
+        "takes once, 0.95 times; a time of 0.25 means a quarter of the other's. In brackets the quartiles over the "
+        "rounds. The columns of its `table.csv` are in the [reference](../reference/columns.md#of-moeprobe-bench).",
+        "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
+        *(
+            _section(str(part), rows, sidecar)
+            for found, sidecar in runs
+            for part, rows in found.groupby("part", sort=False)
+        ),
+        "## On a GPU\n\n" + ("Above." if on_gpu else "GPU: not run."),
+    )
+    return {"results/speed.md": text}
+
+
+def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
+    shown = rows[rows["target"] != ""] if (rows["target"] != "").any() else rows
+    loads = f"load average {sidecar['load_at_start']} at the start and {sidecar['load_at_end']} at the end"
+    lines, before = [], ("", "")
+    for row in shown.to_dict("records"):
+        same = before == (row["race"], row["contestant"])
+        lines.append(
+            [
+                "" if row["race"] == before[0] else inline(row["race"]),
+                "" if same else code(row["contestant"]),
+                "" if same else _median(row),
+                _ratio(row),
+                f"{row['target']} {'reached' if row['reached'] == 'yes' else 'missed'}"
+                if row["target"]
+                else "",
+            ]
+        )
+        before = (row["race"], row["contestant"])
+    heading = f"## {part.replace('_', ' ').capitalize()}"
+    on = f"{sentence(sidecar['machine'])}; {loads}; {rows['rounds'].max()} rounds."
+    head = ["race", "contestant", f"median, {_UNITS.get(rows['unit'].iloc[0], (rows['unit'].iloc[0], 1))[0]}"]
+    return f"{heading}\n\n{on}\n\n" + table([*head, "ratio", "target"], lines)
+
+
+def _median(row: dict[str, Any]) -> str:
+    scale = _UNITS.get(row["unit"], ("", 1.0))[1]
+    low, median, high = (float(row[name]) * scale for name in ("quartile_low", "median", "quartile_high"))
+    text = f"{median:,.4g} [{low:,.4g}, {high:,.4g}]"
+    return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    if not row["against"]:
+        return ""
+    low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
+    return f"{row['ratio_of']} {ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against']}"

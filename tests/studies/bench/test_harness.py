@@ -1,0 +1,168 @@
+"""The harness of the benchmark, on work whose time is known."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from moeprobe.results.columns import BENCH_COLUMNS
+from moeprobe.runtime.progress import Progress
+from moeprobe.studies.bench import parts
+from moeprobe.studies.bench.measure import measure
+from moeprobe.studies.bench.parts.base import Part, Settings
+from moeprobe.studies.bench.race import BEST, Contestant, DisagreementError, Race, Target
+from moeprobe.studies.bench.table import rows
+from moeprobe.studies.bench.values import check_values
+from tests.commands import run
+
+
+def run_race(race: Race, *, rounds: int = 3) -> dict[str, np.ndarray]:
+    return measure(race, rounds=rounds, shortest=0, wait=lambda: None, watcher=Progress())
+
+
+def metered(times: dict[str, Sequence[float]], **kwargs: object) -> Race:
+    """A race whose contestants take what they are said to take: one for the values, one to warm up, then the rounds."""
+
+    def work(name: str) -> Callable[[], float]:
+        left = iter([0.0, 0.0, *times[name]])
+        return lambda: next(left)
+
+    roles = {"ours": "ours", "dense": "limit"}
+    contestants = [Contestant(name, work(name), roles.get(name, "other")) for name in times]  # type: ignore[arg-type]
+    return Race("race", contestants, None, meter=float, **kwargs)  # type: ignore[arg-type]
+
+
+def test_rounds_are_interleaved_and_another_one_begins_each() -> None:
+    calls: list[str] = []
+    contestants = [
+        Contestant(
+            name, lambda name=name: calls.append(name), before=lambda name=name: calls.append(f"<{name}")
+        )  # type: ignore[misc]
+        for name in "abc"
+    ]
+    measured = run_race(Race("race", contestants, tolerance=None))
+    assert "".join(call for call in calls if "<" not in call) == "abcabcabcbcacab"
+    assert all(first == f"<{second}" for first, second in zip(calls[::2], calls[1::2], strict=True))
+    assert {name: times.shape for name, times in measured.items()} == dict.fromkeys("abc", (3,))
+
+
+def test_short_work_is_repeated() -> None:
+    calls: list[int] = []
+    race = Race("race", [Contestant("short", lambda: calls.append(1))], tolerance=None)
+    measure(race, rounds=1, shortest=0.01, wait=lambda: None, watcher=Progress())
+    assert len(calls) > 10
+
+
+def test_ratios_are_those_within_a_round() -> None:
+    """A machine that becomes ten times slower halfway changes no ratio."""
+    race = metered(
+        {"ours": [2, 20, 20], "slow": [9, 90, 90], "quick": [1, 10, 10], "dense": [0.5, 5, 5]},
+        targets=[Target("ours", BEST, at_least=0.6), Target("ours", "dense", at_least=0.2)],
+    )
+    best, dense, *others = rows(race, run_race(race), part="toy", judge=True)
+    assert best["against"] == "best: quick"
+    assert [best[name] for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high")] == [0.5, 0.5, 0.5]
+    assert (best["target"], best["reached"]) == ("≥ 0.6", "no")
+    assert (dense["against"], dense["ratio"], dense["reached"]) == ("dense", 0.25, "yes")
+    assert best["median"] == dense["median"] == 20
+    assert [row["against"] for row in others] == ["best: quick", "best: ours", "best: quick"]
+    assert {row["target"] for row in others} == {row["reached"] for row in others} == {""}
+
+
+def test_a_target_of_time_is_the_reverse() -> None:
+    race = metered(
+        {"ours": [2, 4], "torch": [10, 20]},
+        targets=[Target("ours", "torch", at_most=0.2)],
+        items=8,
+        unit="MB",
+    )
+    ours, torch_row = rows(race, run_race(race, rounds=2), part="toy", judge=True)
+    assert (ours["ratio"], ours["ratio_of"], ours["reached"], ours["unit"]) == (0.2, "time", "yes", "MB")
+    assert ours["items_per_second"] == pytest.approx(8 / 3)
+    assert (torch_row["ratio_of"], torch_row["ratio"]) == ("speed", 0.2)
+    (hasty, _) = rows(race, {"ours": np.ones(2), "torch": np.ones(2)}, part="toy", judge=False)
+    assert hasty["reached"] == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (np.array([1.0, 2.0]), np.array([1.0, 2.5]), "differ by 0.25 of the largest value; 0.1 is allowed"),
+        ({"output": 1.0}, {"output": np.nan}, "differ in output by inf"),
+        ({"output": [np.zeros(2)]}, {"output": [np.zeros(3)]}, "differ in output.0 by inf"),
+        (["one"], ["two"], "differ in 0 by inf"),
+        ({"a": 1}, {"b": 1}, "return different things: b and a"),
+    ],
+)
+def test_those_who_disagree_are_refused(first: object, second: object, said: str) -> None:
+    contestants = [Contestant("first", lambda: first), Contestant("second", lambda: second)]
+    with pytest.raises(DisagreementError, match=said):
+        run_race(Race("race", contestants, tolerance=0.1))
+
+
+def test_those_who_agree_and_limits_are_not_refused() -> None:
+    values = [torch.tensor([1.0, torch.nan]).bfloat16(), np.array([1.05, np.nan]), np.zeros(7)]
+    roles = ("ours", "other", "limit")
+    contestants = [Contestant(role, lambda: None, role) for role in roles]  # type: ignore[arg-type]
+    check_values(Race("race", contestants, tolerance=0.1), dict(zip(roles, values, strict=True)))
+
+
+class Toy(Part):
+    """A part of a test."""
+
+    rounds = 4
+    difference: ClassVar[float] = 0.0
+
+    def races(self, settings: Settings) -> Iterator[Race]:
+        contestants = [
+            Contestant("one", lambda: 1.0, "ours"),
+            Contestant("two", lambda: 1.0 + self.difference),
+        ]
+        yield Race("adding", contestants, 0.1, [Target("one", BEST, at_least=1e-9)])
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> type[Toy]:
+    monkeypatch.setattr(parts, "names", lambda: ["toy"])
+    monkeypatch.setattr(parts, "part", lambda name: {"toy": Toy}[name]())
+    return Toy
+
+
+def test_a_run_keeps_everyone_and_the_machine(toy: type[Toy], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = run("bench", "--out", out, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    assert "1 of 1 targets reached" in done.output and "1 threads" in done.output
+    assert "two" in done.output and "│ two" not in done.output
+    assert "│ two" in run("bench", "toy", "--quick", "--full").output
+    table = pd.read_csv(out / "table.csv", keep_default_na=False)
+    assert list(table) == list(BENCH_COLUMNS)
+    assert list(table["contestant"]) == ["one", "two"] and (table["rounds"] == toy.rounds).all()
+    sidecar = json.loads((out / "table.json").read_text(encoding="utf-8"))
+    assert sidecar["request"]["parts"] == ["toy"]
+    assert sidecar["machine"]["torch"] == torch.__version__ and sidecar["machine"]["processor"]
+    again = run("bench", "toy", "--out", out, "--threads", 1)
+    assert again.exit_code == 2 and "--overwrite" in again.output
+    printed = json.loads(run("bench", "toy", "--json", "--rounds", 5).output)
+    assert printed["out"] is None and printed["table"][0]["rounds"] == 5
+
+
+def test_a_disagreement_ends_with_1(toy: type[Toy], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(toy, "difference", 1.0)
+    failed = run("bench", "toy", "--out", tmp_path / "out")
+    assert failed.exit_code == 1
+    assert failed.output.splitlines()[-1].startswith(
+        "Error: adding: two and one differ by 1 of the largest value"
+    )
+    assert not (tmp_path / "out" / "table.csv").exists()
+
+
+def test_what_is_mistyped_is_refused() -> None:
+    assert "Did you mean 'layer'?" in run("bench", "layr").output
+    assert "--rounds must be at least 1" in run("bench", "layer", "--rounds", 0).output
+    assert "There is no device 'gpu'" in run("bench", "layer", "--device", "gpu").output
