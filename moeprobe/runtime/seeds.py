@@ -8,8 +8,12 @@ every checkpoint (common random numbers), which is what makes comparisons betwee
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def generator(seed: int, purpose: str, image_id: str = "", draw: int = 0) -> np.random.Generator:
@@ -25,6 +29,19 @@ def generator(seed: int, purpose: str, image_id: str = "", draw: int = 0) -> np.
 def torch_seed(seed: int, purpose: str, draw: int = 0) -> int:
     """Return a seed for ``torch.manual_seed`` that belongs to (seed, purpose, draw)."""
     return int(generator(seed, purpose, draw=draw).integers(2**63 - 1))
+
+
+def seed_torch(seed: int, device: "torch.device") -> None:
+    """Seed torch for work on ``device``: ``torch.manual_seed``, without accelerators where the device is a CPU.
+
+    Looking for accelerators takes 100 times as long as seeding.
+    """
+    import torch
+
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 @contextmanager

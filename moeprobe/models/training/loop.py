@@ -38,7 +38,7 @@ from moeprobe.models.training.tensorboard import Board
 from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
-from moeprobe.runtime.seeds import generator, torch_seed
+from moeprobe.runtime.seeds import generator, seed_torch, torch_seed
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -194,7 +194,7 @@ class Trainer:
 
     def _train_step(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update and return what is reported of it."""
-        torch.manual_seed(torch_seed(self.config.seed, "step", draw=self.step))
+        seed_torch(torch_seed(self.config.seed, "step", draw=self.step), self.device)
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)
         labels = batch.labels.repeat_interleave(len(batch.views)).to(self.device, non_blocking=True)
         targets = nn.functional.one_hot(labels, len(self.class_names)).float()

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
@@ -12,6 +13,10 @@ from moeprobe.errors import UserError
 from moeprobe.models.config import OptimizerConfig, ScheduleConfig
 from moeprobe.models.nn.vit import kernel_names
 from moeprobe.runtime.catalog import unknown
+
+# torch's own optimizers that update a parameter in one pass over it and its moments, and where they do.
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+_FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -37,7 +42,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     kind = get_optimizer_class(config.name, bind_defaults=False)
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
     taken = inspect.signature(kind.__init__).parameters
-    extra = {key: value for key, value in offered.items() if key in taken}
+    extra: dict[str, Any] = {key: value for key, value in offered.items() if key in taken}
+    if kind in _FUSED and all(p.device.type in _FUSED_DEVICES for p in parameters.values()):
+        extra["fused"] = True
     try:
         return create_optimizer_v2(
             groups, opt=config.name, lr=config.learning_rate, weight_decay=0.0, **extra

@@ -165,6 +165,33 @@ def test_momentum_is_heavy_ball() -> None:
     assert model.weight.item() == pytest.approx(start - 0.1 * 1.0 - 0.1 * (0.9 * 1.0 + 2.0))
 
 
+@pytest.mark.parametrize(("config", "kind"), [(ADAM, torch.optim.AdamW), (SGD, torch.optim.SGD)])
+def test_updates_in_one_pass_are_those_of_the_formula(config: OptimizerConfig, kind: Any) -> None:
+    """torch's fused kernel, against its loop over the parameters with the same groups."""
+    torch.manual_seed(0)
+    models = [released_like(), released_like()]
+    models[1].load_state_dict(models[0].state_dict())
+    fused = make_optimizer(models[0], config)
+    assert type(fused) is kind
+    assert all(group["fused"] for group in fused.param_groups)
+    looped = make_optimizer(models[1], config)
+    for group in looped.param_groups:
+        group.update(fused=False, foreach=False)
+    for _ in range(5):
+        gradients = [torch.randn_like(p) for p in models[0].parameters()]
+        for model, optimizer in zip(models, (fused, looped), strict=True):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_an_optimizer_of_timm_without_a_fused_kernel_is_made_as_ever() -> None:
+    optimizer = make_optimizer(released_like(), OptimizerConfig(name="lamb"))
+    assert "fused" not in optimizer.param_groups[0]
+
+
 def test_gradients_are_clipped_to_a_global_norm_and_fresh() -> None:
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.full((1, 2), 100.0)
@@ -173,6 +200,26 @@ def test_gradients_are_clipped_to_a_global_norm_and_fresh() -> None:
     torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.8]]))
     backward(model(torch.tensor([[3.0, 4.0]])).sum(), model, clip_norm=None)
     assert torch.equal(model.weight.grad, torch.tensor([[3.0, 4.0]]))
+
+
+@pytest.mark.parametrize("limit", [None, 4.9, 5.0, 5.000002, math.inf])
+def test_clipping_is_that_of_torch_to_the_bit(limit: float | None) -> None:
+    """Also at the limit, where torch divides by the norm plus 1e-6."""
+    model, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    rows = torch.tensor([[3.0, 4.0]])
+    backward(model(rows).sum(), model, clip_norm=limit)
+    other(rows).sum().backward()
+    nn.utils.clip_grad_norm_(other.parameters(), math.inf if limit is None else limit)
+    assert model.weight.grad is not None
+    assert other.weight.grad is not None
+    assert torch.equal(model.weight.grad, other.weight.grad)
+
+
+def test_a_norm_that_is_no_number_spreads_to_all_gradients() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    backward((model.weight * torch.tensor([[math.nan, 1.0]])).sum(), model, clip_norm=1.0)
+    assert model.weight.grad is not None
+    assert bool(model.weight.grad.isnan().all())
 
 
 def test_supervised_losses() -> None:
