@@ -49,7 +49,6 @@ def load_model(
             trained_capacity=trained_capacity,
             group_images=group_images,
         )
-    import moeprobe.models.nn  # noqa: F401  (registers the models)
 
     model, info = load(source)
     traceable = (Vmoe if info.model.swin is None else SwinMoe)(

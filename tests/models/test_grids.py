@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import moeprobe.models.nn  # noqa: F401  (registers the models)
+import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models import config, grid
 from moeprobe.models.nn.build import build_model

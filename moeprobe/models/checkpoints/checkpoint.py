@@ -26,7 +26,6 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.models.nn.transfer import transfer
-from moeprobe.runtime.catalog import ROUTERS, check_plugins
 from moeprobe.runtime.files import atomic_file, write_json
 
 
@@ -104,8 +103,7 @@ def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, Check
         UserError: it is missing, truncated or foreign, or its parameters do not fit the model it describes.
     """
     info, tensors = read_info(source)
-    if info.model.router_name not in ROUTERS:
-        check_plugins(info.path, info.training.get("plugins"))
+    info.check_router()
     model = build_model(info.model) if info.model.swin is None else build_swin(info.model)
     try:
         model.load_state_dict(tensors)

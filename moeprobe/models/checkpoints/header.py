@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig
+from moeprobe.runtime.catalog import ROUTERS, check_plugins
 from moeprobe.runtime.files import find_checkpoint, is_file, sha256
 from moeprobe.runtime.schema import lower_first, sentence
 
@@ -41,6 +42,11 @@ class CheckpointInfo:
     def hash(self) -> str:
         """SHA-256 of the file."""
         return sha256(self.path)
+
+    def check_router(self) -> None:
+        """Raise ``UserError`` where the model has a router of a plug-in that is not known here."""
+        if self.model.router_name not in ROUTERS:
+            check_plugins(self.path, self.training.get("plugins"))
 
 
 class _Training(BaseModel):

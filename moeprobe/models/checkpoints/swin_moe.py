@@ -7,7 +7,6 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-import moeprobe.models.nn  # noqa: F401  (repairs torchvision)
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
 from moeprobe.models.checkpoints.swin_moe_files import Ranks, find_files, read_ranks

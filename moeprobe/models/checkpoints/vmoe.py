@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.arrays import BFLOAT16, AnyArray, Stored
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import moeprobe.models.nn  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16

@@ -6,6 +6,7 @@ import timm
 from timm.models import is_model, list_models, model_entrypoint
 from timm.models.vision_transformer import VisionTransformer
 
+import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.sparse import make_sparse

@@ -4,15 +4,18 @@ Source: the released program of V-MoE (Riquelme et al. 2021); its layers are fla
 """
 
 import math
+from typing import TYPE_CHECKING
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 # Standard deviation of a standard normal that is truncated at two standard deviations.
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def initialise(model: VisionTransformer) -> None:
+def initialise(model: "VisionTransformer") -> None:
     """Initialise a dense ViT as V-MoE does, before it is made sparse.
 
     Xavier-uniform for attention (each of query, key, value by itself) and MLP kernels, MLP biases of standard

@@ -6,18 +6,20 @@ Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are
 import inspect
 import re
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import LAYERS, NUM_EXPERTS, ROUTER, MoeConfig
-from moeprobe.models.nn.experts import MlpExperts
+from moeprobe.models.nn.experts import Experts, MlpExperts
 from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.runtime.schema import Plugin, make_plugin
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 # Arguments of routers that a configuration sets in addition to the number of experts and the group, by their key there.
 _OF_THE_MODEL = {
@@ -31,7 +33,7 @@ _OF_THE_MODEL = {
 }
 
 
-def make_sparse(model: VisionTransformer, config: MoeConfig) -> VisionTransformer:
+def make_sparse(model: "VisionTransformer", config: MoeConfig) -> "VisionTransformer":
     """Replace the MLP of the chosen blocks of any timm ViT by a MoE layer, in place ("upcycling").
 
     Every expert starts as a copy of the block's MLP (so the experts of a fresh model start equal, as V-MoE's do).
@@ -100,6 +102,15 @@ def moe_layer(block: nn.Module, config: MoeConfig, *, num_tokens: int, where: st
     )
     experts.fc1.copy_linear(mlp.fc1)
     experts.fc2.copy_linear(mlp.fc2)
+    return assembled(config, experts, width, num_tokens=num_tokens)
+
+
+def assembled(config: MoeConfig, experts: Experts, width: int, *, num_tokens: int) -> MoeLayer:
+    """Return the MoE layer of these experts, for tokens of ``width``, ``num_tokens`` of them in an image.
+
+    Raises:
+        UserError: the configuration does not fit.
+    """
     router = make_router(config, width, num_tokens=num_tokens)
     return MoeLayer(
         router,

@@ -1,6 +1,6 @@
 """Vision transformers with MoE layers: timm's, with chosen blocks' MLP replaced.
 
-``import moeprobe.models.nn`` makes ``timm.create_model("vmoe_small_patch32_224")`` work.
+``import moeprobe.models.nn.vit`` makes ``timm.create_model("vmoe_small_patch32_224")`` work.
 Importing registers, nothing else.
 
 Source: V-MoE (Riquelme et al. 2021) and its released program; block numbers are 0-based.
@@ -20,6 +20,7 @@ from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
 from moeprobe.models.nn.sparse import make_sparse
+from moeprobe.models.nn.variants import VARIANTS
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.schema import sentence
 
@@ -104,8 +105,8 @@ class _TanhGelu(nn.GELU):
         super().__init__(approximate="tanh")
 
 
-def _entry(variant: dict[str, Any], kwargs: dict[str, Any]) -> VisionTransformer:
-    return _vmoe(**{**variant, **kwargs})
+def _entry(name: str, kwargs: dict[str, Any]) -> VisionTransformer:
+    return _vmoe(**{**VARIANTS[name], **kwargs})
 
 
 # timm's argument -> the configuration's key, for what a model without a size of its own must be given.
@@ -113,9 +114,6 @@ _SIZES = {
     "img_size": "image_size", "patch_size": "patch_size", "embed_dim": "width", "depth": "depth",
     "num_heads": "num_heads", "mlp_ratio": "hidden_width",
 }  # fmt: skip
-_SMALL = {"embed_dim": 512, "depth": 8, "num_heads": 8, "mlp_ratio": 4.0}
-_BASE = {"embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0}
-_LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16, "mlp_ratio": 4.0}
 
 
 @register_model
@@ -126,43 +124,40 @@ def vmoe(**kwargs: Any) -> VisionTransformer:
         raise UserError(
             f"The model 'vmoe' has no sizes of its own; give {', '.join(_SIZES[m] for m in missing)}."
         )
-    return _entry({}, kwargs)
+    return _entry("vmoe", kwargs)
 
 
 @register_model
 def vmoe_tiny_patch8_32(**kwargs: Any) -> VisionTransformer:
     """Build a V-MoE that trains in a minute on two CPU cores: width 64, 4 blocks, MoE in blocks 1 and 3."""
-    tiny = {"embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0, "patch_size": 8, "img_size": 32}
-    return _entry({**tiny, "num_classes": 10, "pre_logits": False}, kwargs)
+    return _entry("vmoe_tiny_patch8_32", kwargs)
 
 
 @register_model
 def vmoe_small_patch32_224(**kwargs: Any) -> VisionTransformer:
     """Build V-MoE-S/32 as pretrained: 56,999,400 parameters with 1000 classes, MoE in blocks 5 and 7."""
-    return _entry({**_SMALL, "patch_size": 32, "img_size": 224}, kwargs)
+    return _entry("vmoe_small_patch32_224", kwargs)
 
 
 @register_model
 def vmoe_small_patch32_384(**kwargs: Any) -> VisionTransformer:
     """Build V-MoE-S/32 as fine-tuned at 384 pixels: no pre-logits, capacity factor 1.5 in training."""
-    return _entry(
-        {**_SMALL, "patch_size": 32, "img_size": 384, "pre_logits": False, "capacity_factor": 1.5}, kwargs
-    )
+    return _entry("vmoe_small_patch32_384", kwargs)
 
 
 @register_model
 def vmoe_base_patch32_224(**kwargs: Any) -> VisionTransformer:
     """Build V-MoE-B/32."""
-    return _entry({**_BASE, "patch_size": 32, "img_size": 224}, kwargs)
+    return _entry("vmoe_base_patch32_224", kwargs)
 
 
 @register_model
 def vmoe_base_patch16_224(**kwargs: Any) -> VisionTransformer:
     """Build V-MoE-B/16."""
-    return _entry({**_BASE, "patch_size": 16, "img_size": 224}, kwargs)
+    return _entry("vmoe_base_patch16_224", kwargs)
 
 
 @register_model
 def vmoe_large_patch16_224(**kwargs: Any) -> VisionTransformer:
     """Build V-MoE-L/16."""
-    return _entry({**_LARGE, "patch_size": 16, "img_size": 224}, kwargs)
+    return _entry("vmoe_large_patch16_224", kwargs)

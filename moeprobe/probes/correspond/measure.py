@@ -170,7 +170,6 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
             raise UserError(
                 "The checkpoint says the size of image and patch; omit --image-size and --patch-size."
             )
-        import moeprobe.models.nn  # noqa: F401  (registers the models)
 
         if is_foreign(model):
             return _foreign_input(load_model(model))

@@ -87,6 +87,7 @@ def _subject(model: Model) -> _Subject | None:
     if not isinstance(model, str | Path) or is_foreign(model):
         return None
     info, header = read_info(model)
+    info.check_router()
     about = {"path": str(info.path), "training": info.training}
     return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
 

@@ -10,7 +10,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-import moeprobe.models.nn  # noqa: F401  (registers the models)
+import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.architectures import list_architectures
 from moeprobe.models.config import MoeConfig

@@ -1,0 +1,87 @@
+"""What a checkpoint is, without running it on data.
+
+Of a V-MoE all of it follows from the header of the file; of others the model is built.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from moeprobe.inputs.images import Framing
+from moeprobe.models.checkpoints.header import CheckpointInfo, Header, read_info
+from moeprobe.runtime.catalog import is_foreign
+
+if TYPE_CHECKING:
+    from moeprobe.adapters.inspection.facts import Facts
+
+
+def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
+    """Describe a checkpoint: architecture, parameters, active parameters, FLOPs, layers, normalization, provenance.
+
+    Active parameters are those that one token meets: of each MoE layer's experts, ``top_k`` are counted, or as many as
+    take a token on average where the experts choose, or all where every slot holds a share of every token. FLOPs are
+    those of one image in a group of its own, with unlimited capacity where there can be; a multiply-add is counted as
+    two. Of a foreign model (``py:…``) what its adapter knows is shown instead.
+
+    Raises:
+        UserError: it is missing, truncated or foreign.
+    """
+    if is_foreign(source):
+        from moeprobe.adapters.inspection.foreign import inspect_foreign
+
+        return inspect_foreign(source)
+    info, header = read_info(source)
+    facts = facts_of_header(info, header)
+    if facts is None:
+        # Here, since it imports timm, which takes longer than all else.
+        from moeprobe.adapters.inspection.built import facts_of_built
+
+        facts = facts_of_built(source)
+    return {
+        "checkpoint": str(info.path),
+        "sha256": info.hash,
+        "model": info.model.name,
+        "image_size": facts.image_size,
+        "patch_size": facts.patch_size,
+        "tokens": facts.tokens,
+        "width": facts.width,
+        "blocks": facts.blocks,
+        "classes": len(info.class_names) or facts.classes,
+        "parameters": facts.parameters,
+        "active_parameters": facts.parameters - sum(one.idle_parameters for one in facts.layers.values()),
+        "flops_per_image": facts.flops,
+        "input": Framing(facts.image_size[0], info.model.crop_fraction).described(),
+        "normalisation": {"mean": info.model.mean, "std": info.model.std},
+        "crop_fraction": info.model.crop_fraction,
+        "training": info.training,
+        "layers": [layer.row(name, info.model.router_name) for name, layer in facts.layers.items()],
+    }
+
+
+def facts_of_header(info: CheckpointInfo, header: Header) -> "Facts | None":
+    """Return what a checkpoint's header says of its model; None where that is not all that is said."""
+    from moeprobe.adapters.inspection.facts import Facts, Layer
+    from moeprobe.models.nn.outline import outline
+
+    info.check_router()
+    found = outline(info.model, header.shapes)
+    if found is None:
+        return None
+    layers = {
+        name: Layer(
+            layer,
+            found.tokens,
+            [shape for own, shape in header.shapes.items() if own.startswith(f"{name}.mlp.experts.")],
+        )
+        for name, layer in found.layers.items()
+    }
+    return Facts(
+        image_size=[found.image_size] * 2,
+        patch_size=[found.patch_size] * 2,
+        tokens=found.tokens,
+        width=found.width,
+        blocks=found.depth,
+        classes=found.classes,
+        parameters=found.parameters,
+        flops=found.dense_flops + sum(layer.expert_flops for layer in layers.values()),
+        layers=layers,
+    )
