@@ -13,15 +13,20 @@ Axes: n images, P patches, E experts.
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Replicates, Share, Statistic
-from moeprobe.metrics.stats.chance import Chance, Kappa
+from moeprobe.metrics.stats.alike import same
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.chance import Chance
 from moeprobe.metrics.stats.entropy import Entropy
-from moeprobe.metrics.stats.within_image import chance_within_image
+from moeprobe.metrics.stats.kappa import Kappa
+from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.statistic import Share, Statistic
+from moeprobe.metrics.stats.strata import undivided
+from moeprobe.metrics.stats.trials import Trials
+from moeprobe.metrics.stats.within_image import within_image
 
 Array = NDArray[np.float64]
 
@@ -72,15 +77,11 @@ class World:
         reference, again = (_choose(rng, preferred) for _ in range(2))
         view = np.where(rng.random(reference.shape) < steady[:, None], reference, again)
         image, place = np.divmod(np.arange(reference.size), PATCHES)
-        trials: dict[str, Any] = {
-            "image": image,
-            "reference": reference.ravel(),
-            "view": view.ravel(),
-            "num_images": num_images,
-        }
+        alike = same(reference.ravel(), view.ravel(), size=len(self.load))
+        trials = Trials(image, alike, num_images=num_images)
         match = Share((reference == view).sum(1).astype(float), np.full(num_images, float(PATCHES)))
-        pooled = Chance(**trials, stratum=np.zeros_like(image))
-        within = chance_within_image(**trials, tokens=(place, place))
+        pooled = Chance(trials, undivided(len(image)))
+        within = within_image(trials, (place, place))
         histogram = np.zeros((num_images, len(self.load)))
         np.add.at(histogram, (image, view.ravel()), 1)
         return {

@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import finished, summaries
-from moeprobe.results.tables import concatenate, in_order
+from moeprobe.results.stored import together
+from moeprobe.results.stored_cell import StoredCell
 from moeprobe.runtime.csv import write_csv
 
 REPORTS = Path("reports/routers")
@@ -88,7 +87,7 @@ DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
         for heading, folder, severity in _OF_WEIGHTS
     ),
 )
-_TOKENS = pa.array(["patch", ""])
+_TOKENS = ("patch", "")
 # Numbers that are not shares: digits after the point, and what they are multiplied with.
 _SCALES = {"step_seconds": (1, 1e3), "flops_per_image": (1, 1e-6), "active_parameters": (2, 1e-6)}
 
@@ -139,22 +138,20 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
 def _compared(out: Path, pair: tuple[str, str], folder: str, analysis: str) -> pd.DataFrame:
     """Return all differences that an analysis of one probe gives of two cells."""
     runs = [finished.read(out / "cells" / one / folder) for one in pair]
-    images = concatenate([run.images for run in runs])
-    layers = [
-        layer for layer in pc.unique(images["layer"]).to_pylist() if bool(layer) == (analysis == "weights")
-    ]
-    kept = pc.and_(pc.is_in(images["layer"], pa.array(layers)), pc.is_in(images["tokens"], _TOKENS))
-    if folder == "noise":
-        severities = {severity for _, name, *_, severity in DIFFERENCES if name == folder}
-        kept = pc.and_(kept, pc.is_in(images["severity"], pa.array(sorted(severities), pa.float64())))
+    severities = {severity for _, name, *_, severity in DIFFERENCES if name == folder}
+
+    def wanted(stored: StoredCell) -> bool:
+        cell = stored.cell
+        of_layer = bool(cell.layer) == (analysis == "weights") and cell.tokens in _TOKENS
+        return of_layer and (folder != "noise" or cell.severity in severities)
+
+    sums = together(run.sums for run in runs).where(wanted)
     request = runs[0].request
     about = summaries.About(
         run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
         aligned=folder == "noise", train_seeds={}, groups={},
     )  # fmt: skip
-    _, found = summaries.summarize(
-        in_order(images.filter(kept)), analyses=make_analyses([analysis]), about=about
-    )
+    _, found = summaries.summarize(sums, analyses=make_analyses([analysis]), about=about)
     assert found is not None
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, CornerAnalysis, Corners, Estimator
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.bootstrap import Contrast, Ratio, Share
+from moeprobe.metrics.stats.statistic import Contrast, Ratio, Share
 from moeprobe.routing.finite import scores_are_not
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import with_others
-from moeprobe.metrics.stats.bootstrap import Array, Share, Statistic
-from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
+from moeprobe.metrics.stats.kappa import Complement, Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.statistic import Array, Share, Statistic
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import others, patches, take_tokens
 
@@ -93,7 +93,7 @@ class Churn(LayerAnalysis):
             "pooled": (
                 Share(stayed, had),
                 MeanProduct(reference, view, had, pairs),
-                with_others(trials),
+                trials,
             ),
         }
         found = _by_others(columns, aligned=aligned)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.chance import Kappa
+from moeprobe.metrics.stats.kappa import Kappa
 
 if TYPE_CHECKING:
-    from moeprobe.metrics.stats.bootstrap import Statistic
+    from moeprobe.metrics.stats.statistic import Statistic
 
 CHANCE, KAPPA = "_chance", "_kappa"
 # Units of which 0.02 is as much, whatever is measured: a margin in them means something.
@@ -73,6 +73,17 @@ class Estimator:
     def key(self) -> tuple[str, str, int | None, int | None]:
         """What tells the numbers of one cell apart."""
         return self.name, self.null, self.expert, self.expert_b
+
+    @property
+    def between_images(self) -> bool:
+        """Whether it is about what one image has in common with others, and so nothing of a single one."""
+        return self.null not in ("", "image")
+
+    @property
+    def counted(self) -> NDArray[np.generic]:
+        """Its trials ``(n,)``; none where it takes another image and there is none."""
+        alone = self.between_images and np.count_nonzero(self.trials) <= 1
+        return np.zeros_like(self.trials) if alone else self.trials
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Analysis, Columns, Estimator
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.stats.bootstrap import Ratio
+from moeprobe.metrics.stats.statistic import Ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

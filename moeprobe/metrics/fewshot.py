@@ -14,9 +14,11 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import with_others
-from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.strata import undivided
+from moeprobe.metrics.stats.trials import Trials
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,15 +67,10 @@ class Fewshot(OutputAnalysis):
         classes, predicted = (columns[f"fewshot_{name}"].astype(np.int64) for name in ("class", "predicted"))
         image, draw = np.nonzero(classes >= 0)
         accuracy = Share(columns["fewshot_accuracy"].astype(np.float64), trials.astype(np.float64))
-        chance = Chance(
-            image=image,
-            reference=classes[image, draw],
-            view=predicted[image, draw],
-            # An image's class is the same in every draw, so that to keep them apart would change nothing.
-            stratum=np.zeros_like(draw),
-            num_images=len(trials),
-        )
+        known = Trials(image, same(classes[image, draw], predicted[image, draw]), num_images=len(trials))
+        # An image's class is the same in every draw, so that to keep them apart would change nothing.
+        chance = Chance(known, undivided(len(image)))
         return [
             FEWSHOT_ACCURACY.raw(accuracy, trials),
-            *FEWSHOT_ACCURACY.chance_and_kappa("pooled", chance, accuracy, with_others(trials)),
+            *FEWSHOT_ACCURACY.chance_and_kappa("pooled", chance, accuracy, trials),
         ]

@@ -18,13 +18,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric, MetricFamily
-from moeprobe.metrics.nulls import same_code, strata, tokens_of
-from moeprobe.metrics.stats.bootstrap import Share
-from moeprobe.metrics.token_kinds import Paired, by_token_kind, numbers, take_tokens
+from moeprobe.metrics.nulls import against_chance, strata, tokens_of
+from moeprobe.metrics.stats.alike import CODES, ascending, encode, same
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.trials import Trials
+from moeprobe.metrics.token_kinds import Paired, by_token_kind, choices, num_experts, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,24 +97,28 @@ class Match(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return match, chance and kappa for each kind of match."""
-        reference, view = (columns[f"{side}_selected"].astype(np.int64) for side in ("reference", "view"))
-        trials = columns["trials"].astype(np.float64)
-        image, place = np.nonzero(reference[..., 0] >= 0)
-        num_places = reference.shape[1]
+        reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
+        first = [side[..., 0].astype(np.int64) for side in (reference, view)]
+        image, place = np.nonzero((first[0] >= 0) & (first[1] >= 0))
+        num_places, trials = reference.shape[1], columns["trials"].astype(np.float64)
         label = columns["label"] if self._class_null else None
         nulls = strata(image, place, num_places=num_places, aligned=aligned, label=label)
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None
+        # From -1, no choice, up: one more than there are experts.
+        base = num_experts(columns) + 1
+        rows = [side[image, place].astype(np.int64) + 1 for side in (reference, view)]
         metrics: list[Estimator] = []
         for metric, depth, ordered in kinds(reference.shape[-1]):
             if metric.name not in columns:
                 continue
             match = Share(columns[metric.name].astype(np.float64), trials)
             metrics.append(metric.raw(match, columns["trials"]))
-            codes = encode(
-                np.stack([reference[image, place], view[image, place]]), depth=depth, ordered=ordered
-            )
-            metrics += same_code(metric, codes, image, nulls, num_images=len(trials), tokens=tokens)
+            chosen = [row[:, :depth] if ordered else ascending(row[:, :depth]) for row in rows]
+            codes = (encode(row, base=base) for row in chosen)
+            alike = same(*codes, size=min(base**depth, CODES))
+            of_metric = Trials(image, alike, num_images=len(trials))
+            metrics += against_chance(metric, of_metric, nulls, tokens=tokens)
         return metrics
 
 
@@ -128,23 +133,10 @@ def kinds(top_k: int) -> list[tuple[Metric, int, bool]]:
     ]
 
 
-def encode(selected: NDArray[np.generic], *, depth: int, ordered: bool) -> NDArray[np.int64]:
-    """Return one integer per row of choices ``(..., K)``, equal where the first ``depth`` choices are the same."""
-    rows = selected[..., :depth].astype(np.int64)
-    if not ordered:
-        rows = np.sort(rows, axis=-1)
-    base = int(rows.max(initial=0)) + 2  # choices run from -1
-    if base**depth < 2**62:
-        powers = base ** np.arange(depth, dtype=np.int64)
-        return ((rows + 1) * powers).sum(-1)
-    return np.unique(rows.reshape(-1, depth), axis=0, return_inverse=True)[1].reshape(rows.shape[:-1])
-
-
 def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
-    reference = take_tokens(pair.reference.selected, paired.reference)
-    view = take_tokens(pair.view.selected, paired.view)
-    trial = paired.present & (reference[..., 0] >= 0) & (view[..., 0] >= 0)
-    reference, view = (side.masked_fill(~trial[..., None], -1) for side in (reference, view))
+    kept = choices(pair, paired)
+    reference, view = kept.values()
+    trial = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
     columns = {"trials": trial.sum(1)}
     top_k, known = reference.shape[-1], pair.reference.ordered and pair.view.ordered
     for metric, depth, ordered in kinds(top_k):
@@ -156,4 +148,4 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         if not ordered:
             first, second = first.sort(-1).values, second.sort(-1).values
         columns[metric.name] = ((first == second).all(-1) & trial).sum(1)
-    return columns | {"reference_selected": reference, "view_selected": view} | numbers(pair, paired)
+    return columns | kept | numbers(pair, paired)

@@ -8,7 +8,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, OutputAnalysis, OutputPair
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.bootstrap import Ratio, Share
+from moeprobe.metrics.stats.statistic import Ratio, Share
 from moeprobe.routing.finite import scores_are_not
 
 if TYPE_CHECKING:

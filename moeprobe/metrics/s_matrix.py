@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.bootstrap import Array
+from moeprobe.metrics.stats.statistic import Array, Totals, divide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,24 +121,39 @@ class _Matrix:
         self.num_images = len(pairs)
         self._products = products
         self._pairs = pairs
-        # All entries ask for the same resamples one after the other; the product is the expensive part.
+        # All entries ask for the same resamples, or influences, one after the other; they are the expensive part.
         self._last: tuple[Array, Array] | None = None
+        self._last_influence: tuple[Totals, Array] | None = None
 
     def under(self, weights: Array) -> Array:
         """Return S ``(E, E, R)`` under weights ``(n, R)``; NaN where there is no pair."""
         if self._last is None or self._last[0] is not weights:
-            count = self._pairs @ weights
-            share = np.where(count > 0, self.num_experts / np.where(count > 0, count, 1.0), np.nan)
-            matrix = (self._products.T @ weights) * share
-            self._last = weights, matrix.reshape(self.num_experts, self.num_experts, -1)
+            self._last = weights, self._over(self._products.T @ weights, self._pairs @ weights)
         return self._last[1]
 
-    def influence(self) -> Array:
+    @cached_property
+    def totals(self) -> Totals:
+        """The summed products ``(E·E,)`` and pairs."""
+        return self._products.sum(0), self._pairs.sum()
+
+    def of(self, totals: Totals) -> Array:
+        """Return S ``(E, E)`` of summed products and pairs."""
+        products, pairs = totals
+        return self._over(products[:, None], np.asarray(pairs)[None])[..., 0]
+
+    def influence(self, totals: Totals) -> Array:
         """Return each image's influence on each entry ``(n, E, E)``."""
-        shape = (-1, self.num_experts, self.num_experts)
-        matrix = self.under(np.ones((len(self._pairs), 1)))[..., 0]
-        own = self.num_experts * self._products.reshape(shape) - matrix * self._pairs[:, None, None]
-        return own / self._pairs.sum()
+        if self._last_influence is None or self._last_influence[0] is not totals:
+            shape = (-1, self.num_experts, self.num_experts)
+            own = self.num_experts * self._products.reshape(shape)
+            own = own - self.of(totals) * self._pairs[:, None, None]
+            self._last_influence = totals, divide(own, totals[1])
+        return self._last_influence[1]
+
+    def _over(self, products: Array, pairs: Array) -> Array:
+        """Return S ``(E, E, R)`` of summed products ``(E·E, R)`` and pairs ``(R,)``."""
+        share = np.where(pairs > 0, self.num_experts / np.where(pairs > 0, pairs, 1.0), np.nan)
+        return (products * share).reshape(self.num_experts, self.num_experts, -1)
 
 
 @dataclass(frozen=True)
@@ -152,9 +168,18 @@ class _Entry:
         """Return the entry under each set of weights."""
         return self.matrix.under(weights)[self.row, self.column]
 
-    def influence(self) -> Array:
+    def totals(self) -> Totals:
+        """Return those of the matrix."""
+        return self.matrix.totals
+
+    def value(self, totals: Totals) -> float:
+        """Return the entry."""
+        return float(self.matrix.of(totals)[self.row, self.column])
+
+    def influence(self, totals: Totals | None = None) -> Array:
         """Return each image's influence on the entry."""
-        return self.matrix.influence()[:, self.row, self.column]
+        totals = self.totals() if totals is None else totals
+        return self.matrix.influence(totals)[:, self.row, self.column]
 
 
 @dataclass(frozen=True)
@@ -169,10 +194,18 @@ class _Reading:
         """Return the number under each set of weights."""
         return self.read(self.matrix.under(weights))
 
-    def influence(self) -> Array:
+    def totals(self) -> Totals:
+        """Return those of the matrix."""
+        return self.matrix.totals
+
+    def value(self, totals: Totals) -> float:
+        """Return the number."""
+        return float(self.read(self.matrix.of(totals)[..., None])[0])
+
+    def influence(self, totals: Totals | None = None) -> Array:
         """Return each image's influence on the number: by its derivative ``(E, E)`` with respect to S."""
-        point = self.matrix.under(np.ones((self.matrix.num_images, 1)))[..., 0]
-        return np.einsum("nij,ij->n", self.matrix.influence(), self.slope(point))
+        totals = self.totals() if totals is None else totals
+        return np.einsum("nij,ij->n", self.matrix.influence(totals), self.slope(self.matrix.of(totals)))
 
 
 def _diagonal(matrix: Array) -> Array:

@@ -15,8 +15,10 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import same_code, strata, tokens_of
-from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.nulls import against_chance, strata, tokens_of
+from moeprobe.metrics.stats.alike import same
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.trials import Trials
 from moeprobe.metrics.token_kinds import by_token_kind, numbers, take_tokens
 
 if TYPE_CHECKING:
@@ -81,12 +83,10 @@ class SlotMatch(LayerAnalysis):
         match = Share(columns["slot_match"].astype(np.float64), trials.astype(np.float64))
         return [
             SLOT_MATCH.raw(match, trials),
-            *same_code(
+            *against_chance(
                 SLOT_MATCH,
-                np.stack([reference[image, place], view[image, place]]),
-                image,
+                Trials(image, same(reference[image, place], view[image, place]), num_images=num_images),
                 strata(image, place, num_places=num_places, aligned=aligned, label=label),
-                num_images=num_images,
                 tokens=tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None,
             ),
         ]

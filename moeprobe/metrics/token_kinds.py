@@ -14,7 +14,16 @@ from moeprobe.inputs.regions import REGIONS
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeprobe.metrics.base import Columns
     from moeprobe.routing.pairs import LayerPair
+
+
+# Column of the number of experts, the same in every image.
+EXPERTS = "experts"
+# What is in the place of a choice where there is no pair of tokens.
+NO_PAIR = -2
+# Choices are kept as int16.
+_MOST_EXPERTS = 2**15
 
 
 @dataclass(frozen=True)
@@ -65,13 +74,35 @@ def take_tokens(values: Tensor, token: Tensor) -> Tensor:
     return values[torch.arange(len(values), device=values.device)[:, None], token]
 
 
+def choices(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    """Return columns with what either side's tokens chose, ``(B, J, K)``; -1 = nothing, ``NO_PAIR`` = there is none."""
+    sides = {
+        "reference": take_tokens(pair.reference.selected, paired.reference),
+        "view": take_tokens(pair.view.selected, paired.view),
+    }
+    return {
+        f"{side}_selected": chosen.masked_fill(~paired.present[..., None], NO_PAIR)
+        for side, chosen in sides.items()
+    }
+
+
+def num_experts(columns: Columns) -> int:
+    """Return E; where a run does not say (older ones), a number that no choice exceeds."""
+    return int(columns[EXPERTS].max(initial=1)) if EXPERTS in columns else _MOST_EXPERTS
+
+
 def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
-    """Return columns that say which tokens the pairs are of: ``(B, J)`` on either side, or that nothing moved."""
+    """Return columns that say how many experts there are, and which tokens the pairs are of.
+
+    These are ``(B, J)`` on either side, or there is one that says that nothing moved.
+    """
     import torch
 
+    one = torch.ones(len(paired.present), dtype=torch.int64, device=paired.present.device)
+    experts = {EXPERTS: one * pair.view.num_experts}
     if pair.aligned:
-        return {"unmoved": torch.ones_like(paired.present[:, 0], dtype=torch.int64)}
-    return {
+        return experts | {"unmoved": one}
+    return experts | {
         f"{side}_token": token.to(torch.int32).masked_fill(~paired.present, -1)
         for side, token in (("reference", paired.reference), ("view", paired.view))
     }

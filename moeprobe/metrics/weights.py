@@ -24,10 +24,10 @@ import numpy as np
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.nulls import with_others
-from moeprobe.metrics.stats.bootstrap import Array, Share
-from moeprobe.metrics.stats.chance import Complement, Kappa, MeanProduct
 from moeprobe.metrics.stats.divergence import jensen_shannon_distance, shares
+from moeprobe.metrics.stats.kappa import Complement, Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import Paired, by_token_kind, double, others, take_tokens
 
@@ -104,9 +104,7 @@ class Weights(LayerAnalysis):
         alike = Share(cosine, number)
         metrics = [
             WEIGHT_COSINE.raw(alike, trials),
-            *WEIGHT_COSINE.chance_and_kappa(
-                "pooled", MeanProduct(one, other, number, number), alike, with_others(trials)
-            ),
+            *WEIGHT_COSINE.chance_and_kappa("pooled", MeanProduct(one, other, number, number), alike, trials),
         ]
         found = _of_others(columns, aligned=aligned)
         if found is not None:

@@ -20,6 +20,12 @@ VERDICTS = {
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
     **{flag.replace("_", " "): FLAGS[flag] for flag in ("few_images", "no_trials", "unstable", "not_finite")},
 }
+# Each word of the column `interval`, with how such an interval is computed.
+INTERVALS = {
+    "score": "of a share, Wilson's, with its standard error over images",
+    "percentile": "percentiles of resamples of whole images",
+    "linearized": "t standard errors to either side (delta method), of more than 2,000 images",
+}
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
     "run": "name of the output folder",
@@ -45,6 +51,7 @@ COLUMNS: dict[str, str] = {
     "value": "the value; empty where it does not exist (see flag)",
     "ci_low": "lower end of the 95 % interval over images",
     "ci_high": "upper end",
+    "interval": "; ".join(f"{word}: {meaning}" for word, meaning in INTERVALS.items()),
     "images": "images it rests on: those with at least one trial",
     "trials": "denominator: corresponding patches, tokens or images",
     "seed": "seed of the probing (views and bootstrap)",

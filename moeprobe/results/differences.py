@@ -12,62 +12,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.bootstrap import Array, Bootstrap, Replicates
-from moeprobe.metrics.stats.families import Difference, Judged, difference, judge
+from moeprobe.metrics.stats.families import Difference, Judged, difference_error, judge
+from moeprobe.metrics.stats.linearized import Name, multiplied
+from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results import verdicts
-from moeprobe.results.summaries import About, Analyses, Name, estimators, not_finite, row
+from moeprobe.results.stored import Stored
+from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
-from moeprobe.results.tables import FLOORS, frame, places
+from moeprobe.results.tables import FLOORS, frame
+from moeprobe.results.values import Analyses, Valuation, Values
 
 Pair = tuple[str, str]
 
 FAMILY = ["checkpoint", "reference", "tokens", "metric", "null"]
 _EVEN = 1e-12
-# Sums with an entry per expert, one of which every layer has.
-_PER_EXPERT = ("weight_reference", "churn_reference", "load")
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """One cell of one checkpoint: what a number is about -> its value, resampled, and each image's influence on it."""
-
-    cell: Cell
-    image_ids: list[str]
-    replicates: dict[Name, Replicates]
-    influences: dict[Name, Array]
-    not_finite: bool
-    num_experts: int | None
-
-    def collapsed(self, name: Name) -> bool:
-        """Whether what the metric is about has collapsed: everything goes to one choice."""
-        here = self.replicates[name]
-        if self.not_finite:
-            return False
-        if find(name[0]).metric.collapsed_at_zero:
-            return here.point < _EVEN
-        kappa = self._kappa(name) or here
-        return any(np.isnan(found.point) and found.trials > 0 for found in (here, kappa))
-
-    def sound(self, name: Name) -> bool:
-        """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
-        kappa = self._kappa(name)
-        return kappa is None or not kappa.interval().flag
-
-    def comparable(self, other: "_Measured", name: Name) -> bool:
-        """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
-        raw = self._kappa(name) is not None and find(name[0]).kind != "kappa"
-        return self.num_experts == other.num_experts or not raw
-
-    def _kappa(self, name: Name) -> Replicates | None:
-        metric = find(name[0]).metric
-        return self.replicates.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
 
 
 @dataclass(frozen=True)
@@ -112,7 +75,7 @@ def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mappi
 
 
 def compare(
-    images: pa.Table,
+    images: Stored,
     *,
     analyses: Analyses,
     about: About,
@@ -137,44 +100,23 @@ def compare(
     Raises:
         UserError: two checkpoints were probed on different images.
     """
-    bootstraps: dict[int, Bootstrap] = {}
+    # Numbers about single experts are another model's other experts: there is nothing to compare.
+    value = Valuation(analyses, aligned=about.aligned, seed=about.seed, influences=True, experts=False)
     found: list[_Compared] = []
-    for there in places(images):
-        here = {}
-        for checkpoint, cell, image_ids, columns in there:
-            if cell.view in FLOORS:
-                continue  # arithmetic, not routing
-            bootstrap = bootstraps.setdefault(len(image_ids), Bootstrap(len(image_ids), seed=about.seed))
-            # Numbers about single experts are another model's other experts: there is nothing to compare.
-            known = [
-                metric
-                for metric in estimators(columns, analyses, aligned=about.aligned)
-                if metric.expert is None
-            ]
-            names = [metric.key for metric in known]
-            resampled = bootstrap.replicate([(metric.statistic, metric.trials) for metric in known])
-            influences = [metric.statistic.influence() for metric in known]
-            here[checkpoint] = _Measured(
-                cell,
-                image_ids,
-                dict(zip(names, resampled, strict=True)),
-                dict(zip(names, influences, strict=True)),
-                not_finite(columns),
-                _num_experts(columns),
-            )
-            progress(len(image_ids))
+    for place in images.places():
+        if place[0].cell.view in FLOORS:
+            continue  # arithmetic, not routing
+        valued = {}
+        for stored in place:
+            valued[stored.checkpoint] = value(stored)
+            progress(stored.num_images)
         for pair in wanted:
-            if pair[0] in here and pair[1] in here:
-                found += _compare(pair, here[pair[0]], here[pair[1]])
+            if pair[0] in valued and pair[1] in valued:
+                found += _compare(pair, valued[pair[0]], valued[pair[1]], seed=about.seed)
     judged = _judged(found, together)
     layers = list(dict.fromkeys(item.cell.layer for item in found))
     found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))
     return frame([_row(about, item, judged.get(id(item)), margin) for item in found], judged=True)
-
-
-def _num_experts(columns: Columns) -> int | None:
-    """Return E of a layer, by the sums that have an entry per expert; None of what is about none."""
-    return next((columns[name].shape[1] for name in _PER_EXPERT if name in columns), None)
 
 
 def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judged]:
@@ -191,33 +133,66 @@ def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judge
     }
 
 
-def _compare(pair: Pair, one: _Measured, other: _Measured) -> list[_Compared]:
+def _compare(pair: Pair, one: Values, other: Values, *, seed: int) -> list[_Compared]:
     if one.image_ids != other.image_ids:
         raise UserError(
             f"{pair[0]} and {pair[1]} were probed on different images ({len(one.image_ids):,} and "
             f"{len(other.image_ids):,}, {len({*one.image_ids} & {*other.image_ids}):,} in common); probe the same."
         )
+    names = [name for name in one.numbers if name in other.numbers]
+    errors = {
+        name: difference_error(
+            one.numbers[name], other.numbers[name], one.influences[name] - other.influences[name]
+        )
+        for name in names
+    }
+    resampled = multiplied([one.numbers[name].minus(other.numbers[name]) for name in names], seed=seed)
     found = []
-    for name, replicates in one.replicates.items():
-        if name not in other.replicates:
-            continue
-        against = other.replicates[name]
-        collapsed = {"checkpoint": one.collapsed(name), "reference": other.collapsed(name)}
+    for name, replicates in zip(names, resampled, strict=True):
+        collapsed = {"checkpoint": _collapsed(one, name), "reference": _collapsed(other, name)}
         found.append(
             _Compared(
                 pair=pair,
                 cell=one.cell,
                 name=name,
-                difference=difference(replicates, against, one.influences[name] - other.influences[name]),
-                values=(replicates.point, against.point),
+                difference=Difference(replicates, errors[name]),
+                values=(one.numbers[name].point, other.numbers[name].point),
                 collapsed="both"
                 if all(collapsed.values())
                 else "".join(s for s, is_so in collapsed.items() if is_so),
-                sound=one.sound(name) and other.sound(name) and one.comparable(other, name),
+                sound=_sound(one, name) and _sound(other, name) and _comparable(one, other, name),
                 not_finite=one.not_finite or other.not_finite,
             )
         )
     return found
+
+
+def _collapsed(values: Values, name: Name) -> bool:
+    """Whether what the metric is about has collapsed: everything goes to one choice."""
+    number = values.numbers[name]
+    if values.not_finite:
+        return False
+    if find(name[0]).metric.collapsed_at_zero:
+        return number.point < _EVEN
+    kappa = _kappa(values, name) or number
+    return any(np.isnan(one.point) and one.trials > 0 for one in (number, kappa))
+
+
+def _sound(values: Values, name: Name) -> bool:
+    """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
+    kappa = _kappa(values, name)
+    return kappa is None or not kappa.interval().flag
+
+
+def _comparable(one: Values, other: Values, name: Name) -> bool:
+    """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
+    raw = _kappa(one, name) is not None and find(name[0]).kind != "kappa"
+    return one.num_experts == other.num_experts or not raw
+
+
+def _kappa(values: Values, name: Name) -> Replicates | None:
+    metric = find(name[0]).metric
+    return values.numbers.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
 
 
 def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:

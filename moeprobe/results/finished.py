@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe.errors import UserError
+from moeprobe.results import stored
 from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
-from moeprobe.results.tables import concatenate, read_images
+from moeprobe.results.stored import Stored, of_file, of_table
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
 from moeprobe.runtime.files import check_regular, sha256, shown
@@ -25,13 +26,13 @@ class Measured:
     """What was asked of some checkpoints, and what was found.
 
     Attributes:
-        images: sums per image.
+        sums: per image.
         request: what determines the numbers, without the checkpoints.
         checkpoints: name -> what the run's sidecar says of it (file, hash, training).
         runs: folder -> hash of its sums; empty where nothing was read from a folder.
     """
 
-    images: pa.Table
+    sums: Stored
     request: dict[str, Any]
     checkpoints: dict[str, dict[str, Any]]
     runs: Mapping[str, str]
@@ -65,19 +66,19 @@ def read(path: Path) -> Measured:
     sidecar = read_sidecar(path)
     request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
     if packed is not None:
-        images, digest = read_packed_images(packed), packed.run.sha256
+        sums, digest = of_table(read_packed_images(packed)), packed.run.sha256
     else:
-        images, digest = _read_images(path, str(request.get("kind")))
+        sums, digest = _read_images(path, str(request.get("kind")))
     if missing := {"data", "split", "seed", "analyses", "view"} - request.keys():
         raise UserError(
             f"{path / FINISHED} does not say what was probed ({', '.join(sorted(missing))}); run the probe again."
         )
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
-    return Measured(images, request, checkpoints, {str(shown(path)): digest})
+    return Measured(sums, request, checkpoints, {str(shown(path)): digest})
 
 
-def _read_images(path: Path, kind: str) -> tuple[pa.Table, str]:
+def _read_images(path: Path, kind: str) -> tuple[Stored, str]:
     """Return the sums per image of a run's folder, and the hash of their file."""
     if not (path / IMAGES).is_file():
         raise UserError(
@@ -86,7 +87,7 @@ def _read_images(path: Path, kind: str) -> tuple[pa.Table, str]:
         )
     check_regular(path / IMAGES)
     try:
-        return read_images(path / IMAGES), sha256(path / IMAGES)
+        return of_file(path / IMAGES), sha256(path / IMAGES)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
 
@@ -108,12 +109,12 @@ def together(paths: Sequence[Path]) -> Measured:
         _agree(paths[0], _settled(runs[0]), path, _settled(run))
     names = _names(resolved, [list(run.checkpoints) for run in runs])
     checkpoints: dict[str, dict[str, Any]] = {}
-    images = []
+    sums = []
     for run, renamed in zip(runs, names, strict=True):
         checkpoints |= {new: run.checkpoints[old] for old, new in renamed.items()}
-        images.append(_renamed(run.images, renamed))
+        sums.append(run.sums.renamed(renamed))
     found = {path: digest for run in runs for path, digest in run.runs.items()}
-    return Measured(concatenate(images), runs[0].request, checkpoints, found)
+    return Measured(stored.together(sums), runs[0].request, checkpoints, found)
 
 
 def _settled(run: Measured) -> dict[str, Any]:
@@ -145,13 +146,3 @@ def _names(runs: Sequence[Path], checkpoints: Sequence[Sequence[str]]) -> list[d
         {name: name if number[name] == 1 else f"{run}/{name}" for name in names}
         for run, names in zip(shortest_ends(runs), checkpoints, strict=True)
     ]
-
-
-def _renamed(images: pa.Table, names: Mapping[str, str]) -> pa.Table:
-    """Return the sums with their checkpoints called by other names."""
-    if all(old == new for old, new in names.items()):
-        return images
-    column = images.column_names.index("checkpoint")
-    old = images["checkpoint"].combine_chunks().dictionary_encode()
-    called = pa.array([names[name] for name in old.dictionary.to_pylist()], pa.string())
-    return images.set_column(column, "checkpoint", called.take(old.indices))

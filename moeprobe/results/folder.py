@@ -23,7 +23,7 @@ from moeprobe import __version__
 from moeprobe.errors import UserError
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
-from moeprobe.results.tables import write_images
+from moeprobe.results.stored import Stored, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, PARTS, REQUEST
@@ -56,16 +56,21 @@ class Result:
     Attributes:
         table: one value per row; the columns are described in ``columns.COLUMNS``.
         comparison: paired differences from the first checkpoint; None with a single one.
-        images: the sums per image.
+        sums: the sums per image, as they are stored.
         sidecar: configuration and provenance.
         drawing: makes the figures of such a result.
     """
 
     table: pd.DataFrame
     comparison: pd.DataFrame | None
-    images: pa.Table
+    sums: Stored
     sidecar: dict[str, Any]
     drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
+
+    @property
+    def images(self) -> pa.Table:
+        """The sums per image as one table, all in memory."""
+        return self.sums.table()
 
     def summary(self) -> pd.DataFrame:
         """Return what is read first, a line per layer and metric; a notebook shows it for the result."""
@@ -142,12 +147,13 @@ class OutputFolder:
         """Where part files are kept."""
         return self.path / PARTS
 
-    def write(self, result: Result) -> None:
-        """Write the tables and the sums per image."""
+    def write(self, result: Result) -> Result:
+        """Write the tables and the sums per image; returns the result with the sums as they are in their file."""
         write_csv(self.path / "table.csv", result.table)
         if result.comparison is not None:
             write_csv(self.path / "comparison.csv", result.comparison)
-        write_images(self.path / IMAGES, result.images)
+        write(self.path / IMAGES, result.sums)
+        return dataclasses.replace(result, sums=of_file(self.path / IMAGES))
 
     def finish(self, sidecar: Mapping[str, Any]) -> None:
         """Write the sidecar, which marks the run as finished, and remove the part files.

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from moeprobe.metrics.output import ACCURACY
 from moeprobe.results.numbers import interval
+from moeprobe.results.stored import Stored
 
 # Fewer images tell a weak model from chance badly, and the commonest class from the others.
 ENOUGH_IMAGES = 50
@@ -19,7 +18,7 @@ _CAUSES = (
 
 
 def warnings(
-    table: pd.DataFrame, images: pa.Table, *, num_classes: int, clean: float | None
+    table: pd.DataFrame, sums: Stored, *, num_classes: int, clean: float | None
 ) -> Mapping[str, str]:
     """Return for each checkpoint whose accuracy on clean images is at chance a warning.
 
@@ -28,7 +27,7 @@ def warnings(
 
     Args:
         table: values of a run, see ``columns.COLUMNS``.
-        images: its sums per image.
+        sums: its sums per image.
         num_classes: of the data, which are the model's own.
         clean: the severity that changes nothing; None where only clean images were run.
     """
@@ -38,7 +37,7 @@ def warnings(
     for row in measured.to_dict("records"):
         if row["images"] < ENOUGH_IMAGES or pd.isna(row["ci_low"]):
             continue
-        chance = max(1 / num_classes, _commonest(images, row["checkpoint"], row["view"], row["severity"]))
+        chance = max(1 / num_classes, _commonest(sums, row["checkpoint"], row["view"], row["severity"]))
         if row["ci_low"] <= chance:
             found[row["checkpoint"]] = (
                 f"answers no better than chance: accuracy {interval(row)} over {row['images']:,} clean images, where "
@@ -47,12 +46,17 @@ def warnings(
     return found
 
 
-def _commonest(images: pa.Table, checkpoint: str, view: str, severity: float | None) -> float:
+def _commonest(sums: Stored, checkpoint: str, view: str, severity: float | None) -> float:
     """Return the share of the commonest class among the labeled images of one cell of the output."""
-    keep = pc.and_(pc.equal(images["checkpoint"], checkpoint), pc.equal(images["view"], view))
-    keep = pc.and_(keep, pc.equal(images["layer"], ""))
-    if severity is not None and not np.isnan(severity):
-        keep = pc.and_(keep, pc.equal(images["severity"], severity))
-    labels = images.filter(keep)["label"].to_numpy()
-    counts = np.bincount(labels[labels >= 0])
+    counts = np.zeros(1, dtype=np.int64)
+    for stored in sums:
+        cell = stored.cell
+        if (stored.checkpoint, cell.view, cell.layer) != (checkpoint, view, ""):
+            continue
+        if severity is not None and not np.isnan(severity) and cell.severity != severity:
+            continue
+        for _, columns in stored.blocks():
+            labels = columns["label"].astype(np.int64)
+            more = np.bincount(labels[labels >= 0], minlength=len(counts))
+            counts = more + np.pad(counts, (0, len(more) - len(counts)))
     return float(counts.max() / counts.sum())

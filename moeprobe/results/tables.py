@@ -5,29 +5,24 @@ per image that every value follows from, so that runs can be compared, merged an
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.metrics.reading_order import agreement
 from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.runtime.files import atomic_file
 
 # The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
 FLOORS = ("clean_again", "clean_other_batch", "clean_other_dtype")
-CellColumns = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
 CELL_COLUMNS = ("layer", "router", "top_k", "view", "severity", "draw", "tokens")
-_NOTE = b"moeprobe"
-_ROW_GROUP = 2**16
+NOTE = b"moeprobe"
 
 
 def image_table(accumulator: Accumulator, *, checkpoint: str) -> pa.Table:
@@ -67,80 +62,8 @@ def _to_arrow(column: NDArray[np.generic]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type)))
 
 
-def pool_draws(images: pa.Table, *, lists: tuple[str, ...], keep_single: bool = False) -> pa.Table:
-    """Return the sums with those of an image's draws put together: added up, but for lists of trials and the label.
-
-    Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after their pool. ``lists``:
-    beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``), which follow one another.
-    """
-    single = pc.greater(images["draw"], 0)
-    drawn, rest = images.filter(single), images.filter(pc.invert(single))
-    by_cell: dict[tuple[str, object], list[CellColumns]] = {}
-    for found in cells(drawn) if drawn.num_rows else ():
-        by_cell.setdefault((found[0], replace(found[1], draw=0).key()), []).append(found)
-    parts = []
-    for (checkpoint, _), draws in by_cell.items():
-        _, cell, names, first = draws[0]
-        assert all(also == names for _, _, also, _ in draws), "draws are of different images"
-        together = Accumulator()
-        columns = {
-            name: _put_together(name, [part[name] for _, _, _, part in draws], lists) for name in first
-        }
-        together.add(replace(cell, draw=0), names, columns)
-        parts.append(image_table(together, checkpoint=checkpoint))
-    return concatenate([*parts, rest, drawn] if keep_single else [*parts, rest])
-
-
-def _put_together(
-    name: str, columns: list[NDArray[np.generic]], lists: tuple[str, ...]
-) -> NDArray[np.generic]:
-    if name == "label":
-        return columns[0]
-    return np.concatenate(columns, axis=1) if name.startswith(lists) else np.sum(columns, axis=0)
-
-
-def in_order(images: pa.Table) -> pa.Table:
-    """Return the rows cell by cell, as the cells first come, and by image name: the same for every shard layout."""
-    if images.num_rows == 0:
-        return images
-    return images.take(pa.array(np.concatenate([rows for _, _, rows in _cells(images)])))
-
-
-def cells(images: pa.Table) -> Iterator[CellColumns]:
-    """Yield (checkpoint, cell, image names, columns) of each cell, in the order of the table; images by name.
-
-    Raises:
-        AssertionError: an image occurs twice in a cell: shards must be disjoint and are never padded.
-    """
-    for checkpoint, cell, rows in _cells(images):
-        yield checkpoint, cell, *_load(images, cell, rows)
-
-
-def places(images: pa.Table) -> Iterator[Iterator[CellColumns]]:
-    """Yield, for each place, its cells in all checkpoints as ``cells`` does, each read when it is asked for."""
-    by_place: dict[object, list[tuple[str, Cell, NDArray[np.int64]]]] = {}
-    for found in _cells(images):
-        by_place.setdefault(found[1].place(), []).append(found)
-    for there in by_place.values():
-        yield ((checkpoint, cell, *_load(images, cell, rows)) for checkpoint, cell, rows in there)
-
-
-def _load(
-    images: pa.Table, cell: Cell, rows: NDArray[np.int64]
-) -> tuple[list[str], dict[str, NDArray[np.generic]]]:
-    part = images.take(pa.array(rows))
-    names = part["image_id"].to_pylist()
-    assert len(set(names)) == len(names), "an image was counted twice"
-    columns = {
-        name: _to_numpy(part[name], cell.top_k)
-        for name in part.column_names
-        if name not in ("checkpoint", "image_id", *CELL_COLUMNS) and part[name].null_count == 0
-    }
-    return names, columns
-
-
-def _cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
-    """Yield (checkpoint, cell, its rows by image name), as the cells first come."""
+def rows_of_cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
+    """Yield (checkpoint, cell, its rows by image name) of a table of sums, as the cells first come."""
     identity = images.select(["checkpoint", *CELL_COLUMNS, "image_id"]).to_pandas()
     identity["severity"] = identity["severity"].astype(float)
     number = identity.groupby(["checkpoint", *CELL_COLUMNS], sort=False, dropna=False).ngroup().to_numpy()
@@ -157,27 +80,6 @@ def _cells(images: pa.Table) -> Iterator[tuple[str, Cell, NDArray[np.int64]]]:
             tokens=first["tokens"],
         )
         yield first["checkpoint"], cell, rows
-
-
-def _to_numpy(column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:
-    if not pa.types.is_list(column.type):
-        return column.to_numpy()
-    array = column.combine_chunks()
-    flat = array.flatten().to_numpy()
-    lists = flat.reshape(len(array), -1)
-    # Choices of experts are kept flat, K per patch.
-    return lists.reshape(len(array), -1, top_k) if pa.types.is_int16(array.type.value_type) else lists
-
-
-def write_images(path: Path, images: pa.Table, *, note: Mapping[str, Any] | None = None) -> None:
-    """Write the sums per image; a ``note`` (JSON) travels in the file's metadata.
-
-    Rows are written in groups of fixed size, so that the bytes do not depend on how the table was put together.
-    """
-    images = images.replace_schema_metadata(None if note is None else {_NOTE: json.dumps(note)})
-    with atomic_file(path) as temporary, open_writer(temporary, images.schema) as writer:
-        for start in range(0, images.num_rows, _ROW_GROUP):
-            writer.write_table(images.slice(start, _ROW_GROUP).combine_chunks())
 
 
 def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
@@ -209,7 +111,7 @@ def read_images(path: Path) -> pa.Table:
 
 def read_note(path: Path) -> dict[str, Any]:
     """Read the note of a file of sums per image; empty where there is none."""
-    return json.loads((pq.read_schema(path).metadata or {}).get(_NOTE, b"{}"))
+    return json.loads((pq.read_schema(path).metadata or {}).get(NOTE, b"{}"))
 
 
 def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool = False) -> pd.DataFrame:

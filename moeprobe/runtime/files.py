@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import stat
 import struct
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +162,14 @@ def check_can_write(folder: Path) -> None:
         raise UserError(f"Cannot write {folder}: {shown(existing)} is no folder.")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"Cannot write {folder}: {shown(existing)} is not writable.")
+
+
+class Scratch:
+    """A temporary folder that lives as long as the object."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="moeprobe-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 @contextlib.contextmanager

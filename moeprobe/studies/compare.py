@@ -21,7 +21,6 @@ from moeprobe.results.folder import output_folder, provenance
 from moeprobe.results.palette import colors
 from moeprobe.results.showing import Figures, heading, one_line
 from moeprobe.results.summaries import About
-from moeprobe.results.tables import pool_draws
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress, progress_of
@@ -221,10 +220,10 @@ def _differences(
         groups=groups,
     )
     analyses = analyses_of(measured)
-    images = pool_draws(measured.images, lists=trial_lists(analyses))
-    watcher.start("differences", images.num_rows)
+    sums = measured.sums.with_draws_together(lists=trial_lists(analyses))
+    watcher.start("differences", sum(one.num_images for one in sums))
     table = differences.compare(
-        images,
+        sums,
         analyses=analyses,
         about=about,
         wanted=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),

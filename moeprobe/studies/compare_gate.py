@@ -11,8 +11,8 @@ from moeprobe.probes.base import Kind
 from moeprobe.probes.registry import measured_by, measuring
 from moeprobe.results import verdicts
 from moeprobe.results.finished import Measured
-from moeprobe.results.summaries import estimators
-from moeprobe.results.tables import cells
+from moeprobe.results.stored_cell import Arrays, StoredCell
+from moeprobe.results.values import estimators
 from moeprobe.runtime.catalog import unknown
 from moeprobe.studies.compare_sources import analyses_of, is_aligned
 
@@ -47,9 +47,9 @@ def _no_metric(metric: str, known: Sequence[str]) -> UserError:
 def check_metric(metric: str, measured: Measured) -> None:
     """Raise ``UserError`` unless the metric can be measured in several checkpoints, and can become worse."""
     found = {
-        (one.name, cell.place(), checkpoint)
-        for checkpoint, cell, _, columns in cells(measured.images)
-        for one in estimators(columns, analyses_of(measured), aligned=is_aligned(measured))
+        (one.name, stored.cell.place(), stored.checkpoint)
+        for stored in measured.sums
+        for one in estimators(_some(stored), analyses_of(measured), aligned=is_aligned(measured))
     }
     names = {name for name, _, _ in found}
     known = sorted(name for name in names if registry.find(name).direction)
@@ -59,6 +59,11 @@ def check_metric(metric: str, measured: Measured) -> None:
     shared = {name for (name, _), number in times.items() if number > 1}
     if len(measured.checkpoints) > 1 and metric not in shared:
         raise _not_shared(metric, shared)
+
+
+def _some(stored: StoredCell) -> Arrays:
+    """Return the columns of some of its images: enough to know which metrics there are."""
+    return next(columns for _, columns in stored.blocks())
 
 
 def _not_shared(metric: str, shared: Iterable[str]) -> UserError:

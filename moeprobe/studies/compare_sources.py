@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.errors import UserError
 from moeprobe.probes.base import CLEAN, arg_of, fields_of, flag_of
@@ -19,7 +16,8 @@ from moeprobe.probes.registry import to_compare
 from moeprobe.results import finished
 from moeprobe.results.finished import Measured
 from moeprobe.results.folder import FinishedError, Result
-from moeprobe.results.summaries import Analyses
+from moeprobe.results.stored import Stored
+from moeprobe.results.values import Analyses
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Progress
 
@@ -71,11 +69,11 @@ class ToProbe:
     def asked(self) -> Measured:
         """Return the request and the checkpoints, without sums."""
         request = dict(self.work.request)
-        return Measured(pa.table({}), request, request.pop("checkpoints"), {})
+        return Measured(Stored(()), request, request.pop("checkpoints"), {})
 
     def sample(self) -> Measured:
         """Return the sums of a batch of every checkpoint."""
-        return dataclasses.replace(self.asked(), images=self.work.sample(self.work.options.batch_size))
+        return dataclasses.replace(self.asked(), sums=self.work.sample(self.work.options.batch_size))
 
     def measure(self, watcher: Progress) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
@@ -92,9 +90,7 @@ class ToProbe:
         except FinishedError:
             assert out is not None
             return dataclasses.replace(finished.read(out), runs={})
-        return dataclasses.replace(
-            self.asked(), images=result.images, checkpoints=result.sidecar["checkpoints"]
-        )
+        return dataclasses.replace(self.asked(), sums=result.sums, checkpoints=result.sidecar["checkpoints"])
 
 
 def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> Gathered:
@@ -153,14 +149,14 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
     measured = finished.together(paths)
     if options.layers is None:
         return measured
-    there = [name for name in pc.unique(measured.images["layer"]).to_pylist() if name]
+    there = measured.sums.layers
     for layer in options.layers:
         if layer not in there:
             raise UserError(f"There is no MoE layer {layer!r} in these runs; there are: {', '.join(there)}.")
-    keep = pc.is_in(measured.images["layer"], pa.array([*options.layers, ""]))
+    layers = {*options.layers, ""}
     return dataclasses.replace(
         measured,
-        images=measured.images.filter(keep),
+        sums=measured.sums.where(lambda stored: stored.cell.layer in layers),
         request=measured.request | {"layers": list(options.layers)},
     )
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 from rich.table import Table
 
 from moeprobe.cli import short as _short
 from moeprobe.results.folder import Result
+from moeprobe.results.stored import Stored
 from moeprobe.results.tables import frame
 from tests.commands import run
 from tests.studies.report.making import NAN, Value, minus, row, sidecar
@@ -30,7 +30,7 @@ def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **
         difference = minus(of("b", value), value) if value[0] not in (0, 1) else (0.0, 0.0, 0.0)
         differences.append(row("b", key, difference, **more) | {"reference": "a"})
     about = sidecar(kind, "ab", request={"replayed_gates": None, "severities": [], **request})
-    return Result(frame(rows), frame(differences, comparison=True), pa.table({}), about)
+    return Result(frame(rows), frame(differences, comparison=True), Stored(()), about)
 
 
 def cells(parts: list[Table | str]) -> str:
@@ -128,7 +128,7 @@ def test_without_trials_the_verdict_says_why(images: int, raw: float, sentence: 
             ("top1_match_kappa", "pooled", NAN, {"images": 0, "trials": 0, "flag": "no_trials"}),
         )
     ]
-    found = Result(frame(rows), None, pa.table({}), sidecar("match-ratio", "ab"))
+    found = Result(frame(rows), None, Stored(()), sidecar("match-ratio", "ab"))
     assert words(_short.side_by_side(found, title="t", full=False))[0] == sentence
 
 
@@ -183,6 +183,6 @@ def test_help_names_full(command: str) -> None:
 
 def test_single_values_without_a_comparison() -> None:
     found = match(2)
-    alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.images, found.sidecar)
+    alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
     assert "the κ is: a 0.400 [0.380, 0.420]" in words(_short.side_by_side(alone, title="t", full=False))[0]
     assert isinstance(alone.table, pd.DataFrame)

@@ -22,10 +22,10 @@ from moeprobe.metrics.match import Match
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.slot_match import SlotMatch
 from moeprobe.probes.engine.loop import run
-from moeprobe.results.tables import cells
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime import catalog
+from tests.results.stores import cells
 from tests.routing.routings import (
     Softened,
     aligned,

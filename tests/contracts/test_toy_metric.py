@@ -14,7 +14,7 @@ import numpy as np
 
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.stats.statistic import Share
 
 TOY_SURE = Metric(
     "toy_sure",

@@ -15,13 +15,14 @@ from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.metrics.attribution import CORNERS, SHARES, Attribution
 from moeprobe.metrics.base import Corners
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.replicates import Estimate
 from moeprobe.probes.engine.loop import run
-from moeprobe.results.tables import cells
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import Trained, refused
 from tests.commands import run as command
+from tests.results.stores import cells
 from tests.routing.routings import checkpoint, probe, routing
 
 SLOPE, STEP = 3.0, 0.5

@@ -8,8 +8,10 @@ import torch
 
 from moeprobe.metrics.base import Estimator, OutputPair
 from moeprobe.metrics.fewshot import Fewshot
+from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import cells, image_table, pool_draws
+from moeprobe.results.tables import image_table
+from tests.results.stores import cells
 
 CLASSES, IMAGES, DRAWS = 3, 14, 3
 
@@ -21,7 +23,9 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Esti
         columns = Fewshot().sums(OutputPair(None, of_draw, labels))
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
-    ((_, _, _, together),) = cells(pool_draws(image_table(sums, checkpoint="a"), lists=Fewshot.trial_lists))
+    ((_, _, _, together),) = cells(
+        of_table(image_table(sums, checkpoint="a")).with_draws_together(lists=Fewshot.trial_lists)
+    )
     return {metric.name: metric for metric in Fewshot().estimators(together, aligned=True)}
 
 
@@ -60,7 +64,9 @@ def test_against_plain_loops() -> None:
 def test_a_single_image_has_no_chance_level() -> None:
     found = measured(torch.tensor([-1, 1]), [torch.eye(2), torch.eye(2)])
     assert found["fewshot_accuracy"].trials.tolist() == [0, 2]
-    assert found["fewshot_accuracy_chance"].trials.sum() == found["fewshot_accuracy_kappa"].trials.sum() == 0
+    assert (
+        found["fewshot_accuracy_chance"].counted.sum() == found["fewshot_accuracy_kappa"].counted.sum() == 0
+    )
 
 
 def test_without_labels_there_is_nothing_to_say() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.match import Match, encode, kinds
-from moeprobe.metrics.stats.bootstrap import Ratio
+from moeprobe.metrics.match import Match, kinds
+from moeprobe.metrics.stats.alike import encode
+from moeprobe.metrics.stats.statistic import Ratio
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from tests.metrics.pairing import tokens_of
@@ -80,8 +81,8 @@ def test_sums_by_a_loop(case: str) -> None:
             for name in (metric.name for metric, *_ in kinds(pair.view.top_k)):
                 expected = sum(hit(one, two, name) for _, _, one, two in own)
                 assert columns[name][image] == expected, (tokens, name)
-            kept = columns["reference_selected"][image]
-            assert kept[kept[:, 0] >= 0].tolist() == [one for _, _, one, _ in own]
+            kept, other = (columns[f"{side}_selected"][image] for side in ("reference", "view"))
+            assert kept[(kept[:, 0] >= 0) & (other[:, 0] >= 0)].tolist() == [one for _, _, one, _ in own]
 
 
 @pytest.mark.parametrize("case", pairs())
@@ -263,7 +264,7 @@ def test_codes_are_equal_where_choices_are(experts: int, ordered: bool) -> None:
     rng = np.random.default_rng(0)
     # Few different values, so that rows repeat; the largest and the absent one among them.
     values = rng.choice([-1, 0, experts - 1], (40, 4))
-    codes = encode(values, depth=4, ordered=ordered)
+    codes = encode((values if ordered else np.sort(values)) + 1, base=experts + 1)
     rows = [tuple(row if ordered else sorted(row)) for row in values.tolist()]
     for one, two in itertools.combinations(range(40), 2):
         assert (codes[one] == codes[two]) == (rows[one] == rows[two])

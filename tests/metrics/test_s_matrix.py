@@ -19,11 +19,13 @@ from moeprobe.models.training.objectives.base import Views, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation, paired_tokens
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.question import recipe
+from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import cells, concatenate, image_table
+from moeprobe.results.tables import concatenate, image_table
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
+from tests.results.stores import cells
 from tests.routing.routings import aligned, checkpoint, probe, routing
 
 Array = NDArray[np.float64]
@@ -221,7 +223,7 @@ def test_entries_of_unrelated_experts_are_not_subtracted() -> None:
         accumulator.add(cell, [f"{image:02d}" for image in range(22)], columns)
         parts.append(image_table(accumulator, checkpoint=name))
     about = About("run", "digits", "test", 5, aligned=False, train_seeds={}, groups={})
-    table, comparison = summarize(concatenate(parts), analyses=(SMatrix(),), about=about)
+    table, comparison = summarize(of_table(concatenate(parts)), analyses=(SMatrix(),), about=about)
     assert comparison is not None and (table["metric"] == "s").sum() == 2 * 16
     # Expert 3 of one model is no relative of expert 3 of another: what is compared is of all experts.
     assert set(comparison["metric"]) == {"s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal"}

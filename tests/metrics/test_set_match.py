@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeprobe.metrics.set_match import SetMatch
-from moeprobe.metrics.stats.chance import Chance
 from moeprobe.metrics.stats.set_chance import SetChance
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values
+from tests.metrics.stats.trials import chance_of
 from tests.routing.routings import aligned, expert_choice, routing
 
 LABELS = np.arange(4) % 2
@@ -113,7 +113,7 @@ def test_sets_of_one_are_codes() -> None:
     reference, view = random.integers(0, 6, (2, 300))
     weights = random.integers(0, 4, (25, 7)).astype(float)
     shared = {"image": image, "reference": reference, "view": view, "stratum": stratum, "num_images": 25}
-    one, other = Chance(**shared), SetChance(**shared, sets=np.eye(6))
+    one, other = chance_of(**shared), SetChance(**shared, sets=np.eye(6))
     np.testing.assert_allclose(other.evaluate(weights), one.evaluate(weights), rtol=1e-12)
     np.testing.assert_allclose(other.influence(), one.influence(), atol=1e-14)
 

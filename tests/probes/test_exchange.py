@@ -29,8 +29,8 @@ from moeprobe.probes.contagion import exchange as neighbors
 from moeprobe.probes.contagion.donors import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question
-from moeprobe.results.tables import cells
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
+from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe
 
 EVERY = (BatchContagion(), TokenContagion(), AttentionContagion())

@@ -18,6 +18,7 @@ from moeprobe.probes.engine import noise_floor
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
+from moeprobe.results.stored import Stored
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.record import RoutingTrace
@@ -92,9 +93,9 @@ def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
         "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
         "view": {"name": "noise"},
     }  # fmt: skip
-    result = Result(found, None, None, {"request": request, "skipped_images": [], "checkpoints": {}})
+    result = Result(found, None, Stored(()), {"request": request, "skipped_images": [], "checkpoints": {}})
     assert "a is random at evaluation: run again unchanged, only 0." in footing(result)
-    steady = Result(table(checkpoint().model, floor_images=30), None, None, result.sidecar)
+    steady = Result(table(checkpoint().model, floor_images=30), None, Stored(()), result.sidecar)
     assert "random" not in footing(steady)
 
 

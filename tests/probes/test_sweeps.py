@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -24,12 +23,13 @@ from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.engine.question import Question, choose_images, recipe
+from moeprobe.results.stored import Stored, write
 from moeprobe.results.summaries import About, summarize
-from moeprobe.results.tables import cells, write_images
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
 from moeprobe.runtime.csv import write_csv
 from tests.adapters.modalities import IMAGE_VIEWS
+from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe
 
 ABOUT = About("r", "digits", "test", 0, aligned=True, train_seeds={}, groups={})
@@ -52,7 +52,7 @@ def noise(**changes: Any) -> Question:
     return probe(*NOISE, severities=(0.0, 0.1, 0.3), **changes)
 
 
-def kept_whole(images: pa.Table) -> dict[tuple[object, ...], dict[str, NDArray[np.generic]]]:
+def kept_whole(images: Stored) -> dict[tuple[object, ...], dict[str, NDArray[np.generic]]]:
     """The whole-number columns of each cell, and the names."""
     return {
         cell.key(): {name: column for name, column in columns.items() if column.dtype.kind == "i"}
@@ -61,9 +61,9 @@ def kept_whole(images: pa.Table) -> dict[tuple[object, ...], dict[str, NDArray[n
     }
 
 
-def assert_same(one: pa.Table, two: pa.Table) -> None:
+def assert_same(one: Stored, two: Stored) -> None:
     """Whole numbers exactly, sums of floats to the rounding of a forward pass."""
-    assert one.schema.equals(two.schema) and one.num_rows == two.num_rows
+    assert one.table().schema.equals(two.table().schema) and one.num_rows == two.num_rows
     for (_, cell, names, first), (_, other, also, second) in zip(cells(one), cells(two), strict=True):
         assert (cell.key(), names, first.keys()) == (other.key(), also, second.keys())
         for name, column in first.items():
@@ -75,11 +75,11 @@ def assert_same(one: pa.Table, two: pa.Table) -> None:
                 )
 
 
-def files(images: pa.Table, asked: Question, folder: Path) -> tuple[bytes, bytes]:
+def files(images: Stored, asked: Question, folder: Path) -> tuple[bytes, bytes]:
     folder.mkdir()
     table, _ = summarize(images, analyses=asked.analyses, about=ABOUT)
     write_csv(folder / "table.csv", table)
-    write_images(folder / "images.parquet", images)
+    write(folder / "images.parquet", images)
     return (folder / "table.csv").read_bytes(), (folder / "images.parquet").read_bytes()
 
 
@@ -246,11 +246,11 @@ def test_a_damaged_part_file_is_computed_again(
 ) -> None:
     monkeypatch.setattr(loop, "_BLOCK", 8)
     asked, model = noise(indices=range(16)), dataclasses.replace(checkpoint(), provenance={"sha256": "a"})
-    before = run(asked, model, parts=tmp_path)[0]
+    before = run(asked, model, parts=tmp_path)[0].table()
     part = sorted(tmp_path.glob("*.parquet"))[0]
     part.write_bytes(part.read_bytes()[:-40] if damage is None else damage)
     with pytest.warns(UserWarning, match="is damaged; its images are probed again"):
-        assert run(asked, model, parts=tmp_path)[0].equals(before)
+        assert run(asked, model, parts=tmp_path)[0].table().equals(before)
 
 
 def test_part_files_of_something_else_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,9 +258,9 @@ def test_part_files_of_something_else_are_not_used(tmp_path: Path, monkeypatch: 
     asked = noise(indices=range(16))
     run(asked, checkpoint(seed=1), parts=tmp_path)
     other = dataclasses.replace(checkpoint(), provenance={"sha256": "another file"})
-    assert run(asked, other, parts=tmp_path)[0].equals(run(asked, other)[0])
+    assert run(asked, other, parts=tmp_path)[0].table().equals(run(asked, other)[0].table())
     shifted = noise(indices=range(1, 17))
-    assert run(shifted, other, parts=tmp_path)[0].equals(run(shifted, other)[0])
+    assert run(shifted, other, parts=tmp_path)[0].table().equals(run(shifted, other)[0].table())
 
 
 def test_part_files_of_other_masks_or_another_version_are_not_used(
@@ -280,7 +280,10 @@ def test_part_files_of_other_masks_or_another_version_are_not_used(
 
     monkeypatch.setattr(loop, "_run_block", counted)
     before = run(asked, checkpoint(), parts=tmp_path / "parts")[0]
-    assert run(asked, checkpoint(), parts=tmp_path / "parts")[0].equals(before) and len(begun) == 1
+    assert (
+        run(asked, checkpoint(), parts=tmp_path / "parts")[0].table().equals(before.table())
+        and len(begun) == 1
+    )
     # A mask of the same name and time.
     stat = path.stat()
     content = path.read_bytes()
@@ -288,10 +291,17 @@ def test_part_files_of_other_masks_or_another_version_are_not_used(
     assert path.read_bytes() != content
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     after = run(asked, checkpoint(), parts=tmp_path / "parts")[0]
-    assert len(begun) == 2 and after.equals(run(asked, checkpoint())[0]) and not after.equals(before)
+    assert (
+        len(begun) == 2
+        and after.table().equals(run(asked, checkpoint())[0].table())
+        and not after.table().equals(before.table())
+    )
     assert len(begun) == 3
     monkeypatch.setattr(loop, "__version__", "another")
-    assert run(asked, checkpoint(), parts=tmp_path / "parts")[0].equals(after) and len(begun) == 4
+    assert (
+        run(asked, checkpoint(), parts=tmp_path / "parts")[0].table().equals(after.table())
+        and len(begun) == 4
+    )
 
 
 def test_part_files_that_fit_are_not_computed_again(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from moeprobe.metrics.load import Load
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.output import Output
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.stats.bootstrap import Replicates
 from moeprobe.metrics.stats.families import Difference, Judged
+from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results import differences, verdicts
 from moeprobe.results.differences import pairs
 from moeprobe.results.figures.forest import draw
 from moeprobe.results.palette import colors
+from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS, concatenate, image_table
@@ -77,7 +78,7 @@ def compare(
         parts.append(image_table(accumulator, checkpoint=checkpoint))
     first, *others = found
     return differences.compare(
-        concatenate(parts),
+        of_table(concatenate(parts)),
         analyses=ANALYSES,
         about=ABOUT,
         wanted=[(other, first) for other in others],
@@ -105,7 +106,7 @@ def test_values_and_own_intervals_are_those_of_the_probe() -> None:
         accumulator = Accumulator()
         accumulator.add(cell(), [f"{image:03d}" for image in range(100)], placed[cell()])
         parts.append(image_table(accumulator, checkpoint=name))
-    values, comparison = summarize(concatenate(parts), analyses=ANALYSES, about=ABOUT)
+    values, comparison = summarize(of_table(concatenate(parts)), analyses=ANALYSES, about=ABOUT)
     assert comparison is not None
     shared = [name for name in comparison.columns if name != "severity"]
     pd.testing.assert_frame_equal(table[shared], comparison[shared], check_exact=True)

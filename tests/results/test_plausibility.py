@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from moeprobe.results.plausibility import ENOUGH_IMAGES, warnings
+from moeprobe.results.stored import of_table
 
 
 def said(
@@ -28,12 +29,19 @@ def said(
         {
             "checkpoint": [name for name, _ in places for _ in labels],
             "layer": [layer for _, layer in places for _ in labels],
+            "router": [""] * 3 * len(labels),
+            "top_k": [0] * 3 * len(labels),
             "view": [view] * 3 * len(labels),
+            "draw": [0] * 3 * len(labels),
+            "tokens": [""] * 3 * len(labels),
+            "image_id": [f"{number:04d}" for number in range(len(labels))] * 3,
             "severity": pa.array([np.nan if severity is None else severity] * 3 * len(labels)),
             "label": labels + [0] * 2 * len(labels),
         }
     )
-    return dict(warnings(pd.DataFrame([row]), images, num_classes=classes, clean=clean)).get("a", "")
+    return dict(warnings(pd.DataFrame([row]), of_table(images), num_classes=classes, clean=clean)).get(
+        "a", ""
+    )
 
 
 EVEN = [image % 10 for image in range(100)]

@@ -12,6 +12,7 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.results import folder as runs
 from moeprobe.results.folder import FinishedError, OutputFolder, Result, provenance
+from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import frame, image_table, read_images
 from moeprobe.runtime.files import LAST, remove, write_text
@@ -29,7 +30,7 @@ def result(*, comparison: bool) -> Result:
     return Result(
         table=frame(rows),
         comparison=frame(rows, comparison=True) if comparison else None,
-        images=image_table(accumulator, checkpoint="a"),
+        sums=of_table(image_table(accumulator, checkpoint="a")),
         sidecar={"request": REQUEST},
     )
 
@@ -66,7 +67,7 @@ def test_the_mark_of_a_finished_run_comes_last(tmp_path: Path, monkeypatch: pyte
     def full(*_: object, **__: object) -> None:
         raise UserError("The disk is full.")
 
-    monkeypatch.setattr(runs, "write_images", full)
+    monkeypatch.setattr(runs, "write", full)
     with pytest.raises(UserError, match="full"), OutputFolder(tmp_path / "out", REQUEST) as folder:
         folder.write(result(comparison=False))
     assert not (tmp_path / "out" / "table.json").exists()

@@ -10,7 +10,9 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.load import Load
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Ratio, Share
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.statistic import Ratio, Share
+from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table
@@ -49,7 +51,7 @@ def table(
             count = len(next(iter(columns.values())))
             accumulator.add(cell, names or [f"i/{image:03d}" for image in range(count)], columns)
         parts.append(image_table(accumulator, checkpoint=checkpoint))
-    return summarize(concatenate(parts), analyses=(Match(), Load()), about=ABOUT)
+    return summarize(of_table(concatenate(parts)), analyses=(Match(), Load()), about=ABOUT)
 
 
 def line(found: pd.DataFrame | None, **where: object) -> pd.Series:

@@ -5,22 +5,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
 from moeprobe.results import tables
+from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import (
-    cells,
-    concatenate,
-    image_table,
-    in_order,
-    pool_draws,
-    read_images,
-    read_note,
-    write_images,
-)
+from moeprobe.results.tables import concatenate, image_table, read_images, read_note
 from moeprobe.runtime.csv import write_csv
+from tests.results.stores import cells
 
 Sums = dict[str, NDArray[np.generic]]
 NAMES = ["img/ü", "img/10", "img/9"]
@@ -57,7 +51,7 @@ def accumulated(rows: slice = slice(None)) -> Accumulator:
     return found
 
 
-def assert_complete(images: pa.Table) -> None:
+def assert_complete(images: Stored | pa.Table) -> None:
     found = list(cells(images))
     assert [cell.key() for _, cell, _, _ in found] == [cell.key() for cell, _ in PLACED]
     for (checkpoint, cell, names, got), (_, expected) in zip(found, PLACED, strict=True):
@@ -73,27 +67,33 @@ def assert_complete(images: pa.Table) -> None:
 def test_cells_of_all_kinds_come_back(tmp_path: Path) -> None:
     images = image_table(accumulated(), checkpoint="a")
     assert_complete(images)
-    write_images(tmp_path / "images.parquet", images)
+    write(tmp_path / "images.parquet", of_table(images))
     assert_complete(read_images(tmp_path / "images.parquet"))
 
 
-def test_shards_give_the_bytes_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_ROW_GROUP", 4)
-    whole = in_order(image_table(accumulated(), checkpoint="a"))
-    write_images(tmp_path / "whole.parquet", whole)
-    parts = []
+def test_shards_give_the_bytes_of_the_whole(tmp_path: Path) -> None:
+    whole = of_table(image_table(accumulated(), checkpoint="a"))
+    write(tmp_path / "whole.parquet", whole)
+    parts: list[Stored] = []
     for number, rows in enumerate((slice(2, 3), slice(0, 2))):
         path = tmp_path / f"part-{number}.parquet"
-        write_images(path, image_table(accumulated(rows), checkpoint="a"), note={"part": number})
+        write(path, of_table(image_table(accumulated(rows), checkpoint="a")), note={"part": number})
         assert read_note(path) == {"part": number}
-        parts.append(read_images(path))
-        assert parts[-1].schema.equals(whole.schema, check_metadata=True)
+        parts.append(of_file(path))
+        assert parts[-1].table().schema.equals(whole.table().schema, check_metadata=True)
     # One part from its file, one from memory, as after an interruption.
-    for first, second in (parts, (parts[0], image_table(accumulated(slice(0, 2)), checkpoint="a"))):
-        merged = in_order(concatenate([first, second]))
+    second = of_table(image_table(accumulated(slice(0, 2)), checkpoint="a"))
+    for shards in (parts, [parts[0], second]):
+        merged = together(shards)
         assert_complete(merged)
-        write_images(tmp_path / "merged.parquet", merged)
+        write(tmp_path / "merged.parquet", merged)
         assert (tmp_path / "merged.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def test_a_file_of_before_whose_row_groups_hold_several_cells_is_read(tmp_path: Path) -> None:
+    images = image_table(accumulated(), checkpoint="a")
+    pq.write_table(images, tmp_path / "images.parquet", row_group_size=4)
+    assert_complete(of_file(tmp_path / "images.parquet"))
 
 
 def test_checkpoints_of_different_depth_share_a_table() -> None:
@@ -112,14 +112,14 @@ def test_an_image_in_two_parts_is_refused() -> None:
         list(cells(concatenate([table, table.slice(0, 1)])))
 
 
-def test_nothing_is_a_table_too(tmp_path: Path) -> None:
-    empty = in_order(concatenate([image_table(Accumulator(), checkpoint="a")]))
+def test_nothing_is_sums_too(tmp_path: Path) -> None:
+    empty = of_table(concatenate([image_table(Accumulator(), checkpoint="a")]))
     assert empty.num_rows == 0
-    write_images(tmp_path / "empty.parquet", empty, note={"skipped": ["x"]})
+    write(tmp_path / "empty.parquet", empty, note={"skipped": ["x"]})
     assert read_note(tmp_path / "empty.parquet") == {"skipped": ["x"]}
-    full = image_table(accumulated(), checkpoint="a")
-    both = concatenate([read_images(tmp_path / "empty.parquet"), full])
-    assert both.drop_columns("loss").equals(full.drop_columns("loss"))
+    full = of_table(image_table(accumulated(), checkpoint="a"))
+    both = together([of_file(tmp_path / "empty.parquet"), full])
+    assert_complete(both)
 
 
 def test_a_table_has_all_columns_and_empty_cells_where_there_is_nothing(tmp_path: Path) -> None:
@@ -159,11 +159,11 @@ def test_draws_are_put_together_image_by_image() -> None:
                 )
         sums.add(Cell(view="clean"), NAMES, {"label": np.arange(3), "right": np.ones(3, int)})
         parts.append(image_table(sums, checkpoint=checkpoint))
-    images = concatenate(parts)
-    together = list(cells(pool_draws(images, lists=("chosen",))))
+    images = of_table(concatenate(parts))
+    pooled = list(cells(images.with_draws_together(lists=("chosen",))))
     by_name = [NAMES.index(image) for image in IN_ORDER]
-    assert [(name, cell.draw) for name, cell, _, _ in together] == [(name, 0) for name in "aabbab"]
-    for number, (_, cell, names, columns) in enumerate(together[:4]):
+    assert [(name, cell.draw) for name, cell, _, _ in pooled] == [(name, 0) for name in "aabbab"]
+    for number, (_, cell, names, columns) in enumerate(pooled[:4]):
         assert names == IN_ORDER and cell.severity == (1.0, 5.0)[number % 2]
         assert columns["label"].tolist() == by_name
         assert np.array_equal(columns["right"], right[number % 2].sum(0)[by_name])
@@ -171,8 +171,8 @@ def test_draws_are_put_together_image_by_image() -> None:
         # A histogram is no list of trials: the draws of an expert add up.
         assert np.array_equal(columns["load"], load[number % 2].sum(0)[by_name])
     # What has no draws stays; with ``keep`` so do the single draws.
-    assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in together[4:])
-    kept = pool_draws(images, lists=("chosen",), keep_single=True)
+    assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in pooled[4:])
+    kept = images.with_draws_together(lists=("chosen",), keep_single=True)
     assert kept.num_rows == images.num_rows + 4 * 3
     assert list(cells(kept))[6:] != [] and {cell.draw for _, cell, _, _ in cells(kept)} == {0, 1, 2, 3}
-    assert_complete(pool_draws(image_table(accumulated(), checkpoint="a"), lists=()))
+    assert_complete(of_table(image_table(accumulated(), checkpoint="a")).with_draws_together(lists=()))

@@ -17,7 +17,8 @@ from torch import Tensor
 from moeprobe import api
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.results.tables import read_images, write_images
+from moeprobe.results.stored import of_table, write
+from moeprobe.results.tables import read_images
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.studies import compare as comparing
 from tests.commands import Trained, refused
@@ -144,10 +145,8 @@ def test_runs_from_before_are_not_trusted_either(tmp_path: Path) -> None:
         api.evaluate([model], data="digits", limit=30, out=tmp_path / name)
     images = read_images(tmp_path / "b" / "images.parquet")
     place = images.column_names.index("loss")
-    write_images(
-        tmp_path / "b" / "images.parquet",
-        images.set_column(place, "loss", [np.full(images.num_rows, np.nan)]),
-    )
+    lost = images.set_column(place, "loss", [np.full(images.num_rows, np.nan)])
+    write(tmp_path / "b" / "images.parquet", of_table(lost))
     table = comparing.compare([tmp_path / "a", tmp_path / "b"]).table
     assert isinstance(table, pd.DataFrame) and set(table["metric"]) >= {"accuracy", "top5_accuracy", "loss"}
     assert set(table["verdict"]) == {"not finite"} and set(table["collapsed"]) == {""}

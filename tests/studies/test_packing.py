@@ -64,7 +64,7 @@ def test_two_files_are_left(out: Path) -> None:
     assert files(out) == expected
     assert list(read_pack(out)) == NAMES
     assert list(read_pack(out)["prc"].runs) == ["confidence", "eval", "noise"]
-    images = runs.read(out / "cells" / "prc" / "noise").images
+    images = runs.read(out / "cells" / "prc" / "noise").sums.table()
     # The table is about patches and the output, and not about the noise floor.
     assert set(images["tokens"].to_pylist()) == {"patch", ""}
     assert set(images["view"].to_pylist()) == {"gaussian_noise"}

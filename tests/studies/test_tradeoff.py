@@ -19,7 +19,8 @@ from moeprobe.models.training.loop import Trainer
 from moeprobe.probes.base import Probe
 from moeprobe.results.figures.tradeoff import draw, draw_published, setting, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images
-from moeprobe.results.tables import COLUMNS, write_images
+from moeprobe.results.stored import of_table, write
+from moeprobe.results.tables import COLUMNS
 from moeprobe.runtime.files import write_json
 from moeprobe.runtime.locks import Lock
 from moeprobe.studies.tradeoff import TradeoffProgress, questions
@@ -91,7 +92,7 @@ def unpack(out: Path) -> None:
         folder = out / "cells" / name
         for run_name, packed in cell.runs.items():
             place = Place(out, name, run_name, packed)
-            write_images(folder / run_name / "images.parquet", read_packed_images(place))
+            write(folder / run_name / "images.parquet", of_table(read_packed_images(place)))
             write_json(folder / run_name / "run.json", packed.sidecar["request"])
             write_json(folder / run_name / "table.json", packed.sidecar)
         write_json(folder / "cell.json", cell.about)

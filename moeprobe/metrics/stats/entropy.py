@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeprobe.metrics.stats.bootstrap import Array, divide
+from moeprobe.metrics.stats.statistic import Array, Totals, divide
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,33 @@ class Entropy:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the normalized entropy under each set of weights, 1 at most."""
-        counts = self.histogram.T @ weights
+        return self._entropy(self.histogram.T @ weights, *self._squares(weights**2))
+
+    def _entropy(self, counts: Array, squares: Array, square: Array) -> Array:
+        """Return the entropy of summed histograms ``(E, R)``, with ``_squares`` of the same weights."""
         total = counts.sum(0)
         share = divide(counts, total)
         terms = np.where(share > 0, share * np.log(np.where(share > 0, share, 1.0)), 0.0)
-        squares, square = self._squares(weights**2)
         lacking = (divide(squares, counts * total, empty=0.0).sum(0) - divide(square, total**2)) / 2
         entropy = (lacking - terms.sum(0)) / self._log_experts
         return np.where(total > 0, np.clip(entropy, 0.0, 1.0) + 0.0, np.nan)
 
-    def influence(self) -> Array:
+    def totals(self) -> Totals:
+        """Return the summed histogram, and the sums of squares."""
+        squares, square = (sums[..., 0] for sums in self._squares(np.ones((len(self.histogram), 1))))
+        return self.histogram.sum(0), squares, square
+
+    def value(self, totals: Totals) -> float:
+        """Return the normalized entropy, 1 at most."""
+        return float(self._entropy(*(sums[..., None] for sums in totals))[0])
+
+    def influence(self, totals: Totals | None = None) -> Array:
         """Return the derivative, before it is cut off at 1."""
-        counts = self.histogram.sum(0)
+        counts, squares, square = self.totals() if totals is None else totals
         total = counts.sum()
         share = divide(counts, total)
         own = self.histogram.sum(1)
         spread = (self.histogram - own[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
-        squares, square = (found[..., 0] for found in self._squares(np.ones((len(own), 1))))
         # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
         rate = divide(np.ones_like(counts), counts * total, empty=0.0)
         lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from moeprobe.metrics.stats.bootstrap import Array, Replicates, standard_error
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
+from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.statistic import Array, standard_error
 
 POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
@@ -78,16 +79,20 @@ class Judged:
 
 
 def difference(one: Replicates, other: Replicates, influence: Array) -> Difference:
-    """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences.
+    """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences."""
+    return Difference(one.minus(other), difference_error(one, other, influence))
+
+
+def difference_error(one: Replicates, other: Replicates, influence: Array) -> float:
+    """Return the standard error of ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two.
 
     The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials, and of one
     image more where an image is right or wrong; 0 where no image differs by more than rounding.
     """
-    found = one.minus(other)
-    n = found.images
-    error = float(np.hypot(standard_error(influence, n), found.grain)) if n > 1 else np.nan
+    n, grain = min(one.images, other.images), max(one.grain, other.grain)
+    error = float(np.hypot(standard_error(influence, n), grain)) if n > 1 else np.nan
     # n times an image's influence is by how much the image itself differs.
-    return Difference(found, 0.0 if n * np.abs(influence).max() < _ROUNDING else error)
+    return 0.0 if n * np.abs(influence).max() < _ROUNDING else error
 
 
 def judge(family: Sequence[Difference]) -> list[Judged]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from moeprobe.metrics.stats.bootstrap import Array, Share, divide
+from moeprobe.metrics.stats.statistic import Array, Share, divide
 from moeprobe.metrics.stats.within_image import Tokens, others, per_image, per_trial
 
 Whole = NDArray[np.int64]

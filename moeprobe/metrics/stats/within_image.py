@@ -9,7 +9,9 @@ Axes: M trials (pairs of tokens), n images.
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.bootstrap import Share
+from moeprobe.metrics.stats.alike import within
+from moeprobe.metrics.stats.statistic import Array, Share
+from moeprobe.metrics.stats.trials import Trials
 
 Whole = NDArray[np.int64]
 # Of each trial the token of the reference and that of the view, as numbers (M,).
@@ -36,17 +38,51 @@ def others(*, image: Whole, reference: Whole, view: Whole, tokens: Tokens) -> tu
     return number, agreeing - same_partner * (reference == view)
 
 
-def chance_within_image(
-    *, image: Whole, reference: Whole, view: Whole, tokens: Tokens, num_images: int
-) -> Share:
-    """Return the match of a trial with another one of its image: what routing by image alone would reach.
+def within_image(trials: Trials, tokens: Tokens) -> Share:
+    """Return how alike a trial is with another one of its image: what routing by image alone would reach.
 
-    For image i with T_i trials, c_i is the share that agrees of its pairs of trials without a token in common; the
-    images are weighted by T_i, as in the match. Images without such a pair take no part. Arguments as for ``others``.
+    For image i with T_i trials, c_i is the mean over its pairs of trials without a token in common; the images are
+    weighted by T_i, as in the match. Images without such a pair take no part. ``tokens``: which the trials are of.
     """
-    number, agreeing = others(image=image, reference=reference, view=view, tokens=tokens)
-    trials = per_image(np.ones(len(image)), image, num_images)
-    return per_trial(per_image(agreeing, image, num_images), per_image(number, image, num_images), trials)
+    own, partner = tokens
+    number = trials.number.astype(np.float64)
+    pairs, total = number**2, trials.within
+    if own is partner:
+        # Nothing moved: a trial has a token in common with itself alone.
+        return per_trial(total - trials.hits_of_image, pairs - number, number)
+    for sign, rows in ((-1, (own,)), (-1, (partner,)), (1, (own, partner))):
+        shared, agree = _in_common((trials.image, *rows), trials)
+        pairs = pairs + sign * trials.by_image(shared)
+        total = total + sign * trials.by_image(agree)
+    return per_trial(total, pairs, number)
+
+
+def _in_common(rows: tuple[Whole, ...], trials: Trials) -> tuple[Array, Array]:
+    """Return for each trial ``(M,)`` its part of the pairs of trials with the same ``rows``, and of how alike they are.
+
+    All of a group's is with its first trial.
+    """
+    key = _key(rows)
+    _, first, group, size = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    number, agree = np.zeros(len(key)), np.zeros(len(key))
+    number[first] = size.astype(np.float64) ** 2
+    alone = size[group] == 1
+    agree[alone] = trials.hits[alone]
+    several = np.flatnonzero(~alone)
+    if len(several):
+        order = several[np.argsort(group[several], kind="stable")]
+        _, start, renumbered = np.unique(group[order], return_index=True, return_inverse=True)
+        found = within([codes.take(order) for codes in trials.alike], renumbered, len(start))
+        np.add.at(agree, order[start], found)
+    return number, agree
+
+
+def _key(rows: tuple[Whole, ...]) -> Whole:
+    """Return a number per row of numbers from 0 up ``(M,)``, the same where the rows are the same."""
+    key = np.zeros(len(rows[0]), dtype=np.int64)
+    for column in rows:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    return key
 
 
 def per_image(values: NDArray[np.generic], image: Whole, num_images: int) -> NDArray[np.float64]:

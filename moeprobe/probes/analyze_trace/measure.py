@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
-import pyarrow as pa
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import LayerAnalysis
@@ -24,8 +23,9 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder, provenance
 from moeprobe.results.palette import colors
+from moeprobe.results.stored import Stored, of_table, together
 from moeprobe.results.sums import Accumulator
-from moeprobe.results.tables import concatenate, image_table, in_order
+from moeprobe.results.tables import image_table
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.traces.format import is_ordered
 from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all, pair, weighted
@@ -77,8 +77,8 @@ def analyze_trace(
     request = _request(traces, ids, options)
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start(_KIND, len(ids))
-        images = _measure(traces, layers, ids, watcher)
-        if images.num_rows == 0:
+        sums = _measure(traces, layers, ids, watcher)
+        if sums.num_rows == 0:
             raise UserError(
                 f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
                 "and no gates are recorded."
@@ -93,16 +93,16 @@ def analyze_trace(
             groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
-        table, comparison = summaries.summarize(images, analyses=analyses, about=about)
+        table, comparison = summaries.summarize(sums, analyses=analyses, about=about)
         result = Result(
             table,
             comparison,
-            images,
+            sums,
             _sidecar(traces, request, _notes(traces, layers, ids), options, started),
             figures_of,
         )
         if folder is not None:
-            folder.write(result)
+            result = folder.write(result)
             if options.figures:
                 from moeprobe.results.figures import save_all
 
@@ -111,9 +111,7 @@ def analyze_trace(
     return result
 
 
-def _measure(
-    traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress
-) -> pa.Table:
+def _measure(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress) -> Stored:
     """Return the sums per input of every trace."""
     accumulators: dict[str, Accumulator] = {}
     tokens = {layer: _most_tokens(traces, layer, ids) for layer in layers}
@@ -132,8 +130,9 @@ def _measure(
                     accumulators.setdefault(named.name, Accumulator()), named, layer, subject, block, analyses
                 )
         watcher.advance(len(block))
-    tables = [image_table(sums, checkpoint=name) for name, sums in accumulators.items() if sums.cells()]
-    return in_order(concatenate(tables))
+    return together(
+        of_table(image_table(sums, checkpoint=name)) for name, sums in accumulators.items() if sums.cells()
+    )
 
 
 def _add(

@@ -5,8 +5,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.metrics import contagion
@@ -18,6 +16,7 @@ from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Routable
 from moeprobe.runtime.progress import Advance
 
@@ -72,7 +71,7 @@ class ContagionMeasurement(Measurement[Result]):
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[pa.Table, list[str]]:
+    ) -> tuple[Stored, list[str]]:
         """Return one checkpoint's sums; every checkpoint's blocks are cut at the same groups."""
         size = self.options.group_images
         return loop.run(

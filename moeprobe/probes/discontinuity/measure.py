@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from matplotlib.figure import Figure
 
 from moeprobe.adapters.base import Checkpoint
@@ -22,6 +21,7 @@ from moeprobe.probes.engine.applicability import check_choices
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Advance
@@ -85,7 +85,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[pa.Table, list[str]]:
+    ) -> tuple[Stored, list[str]]:
         """Return one checkpoint's sums per image."""
         return loop.run(
             question,

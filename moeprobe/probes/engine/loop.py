@@ -25,9 +25,11 @@ from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.engine.batch_sums import Pass, corner_sums, layer_sums, output_sums, to_host
 from moeprobe.probes.engine.noise_floor import repeats
 from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.results.stored import Stored, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import concatenate, image_table, in_order, read_images, read_note, write_images
+from moeprobe.results.tables import image_table, read_note
 from moeprobe.routing.record import RoutingTrace
+from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
@@ -43,39 +45,47 @@ def run(
     progress: Advance | None = None,
     run_block: RunBlock | None = None,
     block_images: int | None = None,
-) -> tuple[pa.Table, list[str]]:
+) -> tuple[Stored, list[str]]:
     """Return the sums per image of one checkpoint, and the names of the images that could not be read.
+
+    Of more images than one block holds they are kept in files, in a temporary folder where none is named.
 
     Args:
         question: what is asked.
         checkpoint: of whom.
-        parts: folder for part files; finished ones in it are not computed again. None = in memory only.
+        parts: folder for part files; finished ones in it are not computed again. None = there is none to be kept.
         progress: called with the number of images done since the last call.
         run_block: what is done with a block of images; None = its views are traced and compared.
         block_images: images of a part file; None = 1,024.
     """
-    tables: list[pa.Table] = []
+    sums: list[Stored] = []
     skipped: list[str] = []
     # Blocks are cut at groups.
     group = checkpoint.model.group_images
     size = max((block_images or _BLOCK) // group, 1) * group
+    keep = []
+    if parts is None and len(question.indices) > size:
+        scratch = Scratch()
+        keep.append(scratch)
+        parts = scratch.path
     for number, start in enumerate(range(0, len(question.indices), size)):
         block = question.indices[start : start + size]
         path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
         identity = _identity(question, checkpoint, block)
         kept = _kept(path, identity)
         if kept is not None:
-            table, bad = kept
+            done, bad = kept
             if progress is not None:
                 progress(len(block))
         else:
             accumulator, bad = (run_block or _run_block)(question, checkpoint, block, progress)
-            table = image_table(accumulator, checkpoint=checkpoint.name)
+            done = of_table(image_table(accumulator, checkpoint=checkpoint.name))
             if path is not None:
-                write_images(path, table, note=identity | {"skipped": bad})
+                write(path, done, note=identity | {"skipped": bad})
+                done = of_file(path)
         skipped += bad
-        tables.append(table)
-    return in_order(concatenate(tables)), skipped
+        sums.append(done)
+    return Stored((one for part in sums for one in part), keep=keep), skipped
 
 
 def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) 
     }
 
 
-def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[str]] | None:
+def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[Stored, list[str]] | None:
     """Return the sums of a part file and the images skipped in it; None unless it is about the same images.
 
     A checkpoint without a hash is never taken for the one of before.
@@ -100,7 +110,14 @@ def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[pa.Table, list[s
     try:
         note = read_note(path)
         skipped = note.pop("skipped", None)
-        return (read_images(path), skipped) if note == identity else None
+        if note != identity:
+            return None
+        sums = of_file(path)
+        # All of it is looked at once, for damage that its first lines do not show.
+        for cell in sums:
+            for _ in cell.blocks():
+                pass
+        return sums, skipped
     except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
         warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
         return None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pandas as pd
-import pyarrow as pa
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
@@ -24,7 +23,7 @@ from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.results import plausibility, summaries
 from moeprobe.results.folder import OutputFolder, Result, provenance
 from moeprobe.results.palette import colors
-from moeprobe.results.tables import concatenate
+from moeprobe.results.stored import Stored, together
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Advance, Progress
 
@@ -71,7 +70,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[pa.Table, list[str]]:
+    ) -> tuple[Stored, list[str]]:
         """Return one checkpoint's sums per image, and the images that were skipped."""
         return loop.run(question, model, parts=parts, progress=progress)
 
@@ -100,18 +99,18 @@ class Measurement(Work[M_co], Generic[M_co]):
             self.question, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
 
-    def sample(self, images: int) -> pa.Table:
+    def sample(self, images: int) -> Stored:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
         indices = self.question.indices[: min(images, self.sample_images)]
         few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
-        return concatenate([self.run(few, model)[0] for model in self.models])
+        return together(self.run(few, model)[0] for model in self.models)
 
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> M_co:
         """Measure, write the tables, then the figures, and mark the folder as finished."""
         result = self._measure(None if folder is None else folder.parts, watcher)
         if folder is not None:
             # The tables first: what a figure may stumble over is not lost.
-            folder.write(result)
+            result = folder.write(result)
         found = self.finish(result, folder)
         if folder is not None:
             if self.options.figures:
@@ -125,7 +124,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Run every checkpoint over the images and put the tables together; only part files are written."""
         question, options = self.question, self.options
         started = time.perf_counter()
-        tables, skipped, rates = [], [], {}
+        parts_of, skipped, rates = [], [], {}
         num_images = len(question.indices) + self.more_images
         for model in self.models:
             watcher.start(f"{self.probe.kind}: {model.name}", num_images)
@@ -135,15 +134,15 @@ class Measurement(Work[M_co], Generic[M_co]):
                     dataclasses.replace(question, indices=question.indices[:1], skip_bad_images=True), model
                 )
             begun = time.perf_counter()
-            table, bad = self.run(question, model, parts=parts, progress=watcher.advance)
+            measured, bad = self.run(question, model, parts=parts, progress=watcher.advance)
             rates[model.name] = num_images / (time.perf_counter() - begun)
-            tables.append(table)
+            parts_of.append(measured)
             skipped.append(bad)
-        images = concatenate(tables)
-        if images.num_rows == 0:
+        sums = together(parts_of)
+        if sums.num_rows == 0:
             raise self._nothing(skipped)
-        table, comparison = summaries.summarize(images, analyses=question.analyses, about=self._about())
-        doubts = self._doubts(table, images)
+        table, comparison = summaries.summarize(sums, analyses=question.analyses, about=self._about())
+        doubts = self._doubts(table, sums)
         sidecar = {
             "request": self.request,
             "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
@@ -160,7 +159,7 @@ class Measurement(Work[M_co], Generic[M_co]):
             "workers": options.workers,
             "device": str(choose_device(options.device)),
         } | provenance()
-        return Result(table, comparison, images, sidecar, self.probe.draw)
+        return Result(table, comparison, sums, sidecar, self.probe.draw)
 
     def _about(self) -> summaries.About:
         options = self.options
@@ -185,16 +184,14 @@ class Measurement(Work[M_co], Generic[M_co]):
             "measure any."
         )
 
-    def _doubts(self, table: pd.DataFrame, images: pa.Table) -> dict[str, dict[str, str]]:
+    def _doubts(self, table: pd.DataFrame, sums: Stored) -> dict[str, dict[str, str]]:
         """Return a warning for each checkpoint whose data are in doubt, or that is no better than chance."""
         found = self.data_warnings()
         question = self.question
         names = question.dataset.class_names
         if question.labeled and names is not None and "accuracy" in set(table["metric"]):
             clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
-            for name, text in plausibility.warnings(
-                table, images, num_classes=len(names), clean=clean
-            ).items():
+            for name, text in plausibility.warnings(table, sums, num_classes=len(names), clean=clean).items():
                 found[name] = f"{found[name]} It {text}" if name in found else text
         return {name: {"warning": text} for name, text in found.items()}
 

@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
@@ -18,6 +16,7 @@ from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.fewshot.ridge import STRENGTHS
 from moeprobe.probes.fewshot.shots import Cases, choose_shots, features_block, judge
 from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Featured
 from moeprobe.runtime.progress import Advance
 
@@ -72,7 +71,7 @@ class FewshotMeasurement(Measurement[Result]):
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[pa.Table, list[str]]:
+    ) -> tuple[Stored, list[str]]:
         """Return the sums of the judged images; the chosen strengths are kept."""
         table, skipped, self._strengths[model.name] = judge(
             question, model, shots=self._shots, parts=parts, progress=progress
@@ -121,7 +120,7 @@ class FewshotMeasurement(Measurement[Result]):
         return int(self._shots.held_out.shape[1])
 
 
-def _features(question: Question, model: Checkpoint) -> tuple[pa.Table, list[str]]:
+def _features(question: Question, model: Checkpoint) -> tuple[Stored, list[str]]:
     return loop.run(question, model, run_block=features_block)
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -22,12 +21,12 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
-from moeprobe.metrics.stats.bootstrap import Array
+from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
+from moeprobe.results.stored import Stored
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import cells
 from moeprobe.routing.capabilities import Featured
 from moeprobe.runtime.progress import Advance
 from moeprobe.runtime.seeds import generator
@@ -121,7 +120,7 @@ def judge(
     shots: Shots,
     parts: Path | None = None,
     progress: Advance | None = None,
-) -> tuple[pa.Table, list[str], dict[Cases, float]]:
+) -> tuple[Stored, list[str], dict[Cases, float]]:
     """Fit the classifiers of one checkpoint and judge them on the images of the question.
 
     Training images that were drawn must be readable, whatever the probe says of the others.
@@ -190,9 +189,10 @@ def _features(
             progress(len(batch.image_ids) + len(batch.skipped))
 
 
-def _fit(shots: Shots, table: pa.Table) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:
+def _fit(shots: Shots, table: Stored) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:
     """Return the strength and the classifier of every case, from the features of the training images."""
-    ((_, _, names, columns),) = cells(table)
+    (stored,) = table
+    names, columns = stored.whole()
     place = {name: row for row, name in enumerate(names)}
 
     def rows(images: NDArray[np.int64]) -> list[int]:

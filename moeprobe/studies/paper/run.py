@@ -21,7 +21,7 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.results.folder import Result, output_folder, provenance
-from moeprobe.results.tables import read_images
+from moeprobe.results.stored import of_file
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
@@ -205,7 +205,7 @@ def _result(
     assert out is not None
     (earlier,) = read_runs([out])
     assert earlier.table is not None
-    return Result(earlier.table, earlier.comparison, read_images(out / IMAGES), earlier.sidecar)
+    return Result(earlier.table, earlier.comparison, of_file(out / IMAGES), earlier.sidecar)
 
 
 def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher: Progress) -> None:

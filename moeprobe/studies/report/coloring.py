@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
-import pyarrow as pa
 
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
+from moeprobe.results.stored import Stored
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Columns of texts, which may look like numbers: a checkpoint may be called 007.
 _TEXTS = {
     "run", "checkpoint", "reference", "group", "dataset", "split", "layer", "router", "view", "tokens", "metric",
-    "null", "class", "flag", "verdict", "judgement", "collapsed",
+    "null", "class", "interval", "flag", "verdict", "judgement", "collapsed",
 }  # fmt: skip
 # What may be raised by a figure of a run that somebody changed, or another version wrote.
 _UNDRAWN = (
@@ -75,7 +75,7 @@ def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
             return {}
         sidecar = run.sidecar | {"colours": dict(colors)}
         return _probe(kind, run.request).draw(
-            Result(_typed(run.csvs["table.csv"]), None, pa.table({}), sidecar)
+            Result(_typed(run.csvs["table.csv"]), None, Stored(()), sidecar)
         )
     except _UNDRAWN:
         return {}

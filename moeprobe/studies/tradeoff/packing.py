@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from moeprobe.results import finished
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.packed import PackedCell, PackedRun, Place, read_pack, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
-from moeprobe.results.tables import FLOORS, open_writer, read_images
+from moeprobe.results.stored import Stored, of_file
+from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime.filenames import CELLS, IMAGES, PACK, PACKED_IMAGES
 from moeprobe.runtime.files import atomic_file, read_bytes, write_json
 from moeprobe.studies.tradeoff.questions import questions
@@ -55,10 +55,9 @@ def pack(folder: OutputFolder, cells: Sequence[Cell]) -> None:
             folder.discard(left)
 
 
-def of_table(images: pa.Table) -> pa.Table:
+def of_table(sums: Stored) -> Stored:
     """Return the sums that the table follows from: patches and output, without the noise floor."""
-    floor = pc.is_in(images["view"], pa.array(FLOORS))
-    return images.filter(pc.and_(pc.invert(floor), pc.is_in(images["tokens"], pa.array(["patch", ""]))))
+    return sums.where(lambda one: one.cell.view not in FLOORS and one.cell.tokens in ("patch", ""))
 
 
 def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
@@ -71,9 +70,10 @@ def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
         if question.folder not in runs:
             path = cell.folder / question.folder
             measured = finished.read(path)
+            images = of_table(measured.sums).table()
             runs[question.folder] = PackedRun(
-                rows=of_table(measured.images).num_rows,
-                columns=measured.images.column_names,
+                rows=images.num_rows,
+                columns=images.column_names,
                 sha256="".join(measured.runs.values()),
                 sidecar=read_sidecar(path),
             )
@@ -135,14 +135,14 @@ class _Sums:
         """Return the columns of a run."""
         if self._packed is not None and (cell, name) in self._kept:
             return pa.schema([self._packed.field(column) for column in self._kept[cell, name].columns])
-        return pq.read_schema(self._out / CELLS / cell / name / IMAGES).remove_metadata()
+        return of_table(of_file(self._out / CELLS / cell / name / IMAGES)).table().schema
 
     def read(self, cell: str, name: str) -> pa.Table:
         """Return the sums of a run, with the columns ``run`` and ``cell`` before them."""
         if (cell, name) in self._kept:
             images = read_packed_images(Place(self._out, cell, name, self._kept[cell, name]))
         else:
-            images = of_table(read_images(self._out / CELLS / cell / name / IMAGES))
+            images = of_table(of_file(self._out / CELLS / cell / name / IMAGES)).table()
         for column, value in (("cell", cell), ("run", name)):
             images = images.add_column(0, column, pa.repeat(pa.scalar(value, pa.string()), images.num_rows))
         return images

@@ -4,7 +4,6 @@ Everything follows from what the cells' folders hold or is packed: values and in
 times and sizes from ``cell.json``. No model is needed.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,7 +97,6 @@ def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
         train_seeds={},
         groups={},
     )
-    measured = dataclasses.replace(measured, images=of_table(measured.images))
-    table, _ = summaries.summarize(measured.images, analyses=analyses_of(measured), about=about)
+    table, _ = summaries.summarize(of_table(measured.sums), analyses=analyses_of(measured), about=about)
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.coverage import IMAGES, WORLDS, coverage, table
-from moeprobe.metrics.stats.bootstrap import Ratio
 from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.statistic import Ratio
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "intervals.md"
 RUNS, RESAMPLES = 120, 300

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from moeprobe.metrics.stats import chance
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Ratio, Replicates, Share, Statistic
-from moeprobe.metrics.stats.chance import Chance, Kappa, MeanProduct
+from moeprobe.metrics.stats import chance_resampled as chance
+from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.families import Difference, difference, judge
-from moeprobe.metrics.stats.within_image import chance_within_image
+from moeprobe.metrics.stats.kappa import Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
+from tests.metrics.stats.trials import chance_of, chance_within
 
 Array = NDArray[np.float64]
 
@@ -41,9 +44,9 @@ def all_statistics(seed: int, num_images: int) -> dict[str, Statistic]:
         np.bincount(made["image"], weights=same, minlength=num_images).astype(float),
         np.bincount(made["image"], minlength=num_images).astype(float),
     )
-    pooled = Chance(**made, stratum=np.zeros_like(position), num_images=num_images)
-    by_position = Chance(**made, stratum=position, num_images=num_images)
-    inside = chance_within_image(**made, tokens=(position, position // 2), num_images=num_images)
+    pooled = chance_of(**made, stratum=np.zeros_like(position), num_images=num_images)
+    by_position = chance_of(**made, stratum=position, num_images=num_images)
+    inside = chance_within(**made, tokens=(position, position // 2), num_images=num_images)
     histogram = np.zeros((num_images, 4))
     np.add.at(histogram, (made["image"], made["view"]), 1)
     trials = np.maximum(histogram.sum(1), 1)
@@ -94,7 +97,7 @@ def test_influences_add_up_to_nothing(seed: int, num_images: int) -> None:
 def test_no_value_no_influence() -> None:
     nothing = np.zeros(5)
     everywhere = np.zeros(5, dtype=np.int64)
-    collapsed = Chance(
+    collapsed = chance_of(
         image=np.arange(5), reference=everywhere, view=everywhere, stratum=everywhere, num_images=5
     )
     match = Ratio(np.ones(5), np.ones(5))
@@ -270,7 +273,7 @@ def routed(rng: np.random.Generator, num_images: int, keep: float) -> Statistic:
     view = np.where(kept, reference, (reference + rng.integers(1, 4, size=len(image))) % 4)
     hits = np.bincount(image, weights=reference == view, minlength=num_images).astype(float)
     match = Ratio(hits, np.full(num_images, 16.0))
-    chance = Chance(
+    chance = chance_of(
         image=image, reference=reference, view=view, stratum=np.zeros_like(image), num_images=num_images
     )
     return Kappa(match, chance)

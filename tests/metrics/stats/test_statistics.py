@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from moeprobe.metrics.stats import bootstrap as statistics
-from moeprobe.metrics.stats import chance as chance_levels
-from moeprobe.metrics.stats.bootstrap import Bootstrap, Estimate, Ratio, Replicates, Statistic
-from moeprobe.metrics.stats.chance import Chance, Kappa, MeanProduct
+from moeprobe.metrics.stats import chance_resampled as chance_levels
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.chance import Chance
 from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.kappa import Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.replicates import Estimate, Replicates
+from moeprobe.metrics.stats.statistic import Ratio, Statistic
+from tests.metrics.stats.trials import chance_of
 
 
 def trials(
@@ -30,7 +35,7 @@ def trials(
 
 def chance(made: list[tuple[int, int, int, int]], num_images: int, *, position: bool) -> Chance:
     image, reference, view, stratum = np.array(made, dtype=np.int64).reshape(-1, 4).T
-    return Chance(
+    return chance_of(
         image=image,
         reference=reference,
         view=view,
@@ -263,7 +268,7 @@ def test_flags_say_why_there_is_no_value_or_interval() -> None:
     assert interval(1.0, [1.0] * 99 + [np.nan]).flag == ""
     assert interval(1.0, [1.0] * 99 + [np.nan]).high == 1.0
     # A value outside what its resamples reach is still in its interval.
-    assert interval(2.0, [1.0] * 100) == Estimate(2.0, 1.0, 2.0)
+    assert interval(2.0, [1.0] * 100) == Estimate(2.0, 1.0, 2.0, method="percentile")
     # Nothing is no minus nothing: tables would show -0.0.
     assert str(interval(0.0, [0.0] * 100).low) == "0.0"
     unstable = interval(1.0, [1.0] * 98 + [np.nan] * 2)
@@ -274,7 +279,7 @@ def test_a_difference_is_collapsed_where_either_side_is() -> None:
     def replicates(point: float, images: int = 30, trials: int = 9) -> Replicates:
         return Replicates(point, np.full(10, point), images=images, trials=trials)
 
-    assert replicates(0.5).minus(replicates(0.2)).interval() == Estimate(0.3, 0.3, 0.3)
+    assert replicates(0.5).minus(replicates(0.2)).interval() == Estimate(0.3, 0.3, 0.3, method="percentile")
     for one, two in ((np.nan, 0.5), (0.5, np.nan)):
         assert replicates(one).minus(replicates(two)).interval().flag == "collapsed"
     assert replicates(0.5).minus(replicates(np.nan, trials=0)).interval().flag == "no_trials"

@@ -1,0 +1,134 @@
+"""What two tokens have in common, as numbers that add up: codes that are the same on both sides.
+
+Two tokens that chose the same are alike, others are not: one code each. Sets of K experts are alike by their Jaccard
+index J = c / (2K − c), c the experts in common. As a polynomial of c it is Σ_j b_j binom(c, j), and binom(c, j) is how
+many subsets of j experts are in both. So it too counts codes that are the same, those of the subsets, and no pair of
+tokens need be looked at to sum it over all pairs.
+
+Axes: M pairs of tokens, F codes of a token, n images.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.statistic import Array
+
+Whole = NDArray[np.int64]
+
+# Codes are below this.
+CODES = 2**38
+# An odd number without a pattern, 2**64 divided by the golden ratio.
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+# Numbers of a histogram of images by codes, held at a time.
+_BLOCK_NUMBERS = 2**20
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Codes of M pairs of tokens.
+
+    Attributes:
+        weight: by how much one code that is the same on both sides makes two tokens alike.
+        reference: ``(M, F)`` codes of the reference's token.
+        view: ``(M, F)`` codes of the view's.
+        size: codes are below this.
+    """
+
+    weight: float
+    reference: Whole
+    view: Whole
+    size: int = CODES
+
+    def take(self, rows: NDArray[np.generic]) -> "Codes":
+        """Return those of some of the pairs."""
+        return Codes(self.weight, self.reference[rows], self.view[rows], self.size)
+
+
+Alike = Sequence[Codes]
+
+
+def same(reference: Whole, view: Whole, *, size: int = CODES) -> Alike:
+    """Return what makes tokens alike that have one code ``(M,)`` each: that it is the same."""
+    return (Codes(1.0, reference[:, None], view[:, None], size),)
+
+
+def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_experts: int) -> Alike:
+    """Return what makes sets of K experts ``(M, K)`` alike: their Jaccard index."""
+    size = reference.shape[1]
+    sides = [ascending(side.astype(np.int64)) for side in (reference, view)]
+    found = []
+    for number in range(1, size + 1):
+        # Differences of c / (2K − c) at c = 0: the coefficients of a polynomial in binom(c, j).
+        weight = sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
+        chosen = np.array(list(combinations(range(size), number)))
+        codes = [encode(side[:, chosen], base=num_experts) for side in sides]
+        found.append(Codes(weight, codes[0], codes[1], min(num_experts**number, CODES)))
+    return found
+
+
+def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
+    """Return one code per row of numbers from 0 to ``base`` − 1 ``(..., K)``, the same where the rows are the same.
+
+    Where there are more rows than codes, codes are scattered: of a million different rows one pair may share one.
+    """
+    depth = rows.shape[-1]
+    if base**depth <= CODES:
+        code = rows[..., depth - 1].astype(np.int64)
+        for place in range(depth - 2, -1, -1):
+            code = code * base + rows[..., place].astype(np.int64)
+        return code
+    code = np.zeros(rows.shape[:-1], dtype=np.uint64)
+    for place in range(depth):
+        code = (code ^ rows[..., place].astype(np.uint64)) * _SCATTER
+        code ^= code >> np.uint64(29)
+    return (code % np.uint64(CODES)).astype(np.int64)
+
+
+def ascending(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Return rows of numbers ``(M, K)``, each in ascending order."""
+    if rows.shape[1] != 2:
+        return np.sort(rows, axis=1)
+    # The commonest case, many times faster.
+    first, second = rows[:, 0], rows[:, 1]
+    return np.stack([np.minimum(first, second), np.maximum(first, second)], axis=1)
+
+
+def of_pairs(alike: Alike) -> Array:
+    """Return how alike the two tokens of each pair are ``(M,)``."""
+    found = np.zeros(len(alike[0].reference))
+    for codes in alike:
+        if codes.reference.shape[1] == 1:
+            found += codes.weight * (codes.reference[:, 0] == codes.view[:, 0])
+        else:
+            found += codes.weight * (codes.reference[:, :, None] == codes.view[:, None]).sum((1, 2))
+    return found
+
+
+def within(alike: Alike, group: Whole, num_groups: int) -> Array:
+    """Return how alike the reference's tokens and the view's of a group are, summed over all of them by all of them.
+
+    ``group`` ``(M,)`` ascends.
+    """
+    found = np.zeros(num_groups)
+    for codes in alike:
+        size, sides = codes.size, (codes.reference, codes.view)
+        if size > _BLOCK_NUMBERS // 1024:
+            different, number = np.unique(np.concatenate(sides), return_inverse=True)
+            size, number = len(different), number.reshape(2, *codes.reference.shape)
+            sides = number[0], number[1]
+        step = max(1, _BLOCK_NUMBERS // max(size, 1))
+        for start in range(0, num_groups, step):
+            low, high = np.searchsorted(group, [start, start + step])
+            here = (group[low:high, None] - start) * size
+            rows = min(step, num_groups - start)
+            counts = [
+                np.bincount((here + side[low:high]).ravel(), minlength=rows * size).reshape(rows, size)
+                for side in sides
+            ]
+            found[start : start + rows] += codes.weight * np.einsum("gc,gc->g", *counts)
+    return found

@@ -1,0 +1,119 @@
+"""What is left of a match beyond chance, and the opposite of a statistic.
+
+Axes: R resamples, n images.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeprobe.metrics.stats import proportions
+from moeprobe.metrics.stats.statistic import Additive, Array, Bounded, Statistic, Totals, divide, is_additive
+
+# A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
+COLLAPSED = 1e-6
+
+
+def room(chance: Any) -> Array:
+    """Return 1 − c, and exactly 0 where chance is as good as one: the routing has collapsed, by whatever measure."""
+    return np.where(chance > 1 - COLLAPSED, 0.0, 1 - chance)
+
+
+@dataclass(frozen=True)
+class Kappa:
+    """(m − c) / (1 − c): the match m, a share, beyond chance. NaN where c = 1 (the routing has collapsed)."""
+
+    match: Any
+    chance: Any
+
+    @property
+    def parts(self) -> tuple[Statistic, ...]:
+        """What it is computed from."""
+        return self.match, self.chance
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return κ under each set of weights."""
+        match, chance = self.match.evaluate(weights), self.chance.evaluate(weights)
+        return divide(match - chance, room(chance))
+
+    def totals(self) -> Totals:
+        """Return the totals of both."""
+        return self.match.totals(), self.chance.totals()
+
+    def value(self, totals: Totals) -> float:
+        """Return κ."""
+        match, chance = self.match.value(totals[0]), self.chance.value(totals[1])
+        return float(divide(match - chance, room(chance)))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return (dm − (1 − κ) dc) / (1 − c)."""
+        match, chance = self._levels(totals)
+        kappa = float(divide(match - chance, room(chance)))
+        of_match, of_chance = (
+            (self.match.influence(), self.chance.influence())
+            if totals is None
+            else (self.match.influence(totals[0]), self.chance.influence(totals[1]))
+        )
+        return (of_match - (1 - kappa) * of_chance) / (np.nan if np.isnan(kappa) else 1 - chance)
+
+    def counted(self, totals: Totals) -> Any:
+        """Return the trials of each image ``(n,)``; None where those of the estimator hold."""
+        counted = getattr(self.match, "counted", None)
+        return None if counted is None else counted(totals[0])
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
+        """Return the κ of the ends of a score interval of m, whose error is that of κ: chance varies too."""
+        match, chance = self._levels(totals)
+        low, high = proportions.score_interval(match, error * (1 - chance), images)
+        return (low - chance) / (1 - chance), (high - chance) / (1 - chance)
+
+    def swing(self, totals: Totals | None) -> float:
+        """Return by how much a match of one moves it."""
+        return 1 / (1 - self._levels(totals)[1])
+
+    def is_binary(self) -> bool:
+        """Whether every image matches or does not as a whole."""
+        return isinstance(self.match, Bounded) and self.match.is_binary()
+
+    def _levels(self, totals: Totals | None) -> tuple[float, float]:
+        """Return m and c over all images."""
+        if totals is not None:
+            return self.match.value(totals[0]), self.chance.value(totals[1])
+        levels = []
+        for part in self.parts:
+            if is_additive(part):
+                assert isinstance(part, Additive)
+                levels.append(part.value(part.totals()))
+            else:
+                once = np.ones((len(part.influence()), 1))
+                levels.append(float(part.evaluate(once)[0]))
+        return levels[0], levels[1]
+
+
+@dataclass(frozen=True)
+class Complement:
+    """1 − a statistic: a distance of a similarity, and the other way round."""
+
+    of: Any
+
+    @property
+    def parts(self) -> tuple[Statistic, ...]:
+        """What it is computed from."""
+        return (self.of,)
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return it under each set of weights."""
+        return 1 - self.of.evaluate(weights)
+
+    def totals(self) -> Totals:
+        """Return the other's."""
+        return self.of.totals()
+
+    def value(self, totals: Totals) -> float:
+        """Return 1 − the other's."""
+        return float(1 - self.of.value(totals))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return the other's, with its sign changed."""
+        return -(self.of.influence() if totals is None else self.of.influence(totals))

@@ -1,0 +1,212 @@
+"""Values and intervals of many images, block by block: the delta method in the place of resamples.
+
+Two passes over the blocks. The first adds up the totals, which every value follows from; the second asks what each
+image has in the value, its influence, and the sum of the squares of these is the variance. Of the images nothing stays
+but that one number, and only where a difference between checkpoints may be asked for.
+
+Sources: delta method and infinitesimal jackknife, Efron 1982; Gaussian multipliers of the influences in the place of
+resamples, Chernozhukov, Chetverikov and Kato 2013.
+
+Axes: R multipliers, n images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES
+from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates
+from moeprobe.metrics.stats.statistic import (
+    Additive,
+    Bounded,
+    Statistic,
+    Totals,
+    add,
+    is_additive,
+    standard_error,
+)
+from moeprobe.runtime.seeds import generator
+
+if TYPE_CHECKING:
+    from moeprobe.metrics.base import Columns
+    from moeprobe.metrics.declaration import Estimator
+
+# Images up to which intervals are those of resamples.
+LARGEST = 2000
+# Images whose multipliers are drawn at a time.
+_DRAWN = 1000
+
+Name = tuple[str, str, int | None, int | None]
+Estimators = Callable[["Columns"], Sequence["Estimator"]]
+
+
+@dataclass
+class _Sum:
+    """What the first pass knows of one number."""
+
+    estimator: Estimator
+    totals: Totals
+    binary: bool
+
+
+def linearize(
+    blocks: Callable[[], Iterable[tuple[slice, Columns]]], num_images: int, estimators: Estimators
+) -> tuple[dict[Name, Replicates], set[Name]]:
+    """Return what each number of some images comes to, and the names of those that cannot be added up block by block.
+
+    Args:
+        blocks: yields the images' columns in blocks, each with its place among the n images; called twice.
+        num_images: n.
+        estimators: what the columns of a block allow to be said.
+    """
+    sums, others = _add_up(blocks, estimators)
+    points = {name: _value(known) for name, known in sums.items()}
+    kept = {name: np.zeros(num_images) for name in sums if name[2] is None}
+    squares = dict.fromkeys(sums, 0.0)
+    images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
+    for rows, columns in blocks():
+        for estimator in estimators(columns):
+            name, statistic = estimator.key, estimator.statistic
+            if name not in sums:
+                continue
+            assert isinstance(statistic, Additive)
+            influence = statistic.influence(sums[name].totals)
+            squares[name] += float(np.square(influence).sum())
+            if name in kept:
+                kept[name][rows] = influence
+            counted = _counted(estimator, sums[name].totals)
+            images[name] += int(np.count_nonzero(counted))
+            trials[name] += int(counted.sum())
+    found = {}
+    for name, known in sums.items():
+        alone = known.estimator.between_images and images[name] <= 1
+        number = 0 if alone else images[name]
+        # The same as ``standard_error``, of what may not be kept.
+        error = float(np.sqrt(number / (number - 1) * squares[name])) if number > 1 else np.nan
+        found[name] = _bounded(
+            known,
+            Replicates(
+                point=points[name],
+                values=np.empty(0),
+                images=number,
+                trials=0 if alone else trials[name],
+                error=error,
+                influence=kept.get(name),
+            ),
+        )
+    return found, others
+
+
+def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> Replicates:
+    """Return what ``rows`` of n images alone said, as the influences of all of them: the others have none."""
+    assert replicates.influence is not None
+    influence = np.zeros(num_images)
+    influence[rows] = replicates.influence
+    return replace(replicates, influence=influence)
+
+
+def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
+    """Return a number of images that are all here, linearized; ``trials`` ``(n,)``."""
+    images = int(np.count_nonzero(trials))
+    point = float(statistic.evaluate(np.ones((len(trials), 1)))[0])
+    influence = statistic.influence()
+    error = standard_error(influence, images) if images > 1 else np.nan
+    found = Replicates(
+        point, np.empty(0), images=images, trials=int(trials.sum()), error=error, influence=influence
+    )
+    if not isinstance(statistic, Bounded) or np.isnan(point) or images < MIN_IMAGES:
+        return found
+    swing = statistic.swing(None)
+    return replace(
+        found,
+        bounds=statistic.bounds(None, error, images),
+        swing=swing,
+        grain=swing / images if statistic.is_binary() else 0.0,
+    )
+
+
+def multiplied(
+    differences: Sequence[Replicates], *, seed: int, num_multipliers: int = NUM_RESAMPLES
+) -> list[Replicates]:
+    """Return the differences with values in the place of those of resamples; their influences are let go.
+
+    A value is the point plus the sum of the images' influences, each times a normal number that belongs to the image
+    and the value, the same for all differences: so differences vary together as they do over images.
+    """
+    kept = [one.influence for one in differences]
+    num_images = max((len(influence) for influence in kept if influence is not None), default=0)
+    values = np.zeros((len(kept), num_multipliers), dtype=np.float64)
+    for block, start in enumerate(range(0, num_images, _DRAWN)):
+        rng = generator(seed, "multipliers", draw=block)
+        rows = min(_DRAWN, num_images - start)
+        normal = rng.standard_normal((rows, num_multipliers), dtype=np.float32)
+        influences = np.stack([np.zeros(rows) if i is None else i[start : start + rows] for i in kept])
+        # Scaled, since float32 has no room for the squares of small numbers.
+        scale = np.maximum(np.abs(influences).max(1, keepdims=True), np.finfo(np.float64).tiny)
+        values += (influences / scale).astype(np.float32) @ normal * scale
+    return [
+        replace(one, values=one.point + row, influence=None) if one.influence is not None else one
+        for one, row in zip(differences, values, strict=True)
+    ]
+
+
+def _add_up(
+    blocks: Callable[[], Iterable[tuple[slice, Columns]]], estimators: Estimators
+) -> tuple[dict[Name, _Sum], set[Name]]:
+    sums: dict[Name, _Sum] = {}
+    others: set[Name] = set()
+    for _, columns in blocks():
+        known: dict[tuple[int, int], Totals] = {}
+        # Their ids are keys of ``known``.
+        alive = []
+        for estimator in estimators(columns):
+            name, statistic = estimator.key, estimator.statistic
+            if not is_additive(statistic):
+                others.add(name)
+                sums.pop(name, None)
+            if name in others:
+                continue
+            assert isinstance(statistic, Additive)
+            totals = statistic.totals()
+            alive.append(totals)
+            binary = isinstance(statistic, Bounded) and statistic.is_binary()
+            if name in sums:
+                earlier = sums[name]
+                alive.append(earlier.totals)
+                earlier.totals = add(earlier.totals, totals, known)
+                earlier.binary &= binary
+            else:
+                sums[name] = _Sum(estimator, totals, binary)
+    return sums, others
+
+
+def _value(known: _Sum) -> float:
+    statistic = known.estimator.statistic
+    assert isinstance(statistic, Additive)
+    return statistic.value(known.totals)
+
+
+def _counted(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
+    """Return the trials of a block's images ``(n,)``, which may follow from the totals."""
+    counted = getattr(estimator.statistic, "counted", None)
+    found = None if counted is None else counted(totals)
+    return estimator.trials if found is None else found
+
+
+def _bounded(known: _Sum, found: Replicates) -> Replicates:
+    statistic = known.estimator.statistic
+    if not isinstance(statistic, Bounded) or np.isnan(found.point) or found.images < MIN_IMAGES:
+        return found
+    assert found.error is not None
+    swing = statistic.swing(known.totals)
+    return replace(
+        found,
+        bounds=statistic.bounds(known.totals, found.error, found.images),
+        swing=swing,
+        grain=swing / found.images if known.binary else 0.0,
+    )

@@ -1,0 +1,129 @@
+"""A value over all images with what says how far it varies, and the interval that follows.
+
+Axes: R resamples, n images.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from moeprobe.metrics.stats import proportions
+from moeprobe.metrics.stats.statistic import Array, standard_error
+
+# Below this many images an interval over images says little: points only.
+MIN_IMAGES = 20
+# A larger share of resamples without a value than this: no interval.
+MAX_UNDEFINED = 0.01
+# How an interval was computed: of a share, of resamples, or of the images' influences.
+SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
+
+    collapsed: chance is 1, so κ does not exist; no_trials: there was nothing to count; few_images: under 20;
+    unstable: over 1 % of the resamples are undefined.
+    """
+
+    value: float
+    low: float
+    high: float
+    flag: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """A statistic of all images, and of each resample ``(R,)`` (none where there are too few images).
+
+    Attributes:
+        point: its value over all images.
+        values: its values in the resamples; of many images, those that multipliers of the influences give, or none.
+        images: number of images with at least one trial.
+        trials: the statistic's denominator over all images.
+        bounds: interval of a share, or of what follows from one; None = that of the resamples.
+        swing: by how much a share of one would move it, or the largest contrast in an image; 0 where it follows from
+            no share.
+        grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
+        error: its standard error over images where its interval is linearized; None where resamples make it.
+        influence: what each image has in it, ``(n,)`` in the order of their names, where it is linearized and kept.
+    """
+
+    point: float
+    values: Array
+    images: int
+    trials: int
+    bounds: tuple[float, float] | None = None
+    swing: float = 0.0
+    grain: float = 0.0
+    error: float | None = None
+    influence: Array | None = None
+
+    def minus(self, other: "Replicates") -> "Replicates":
+        """Return the difference; paired, because both saw the same resamples of the same images."""
+        both = min(len(self.values), len(other.values))
+        images, error, influence = min(self.images, other.images), None, None
+        if self.influence is not None and other.influence is not None:
+            influence = self.influence - other.influence
+            error = standard_error(influence, images) if images > 1 else np.nan
+        return Replicates(
+            point=self.point - other.point,
+            values=self.values[:both] - other.values[:both],
+            images=images,
+            trials=min(self.trials, other.trials),
+            swing=max(self.swing, other.swing),
+            grain=max(self.grain, other.grain),
+            error=error,
+            influence=influence,
+        )
+
+    def interval(self) -> Estimate:
+        """Return the 95 % interval; none where over 1 % of the resamples are undefined.
+
+        Of a share it is Wilson's; of anything else, and of differences, the percentiles of the resamples, further out
+        for few images. A difference of shares that are the same in every image may still not be 0: as many images could
+        have missed the ``proportions.unseen`` share in which they differ. Where an image is right or wrong, so that a
+        few images may be all that differ, it is at least t standard errors of one image more to either side. Where
+        there are no resamples since there are many images, t standard errors take the place of the percentiles.
+        """
+        if np.isnan(self.point):
+            return self._without("collapsed" if self.trials else "no_trials")
+        if self.error is None:
+            return self._of_resamples()
+        if self.images < MIN_IMAGES or np.isnan(self.error):
+            return self._without("few_images")
+        if self.bounds is not None:
+            return Estimate(self.point, *self.bounds, method=SCORE)
+        reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
+        if self.point == 0 and self.error == 0:
+            reach = self.missed(proportions.critical(self.images))
+        return Estimate(self.point, float(self.point - reach), float(self.point + reach), method=LINEARIZED)
+
+    def _without(self, flag: str) -> Estimate:
+        return Estimate(self.point, np.nan, np.nan, flag)
+
+    def _of_resamples(self) -> Estimate:
+        if len(self.values) == 0:
+            return self._without("few_images")
+        defined = self.values[~np.isnan(self.values)]
+        if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
+            return self._without("unstable")
+        if self.bounds is not None:
+            return Estimate(self.point, *self.bounds, method=SCORE)
+        if self.point == 0 and not defined.any():
+            reach = self.missed(proportions.critical(self.images))
+            return Estimate(self.point, 0.0 - reach, reach, method=PERCENTILE)
+        beyond = proportions.tail(self.images)
+        low, high = np.quantile(defined, [beyond, 1 - beyond])
+        if self.grain:
+            error = np.hypot(defined.std() / np.sqrt(1 - 1 / self.images), self.grain)
+            reach = proportions.critical(self.images) * error
+            low, high = min(low, self.point - reach), max(high, self.point + reach)
+        # A value is never outside its interval, however skewed the resamples are.
+        low, high = min(float(low), self.point), max(float(high), self.point)
+        return Estimate(self.point, low, high, method=PERCENTILE)
+
+    def missed(self, critical_value: float) -> float:
+        """Return how large a difference could be that showed in no image."""
+        return self.swing * proportions.unseen(self.images, critical_value)

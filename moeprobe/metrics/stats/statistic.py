@@ -1,0 +1,155 @@
+"""What a number computed from sums per image is, and the simplest of them: ratios of sums.
+
+A statistic is asked in one of two ways. Of up to ``linearized.LARGEST`` images it gets the sums of all of them and is
+evaluated under weights, one set per resample. Of more it sees them block by block, twice: ``totals`` of the blocks add
+up to those of the whole run, which its ``value`` and each image's ``influence`` on it follow from.
+
+Axes: R resamples, n images.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats import proportions
+
+Array = NDArray[np.float64]
+# An array, a table of counts or a tuple of totals: what ``add`` adds up.
+Totals = Any
+
+
+class Statistic(Protocol):
+    """A number computed from sums per image under weights."""
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the values ``(R,)`` under image weights ``(n, R)``, whole numbers; NaN where there is none."""
+
+    def influence(self) -> Array:
+        """Return each image's influence ``(n,)``: the derivative of the value by the image's weight, all weights one.
+
+        It adds up to 0, since only shares matter; the sum of its squares is the variance of the value over images to
+        first order (the delta method). NaN where there is no value.
+        """
+
+
+@runtime_checkable
+class Additive(Protocol):
+    """A statistic that can also be computed block by block."""
+
+    def totals(self) -> Totals:
+        """Return what the images of a block add to those of others."""
+
+    def value(self, totals: Totals) -> float:
+        """Return the number that the totals of all images come to; NaN where there is none."""
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return the influence of the block's images ``(n,)`` on the value of all; None = the block is all there is."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A statistic that follows from shares of images, whose interval knows how far these can be from what was seen."""
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float] | None:
+        """Return its interval over ``images``, given its standard error; None = that of the resamples.
+
+        ``totals`` are those of all images; None = those of the statistic's own.
+        """
+
+    def swing(self, totals: Totals | None) -> float:
+        """Return by how much a share of one moves it."""
+
+    def is_binary(self) -> bool:
+        """Return whether every image is right or wrong as a whole."""
+
+
+def is_additive(statistic: Statistic) -> bool:
+    """Whether a statistic, and all that it is computed from, can be added up block by block."""
+    parts = getattr(statistic, "parts", ())
+    return isinstance(statistic, Additive) and all(is_additive(part) for part in parts)
+
+
+def add(one: Totals, other: Totals, known: dict[tuple[int, int], Totals]) -> Totals:
+    """Return the sum of two totals; ``known`` keeps sums, so that what two statistics share is added up once."""
+    key = id(one), id(other)
+    if key not in known:
+        known[key] = (
+            tuple(add(left, right, known) for left, right in zip(one, other, strict=True))
+            if isinstance(one, tuple)
+            else one + other
+        )
+    return known[key]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """sum(numerator) / sum(denominator), each ``(n,)``."""
+
+    numerator: Array
+    denominator: Array
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the ratio under each set of weights."""
+        return divide(self.numerator @ weights, self.denominator @ weights)
+
+    def totals(self) -> Totals:
+        """Return the two sums."""
+        return np.array([self.numerator.sum(), self.denominator.sum()])
+
+    def value(self, totals: Totals | None = None) -> float:
+        """Return the ratio of the two sums."""
+        over, total = self.totals() if totals is None else totals
+        return float(divide(over, total))
+
+    def influence(self, totals: Totals | None = None) -> Array:
+        """Return (numerator − value · denominator) / sum of the denominators."""
+        over, total = self.totals() if totals is None else totals
+        return divide(self.numerator - divide(over, total) * self.denominator, total)
+
+
+@dataclass(frozen=True)
+class Share(Ratio):
+    """A ratio whose numerator is between 0 and the denominator in every image."""
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
+        """Return its score interval over ``images``."""
+        return proportions.score_interval(self.value(totals), error, images)
+
+    def swing(self, totals: Totals | None) -> float:
+        """Return by how much a share of one moves it."""
+        return 1.0
+
+    def is_binary(self) -> bool:
+        """Whether every image is right or wrong as a whole."""
+        return bool(np.isin(self.numerator, (0, 1)).all() and self.denominator.max(initial=0) <= 1)
+
+
+@dataclass(frozen=True)
+class Contrast(Ratio):
+    """A weighted difference of shares: in no image is the numerator further from 0 than ``most`` denominators."""
+
+    most: float
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> None:
+        """Return None: it is around 0, where resamples vary to both sides."""
+
+    def swing(self, totals: Totals | None) -> float:
+        """Return the largest value in one image."""
+        return self.most
+
+    def is_binary(self) -> bool:
+        """Whether it is of images that are right or wrong as a whole; contrasts go by halves of them."""
+        return bool((2 * self.numerator % 1 == 0).all() and self.denominator.max(initial=0) <= 1)
+
+
+def standard_error(influence: Array, images: int) -> float:
+    """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
+    return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
+
+
+def divide(numerator: Any, denominator: Any, *, empty: float = np.nan) -> Array:
+    """Return the quotient, ``empty`` where the denominator is 0."""
+    defined = denominator != 0
+    return np.where(defined, numerator / np.where(defined, denominator, 1.0), empty)

@@ -1,0 +1,222 @@
+"""The sums per image of one cell: pieces of it in memory or in files, read whole or block by block."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from moeprobe.metrics.token_kinds import EXPERTS
+from moeprobe.results.sums import Cell
+from moeprobe.results.tables import CELL_COLUMNS
+
+Arrays = dict[str, NDArray[np.generic]]
+
+# Images of a block that statistics are computed from.
+_BLOCK = 1024
+# What says of which cell a row is.
+KEYS = ("checkpoint", *CELL_COLUMNS)
+# Files that are held open; a run of many images has many parts.
+_OPEN = 16
+# Columns of an image that are the same in all its draws.
+_CONSTANT = ("label", EXPERTS)
+
+
+class Piece(Protocol):
+    """Some images of a cell."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of their file or table."""
+
+    def table(self, *, keys: bool = True) -> pa.Table:
+        """Return them with the columns that they have; without ``keys``, those that say of which cell they are."""
+
+    def names(self) -> list[str]:
+        """Return their names."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table in memory."""
+
+    of: pa.Table
+    rows: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        return len(self.rows)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self.of.schema
+
+    def table(self, *, keys: bool = True) -> pa.Table:
+        """Return them with all columns."""
+        return self.of.take(pa.array(self.rows))
+
+    def names(self) -> list[str]:
+        """Return their names."""
+        return self.of["image_id"].take(pa.array(self.rows)).to_pylist()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A row group of a file."""
+
+    path: Path
+    version: tuple[int, int, int]
+    number: int
+    num_rows: int
+    schema: pa.Schema
+
+    def table(self, *, keys: bool = True) -> pa.Table:
+        """Return them with the columns that they have."""
+        about = opened(self.path, self.version).metadata.row_group(self.number)
+        columns = (about.column(place) for place in range(about.num_columns))
+        # Columns of other cells are empty here, and not read.
+        left_out = {column.path_in_schema.split(".")[0] for column in columns if _is_empty(column)}
+        left_out = left_out - set(KEYS) if keys else left_out | set(KEYS)
+        return self._read([name for name in self.schema.names if name not in left_out])
+
+    def names(self) -> list[str]:
+        """Return their names."""
+        return self._read(["image_id"])["image_id"].to_pylist()
+
+    def _read(self, columns: list[str]) -> pa.Table:
+        file = opened(self.path, self.version)
+        return file.read_row_group(self.number, columns=columns, use_threads=False).replace_schema_metadata(
+            None
+        )
+
+
+def _is_empty(column: Any) -> bool:
+    about = column.statistics
+    return about is not None and about.has_null_count and about.null_count == column.num_values
+
+
+@dataclass(frozen=True)
+class StoredCell:
+    """The sums of one cell of one checkpoint.
+
+    Attributes:
+        checkpoint: its name.
+        cell: what the sums are about.
+        pieces: its images, in the order in which they were measured; of several draws put together, one after the
+            other for each draw.
+        lists: beginnings of columns with an entry per trial, where draws are put together.
+        draws: how many they are.
+    """
+
+    checkpoint: str
+    cell: Cell
+    pieces: tuple[Piece, ...]
+    lists: tuple[str, ...] = ()
+    draws: int = 1
+
+    @property
+    def num_images(self) -> int:
+        """How many images it holds."""
+        return sum(piece.num_rows for piece in self.pieces) // self.draws
+
+    def whole(self) -> tuple[list[str], Arrays]:
+        """Return the names of all images, in order, and their columns ``(n, ...)``.
+
+        Raises:
+            AssertionError: an image occurs twice: shards must be disjoint and are never padded.
+        """
+        parts = list(self._parts())
+        names = [name for part, _ in parts for name in part]
+        order = in_order(names)
+        columns = {
+            name: np.concatenate([columns[name] for _, columns in parts])[order]
+            for name in parts[0][1]
+            if all(name in columns for _, columns in parts)
+        }
+        return [names[row] for row in order], columns
+
+    def names(self) -> list[str]:
+        """Return the names of the images as ``blocks`` yields them."""
+        return [name for piece in self._first_draw() for name in piece.names()]
+
+    def blocks(self) -> Iterator[tuple[slice, Arrays]]:
+        """Yield the columns of some images at a time, and which of ``names`` these are."""
+        start = 0
+        for names, columns in self._parts():
+            for first in range(0, len(names), _BLOCK):
+                rows = slice(first, min(first + _BLOCK, len(names)))
+                yield (
+                    slice(start + rows.start, start + rows.stop),
+                    {name: values[rows] for name, values in columns.items()},
+                )
+            start += len(names)
+
+    def _first_draw(self) -> Sequence[Piece]:
+        return self.pieces[: len(self.pieces) // self.draws]
+
+    def _parts(self) -> Iterator[tuple[list[str], Arrays]]:
+        """Yield names and columns, piece by piece."""
+        each = len(self._first_draw())
+        for number in range(each):
+            drawn = [self._decoded(self.pieces[draw * each + number]) for draw in range(self.draws)]
+            names, first = drawn[0]
+            assert all(also == names for also, _ in drawn), "draws are of different images"
+            if self.draws == 1:
+                yield names, first
+            else:
+                yield names, {name: self._together(name, [part[name] for _, part in drawn]) for name in first}
+
+    def _together(self, name: str, columns: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+        if name in _CONSTANT:
+            return columns[0]
+        return np.concatenate(columns, axis=1) if name.startswith(self.lists) else np.sum(columns, axis=0)
+
+    def _decoded(self, piece: Piece) -> tuple[list[str], Arrays]:
+        table = piece.table(keys=False)
+        columns = {
+            name: _to_numpy(name, table[name], self.cell.top_k)
+            for name in table.column_names
+            if name not in (*KEYS, "image_id") and table[name].null_count == 0
+        }
+        return table["image_id"].to_pylist(), columns
+
+
+def in_order(names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the rows of the names in ascending order.
+
+    Raises:
+        AssertionError: a name occurs twice.
+    """
+    array = np.asarray(names, dtype=object)
+    order = np.argsort(array, kind="stable")
+    ordered = array[order]
+    assert not (ordered[1:] == ordered[:-1]).any(), "an image was counted twice"
+    return order
+
+
+@functools.lru_cache(maxsize=_OPEN)
+def opened(path: Path, version: tuple[int, int, int]) -> pq.ParquetFile:
+    """Return a file, opened; ``version`` tells it from what was at the same path before."""
+    return pq.ParquetFile(path)
+
+
+def _to_numpy(name: str, column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:
+    if not pa.types.is_list(column.type):
+        return column.to_numpy()
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    lists = array.flatten().to_numpy().reshape(len(array), -1)
+    # Choices of experts are kept flat, K per patch.
+    return lists.reshape(len(array), -1, top_k) if name.endswith("_selected") else lists

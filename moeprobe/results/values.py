@@ -1,0 +1,178 @@
+"""From the sums per image of one cell to all numbers that follow, each with what its interval needs.
+
+Up to ``linearized.LARGEST`` images everything is resampled, all of them at hand. Of more the cell is read block by
+block, and intervals are linearized. What cannot be added up block by block is then computed from ``LARGEST`` of the
+images, the same for all checkpoints; its denominators say so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.base import Analysis, Columns
+from moeprobe.metrics.declaration import Estimator
+from moeprobe.metrics.stats import linearized
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.linearized import Name
+from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.token_kinds import EXPERTS
+from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
+from moeprobe.results.sums import Cell
+from moeprobe.routing.finite import COLUMN
+from moeprobe.runtime.seeds import generator
+
+Analyses = Sequence[Analysis]
+# Sums with an entry per expert, one of which every layer has.
+_PER_EXPERT = ("weight_reference", "churn_reference", "load")
+
+
+@dataclass(frozen=True)
+class Values:
+    """One cell of one checkpoint.
+
+    Attributes:
+        checkpoint: its name.
+        cell: what the numbers are about.
+        image_ids: names of the images, in order.
+        numbers: by (metric, null, experts).
+        influences: what each image has in a number ``(n,)``, where they were asked for.
+        not_finite: whether images were left out since their gates or scores are no numbers.
+        num_experts: E of a layer; None of what is about none.
+    """
+
+    checkpoint: str
+    cell: Cell
+    image_ids: list[str]
+    numbers: Mapping[Name, Replicates]
+    influences: Mapping[Name, NDArray[np.float64]]
+    not_finite: bool
+    num_experts: int | None
+
+
+class Valuation:
+    """How cells are valued in one run.
+
+    Args:
+        analyses: what the sums are of.
+        aligned: whether the view leaves the grid where it is.
+        seed: of the resamples.
+        influences: whether what each image has in a number is wanted, which differences take.
+        experts: whether numbers about single experts are wanted.
+    """
+
+    def __init__(
+        self,
+        analyses: Analyses,
+        *,
+        aligned: bool,
+        seed: int,
+        influences: bool = False,
+        experts: bool = True,
+    ) -> None:
+        self._analyses, self._aligned, self._seed = analyses, aligned, seed
+        self._influences, self._experts = influences, experts
+        self._bootstraps: dict[int, Bootstrap] = {}
+
+    def __call__(self, stored: StoredCell) -> Values:
+        """Return the numbers of one cell."""
+        resampled = stored.num_images <= linearized.LARGEST
+        return self._resampled(stored) if resampled else self._linearized(stored)
+
+    def _resampled(self, stored: StoredCell) -> Values:
+        names, columns = stored.whole()
+        known = self._estimators(columns)
+        bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
+        numbers = bootstrap.replicate([(one.statistic, one.counted) for one in known])
+        influences = {one.key: one.statistic.influence() for one in known} if self._influences else {}
+        return Values(
+            stored.checkpoint,
+            stored.cell,
+            names,
+            dict(zip([one.key for one in known], numbers, strict=True)),
+            influences,
+            not_finite(columns),
+            _num_experts(columns),
+        )
+
+    def _linearized(self, stored: StoredCell) -> Values:
+        names = stored.names()
+        order = in_order(names)
+        seen: dict[str, bool | int | None] = {"left out": False, "experts": None}
+
+        def blocks() -> Iterator[tuple[slice, Arrays]]:
+            for rows, columns in stored.blocks():
+                seen["left out"] = seen["left out"] or not_finite(columns)
+                seen["experts"] = seen["experts"] or _num_experts(columns)
+                yield rows, columns
+
+        found, others = linearized.linearize(blocks, len(names), self._estimators)
+        numbers = {
+            name: one if one.influence is None else replace(one, influence=one.influence[order])
+            for name, one in found.items()
+        }
+        if others:
+            numbers |= self._of_some(stored, order, others)
+        return Values(
+            stored.checkpoint,
+            stored.cell,
+            [names[row] for row in order],
+            numbers,
+            {name: one.influence for name, one in numbers.items() if one.influence is not None},
+            bool(seen["left out"]),
+            None if seen["experts"] is None else int(seen["experts"]),
+        )
+
+    def _of_some(
+        self, stored: StoredCell, order: NDArray[np.int64], wanted: set[Name]
+    ) -> dict[Name, Replicates]:
+        """Return numbers of ``LARGEST`` images, chosen among the names in ``order``."""
+        size = len(order)
+        chosen = np.sort(generator(self._seed, "some").choice(size, linearized.LARGEST, replace=False))
+        place = np.full(size, -1)
+        place[order[chosen]] = np.arange(len(chosen))
+        parts, places = [], []
+        for rows, columns in stored.blocks():
+            here = np.flatnonzero(place[rows] >= 0)
+            parts.append({name: values[here] for name, values in columns.items()})
+            places.append(place[rows][here])
+        back = np.argsort(np.concatenate(places))
+        some = {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+        return {
+            one.key: linearized.embed(linearized.of_all(one.statistic, one.counted), chosen, size)
+            for one in self._estimators(some)
+            if one.key in wanted
+        }
+
+    def _estimators(self, columns: Columns) -> list[Estimator]:
+        known = estimators(columns, self._analyses, aligned=self._aligned)
+        return known if self._experts else [one for one in known if one.expert is None]
+
+
+def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:
+    """Return all that the analyses say of the columns of one cell."""
+    return [
+        metric
+        for analysis in analyses
+        if analysis.signature in columns
+        for metric in analysis.estimators(columns, aligned=aligned)
+    ]
+
+
+def not_finite(columns: Columns) -> bool:
+    """Whether images of a cell were left out since their gates or scores are no numbers.
+
+    Runs from before that was looked at hold such sums themselves: theirs are not to be trusted either.
+    """
+    left_out = columns.get(COLUMN)
+    if left_out is not None and left_out.any():
+        return True
+    return not all(np.isfinite(values).all() for values in columns.values() if values.dtype.kind == "f")
+
+
+def _num_experts(columns: Columns) -> int | None:
+    """Return E of a layer, by the sums that have an entry per expert where no column says it; None of other cells."""
+    if EXPERTS in columns:
+        return int(columns[EXPERTS][0])
+    return next((columns[name].shape[1] for name in _PER_EXPERT if name in columns), None)

@@ -1,0 +1,29 @@
+"""Chance levels of trials that a test names one by one."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.alike import same
+from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.stats.strata import Strata
+from moeprobe.metrics.stats.trials import Trials
+from moeprobe.metrics.stats.within_image import within_image
+
+Whole = NDArray[np.int64]
+
+
+def chance_of(*, image: Whole, reference: Whole, view: Whole, stratum: Whole, num_images: int) -> Chance:
+    """Chance of having the same code; the trials in whatever order."""
+    order = np.argsort(image, kind="stable")
+    image, reference, view, stratum = (values[order] for values in (image, reference, view, stratum))
+    return Chance(Trials(image, same(reference, view), num_images=num_images), Strata(stratum, size=1000))
+
+
+def chance_within(
+    *, image: Whole, reference: Whole, view: Whole, tokens: tuple[Whole, Whole], num_images: int
+) -> Share:
+    """Chance of having the same code as another trial of the image; the trials in whatever order."""
+    order = np.argsort(image, kind="stable")
+    image, reference, view, own, partner = (values[order] for values in (image, reference, view, *tokens))
+    return within_image(Trials(image, same(reference, view), num_images=num_images), (own, partner))

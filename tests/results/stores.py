@@ -1,0 +1,18 @@
+"""The cells of sums, all images of each at hand."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from moeprobe.results.stored import Stored, of_table
+from moeprobe.results.sums import Cell
+
+Whole = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
+
+
+def cells(sums: Stored | pa.Table) -> Iterator[Whole]:
+    """Checkpoint, cell, names and columns, in the order in which the cells first came."""
+    for one in of_table(sums) if isinstance(sums, pa.Table) else sums:
+        yield one.checkpoint, one.cell, *one.whole()
