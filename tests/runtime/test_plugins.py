@@ -393,9 +393,9 @@ def test_real_runs(view: Path, others: Path, tmp_path: Path) -> None:
     request = json.loads((tmp_path / "zoo" / "run.json").read_text())
     assert request["kind"] == "toy-question" and request["plugins"] == stamp(others)
     assert f"zoo {said}" in shell("compare", "zoo", cwd=tmp_path).stderr
-    assert "first expert" in shell(*files, "compare", "zoo", cwd=tmp_path).stdout
+    assert "First expert" in shell(*files, "compare", "zoo", cwd=tmp_path).stdout
     compared = shell(*files, "compare", *foreign, "--probe", "toy-question", cwd=tmp_path)
-    assert compared.returncode == 0 and "first expert" in compared.stdout, compared.stderr
+    assert compared.returncode == 0 and "First expert" in compared.stdout, compared.stderr
     assert "toy-question" in shell(*files, "--help").stdout and "toy" not in shell("--help").stdout
     taken = others.with_name("taken.py")
     taken.write_text(others.read_text().replace('"toy-question"', '"report"'))
