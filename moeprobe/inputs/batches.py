@@ -11,10 +11,10 @@ Axes: B images, V views of each.
 import itertools
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -90,14 +90,28 @@ class _Failure:
     skip: bool
 
 
+@dataclass(frozen=True)
+class RecipeByPlace:
+    """A recipe that changes along the list of images: ``at`` returns that of a place, counted from 0."""
+
+    at: Callable[[int], Recipe]
+
+
+class Numbers(Protocol):
+    """What a list of image numbers has to have; it need not hold them."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> int: ...
+
+
 class _Items(TorchDataset[_Item | _Failure]):
     """The chosen images of a data set, each through the recipe."""
 
     def __init__(
         self,
         dataset: Dataset,
-        indices: Sequence[int],
-        recipe: Recipe,
+        indices: Numbers,
+        recipe: Recipe | RecipeByPlace,
         *,
         skip_bad_images: bool,
         masks: bool,
@@ -125,9 +139,10 @@ class _Items(TorchDataset[_Item | _Failure]):
     def _item(self, position: int, example: Example | TextExample) -> _Item:
         """Return what a batch takes of one source."""
         label = -1 if example.label is None else example.label
+        recipe = self._recipe.at(position) if isinstance(self._recipe, RecipeByPlace) else self._recipe
         if isinstance(example, TextExample):
-            return _Worded(position, example.image_id, label, self._recipe(example.text, example.image_id))
-        samples: list[Sample] = self._recipe(example.image, example.image_id)
+            return _Worded(position, example.image_id, label, recipe(example.text, example.image_id))
+        samples: list[Sample] = recipe(example.image, example.image_id)
         foreground = None
         if self._masks and example.mask is not None:
             foreground = [
@@ -211,8 +226,8 @@ class Loading:
 
 def batches(
     dataset: Dataset,
-    indices: Sequence[int],
-    recipe: Recipe,
+    indices: Numbers,
+    recipe: Recipe | RecipeByPlace,
     *,
     loading: Loading,
     skip_bad_images: bool = False,
@@ -226,7 +241,7 @@ def batches(
     Args:
         dataset: where they are from.
         indices: which.
-        recipe: what makes the views of one image.
+        recipe: what makes the views of one image; a ``RecipeByPlace`` where that changes along the list.
         loading: how they are loaded.
         skip_bad_images: go on without images that cannot be read; batches name them.
         group_images: N; a group that has lost an image, and the last one, may be short: a batch of their own.

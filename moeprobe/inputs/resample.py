@@ -19,8 +19,10 @@ def render(
     an axis on which that would shrink the source, the source is first reduced with antialiasing, since a warp alone
     would alias. A view pixel whose center is outside the source is ``fill``.
     """
-    if _is_crop(to_source, image, size):
-        return _resize_crop(image, to_source, size)
+    box = _crop_box(to_source, image, size)
+    if box is not None:
+        view = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+        return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if to_source[0, 0] < 0 else view
     image, to_source = _reduce(image, to_source)
     # Pillow evaluates the coefficients at pixel centers, which is the convention of geometry.py.
     coefficients = tuple(float(value) for value in to_source[:2].ravel())
@@ -41,31 +43,27 @@ def _reduce(image: Image.Image, to_source: Map) -> tuple[Image.Image, Map]:
     return image.resize((width, height), Image.Resampling.BILINEAR), reduction @ to_source
 
 
-def _is_crop(to_source: Map, image: Image.Image, size: int) -> bool:
-    """Whether the view is an upright (perhaps mirrored) rectangle inside the source."""
+def _crop_box(to_source: Map, image: Image.Image, size: int) -> tuple[float, float, float, float] | None:
+    """Return left, top, right, bottom of an upright (perhaps mirrored) rectangle inside the source; else None."""
     if (
         abs(to_source[0, 1]) > _AXIS_TOLERANCE
         or abs(to_source[1, 0]) > _AXIS_TOLERANCE
         or to_source[1, 1] <= 0
     ):
-        return False
+        return None
     left, top, right, bottom = _box(to_source, size)
-    return (
+    inside = (
         left >= -_AXIS_TOLERANCE
         and top >= -_AXIS_TOLERANCE
         and right <= image.width + _AXIS_TOLERANCE
         and bottom <= image.height + _AXIS_TOLERANCE
     )
+    if not inside:
+        return None
+    return max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom)
 
 
 def _box(to_source: Map, size: int) -> tuple[float, float, float, float]:
     corners = geometry.apply(to_source, np.array([[0.0, 0.0, 1.0], [size, size, 1.0]]))
     (left, top), (right, bottom) = corners.min(0), corners.max(0)
     return float(left), float(top), float(right), float(bottom)
-
-
-def _resize_crop(image: Image.Image, to_source: Map, size: int) -> Image.Image:
-    left, top, right, bottom = _box(to_source, size)
-    box = (max(0.0, left), max(0.0, top), min(float(image.width), right), min(float(image.height), bottom))
-    view = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if to_source[0, 0] < 0 else view

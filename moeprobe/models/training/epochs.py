@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from functools import partial
 
-from moeprobe.inputs.batches import Batch, Loading, batches
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.inputs.batches import Batch, Loading, RecipeByPlace, batches
 from moeprobe.inputs.data.base import ImageDataset
-from moeprobe.inputs.images import Framing
-from moeprobe.inputs.views.base import PairView
+from moeprobe.inputs.images import Framing, Sample
+from moeprobe.inputs.views.base import PairView, Recipe
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.training.inputs import training_views
 from moeprobe.runtime.seeds import generator
 
 
-def epoch_batches(
+def training_batches(
     config: TrainConfig,
     data: ImageDataset,
     view: PairView,
@@ -22,25 +25,49 @@ def epoch_batches(
     last: int,
     pin_memory: bool,
 ) -> Iterator[Batch]:
-    """Yield the batches of an epoch from step ``first`` on, up to step ``last`` of the run or the epoch's end.
+    """Yield the batches of a run from step ``first`` on, up to step ``last``.
 
-    An incomplete last batch is dropped.
+    An incomplete last batch of an epoch is dropped. One loader serves all epochs: steps would wait for its processes
+    to start at each of them.
     """
-    size, steps = config.batch_size, len(data) // config.batch_size
-    epoch, offset = divmod(first, steps)
-    order = generator(config.seed, "order", draw=epoch).permutation(len(data))
-    count = min(steps - offset, last - first)
-    recipe = partial(
-        training_views,
-        view=view,
-        framing=framing,
-        seed=config.seed,
-        epoch=epoch,
-        count=config.views_per_image,
+    size = config.batch_size
+    order = _Order(config.seed, len(data), size, first=first, last=last)
+    views = partial(
+        training_views, view=view, framing=framing, seed=config.seed, count=config.views_per_image
     )
     yield from batches(
         data,
-        order[offset * size : (offset + count) * size].tolist(),
-        recipe,
+        order,
+        RecipeByPlace(partial(_of_epoch, views, order)),
         loading=Loading(size, config.data.workers, pin_memory=pin_memory),
     )
+
+
+class _Order:
+    """The numbers of the images of the steps ``first`` to ``last``, one after the other.
+
+    A permutation is drawn when its epoch comes: all of them together may not fit into memory.
+    """
+
+    def __init__(self, seed: int, num_images: int, batch_size: int, *, first: int, last: int) -> None:
+        self._seed, self._num_images = seed, num_images
+        self._per_epoch = num_images // batch_size * batch_size
+        self._first, self._last = first * batch_size, last * batch_size
+        self._drawn: tuple[int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    def __getitem__(self, place: int) -> int:
+        epoch = self.epoch(place)
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, generator(self._seed, "order", draw=epoch).permutation(self._num_images)
+        return int(self._drawn[1][(self._first + place) % self._per_epoch])
+
+    def epoch(self, place: int) -> int:
+        """Return the epoch of a place."""
+        return (self._first + place) // self._per_epoch
+
+
+def _of_epoch(views: partial[list[Sample]], order: _Order, place: int) -> Recipe:
+    return partial(views, epoch=order.epoch(place))

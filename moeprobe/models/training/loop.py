@@ -23,7 +23,7 @@ from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import checks
-from moeprobe.models.training.epochs import epoch_batches
+from moeprobe.models.training.epochs import training_batches
 from moeprobe.models.training.evaluate import evaluate
 from moeprobe.models.training.inputs import Normalise, clean_view
 from moeprobe.models.training.interrupts import uninterrupted
@@ -181,8 +181,8 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         """Yield what is left of the run."""
-        while self.step < self.total_steps:
-            yield from epoch_batches(
+        if self.step < self.total_steps:
+            yield from training_batches(
                 self.config,
                 self.train_data,
                 self.view,
