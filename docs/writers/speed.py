@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.studies.bench.facts import sentence
+from moeprobe.studies.bench.facts import CLOCKS, sentence
 from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
@@ -58,7 +58,8 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
         )
         before = (row["race"], row["contestant"])
     heading = f"## {part.replace('_', ' ').capitalize()}"
-    on = f"{sentence(sidecar['machine'])}; {loads}; {rows['rounds'].max()} rounds."
+    clock = CLOCKS[sidecar["request"].get("clock", "wall")]
+    on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rows['rounds'].max()} rounds."
     head = ["race", "contestant", f"median, {_UNITS.get(rows['unit'].iloc[0], (rows['unit'].iloc[0], 1))[0]}"]
     return f"{heading}\n\n{on}\n\n" + table([*head, "ratio", "target"], lines)
 

@@ -31,6 +31,12 @@ def bench(
         int | None, typer.Option(help="Threads that torch computes with; default: as many as it takes.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "cpu",
+    clock: Annotated[
+        str,
+        typer.Option(
+            help="wall, or cpu: the seconds that all threads computed, for a machine that others use at the same time."
+        ),
+    ] = "wall",
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Tiny sizes and two rounds, to see that it runs; no target is judged."),
@@ -59,7 +65,7 @@ def bench(
     from moeprobe.studies.bench.race import DisagreementError
     from moeprobe.studies.bench.run import bench as run
 
-    settings = Settings(quick=quick, rounds=rounds, threads=threads, device=device)
+    settings = Settings(quick=quick, rounds=rounds, threads=threads, device=device, clock=clock)  # type: ignore[arg-type]
     try:
         with Bar("rounds") as bar:
             result = run(
@@ -81,7 +87,7 @@ def _print(result: "BenchResult", *, out: Path | None, as_json: bool, full: bool
 
     from moeprobe.cli.fit import fit
     from moeprobe.cli.screen import console, print_files, records
-    from moeprobe.studies.bench.facts import sentence
+    from moeprobe.studies.bench.facts import CLOCKS, sentence
 
     if as_json:
         content = {
@@ -100,8 +106,9 @@ def _print(result: "BenchResult", *, out: Path | None, as_json: bool, full: bool
     about, judged = result.sidecar, result.table[result.table["reached"] != ""]
     said = f"{(judged['reached'] == 'yes').sum()} of {len(judged)} targets reached; " if len(judged) else ""
     screen.print(
-        f"{said}medians of interleaved rounds [quartiles]; ratios within a round; {sentence(about['machine'])}; "
-        f"load average {about['load_at_start']} at the start, {about['load_at_end']} at the end.",
+        f"{said}{CLOCKS[about['request']['clock']]}, medians of interleaved rounds [quartiles]; ratios within a round; "
+        f"{sentence(about['machine'])}; load average {about['load_at_start']} at the start, "
+        f"{about['load_at_end']} at the end.",
         style="dim",
         soft_wrap=True,
     )

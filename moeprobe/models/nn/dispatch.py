@@ -25,12 +25,28 @@ def run_experts(
     sent = _round_bfloat16(tokens) if bfloat16 else tokens
     if isinstance(plan, SoftPlan):
         return _run_soft(experts, sent, plan, bfloat16=bfloat16)
+    if experts.prefer_sorted(tokens):
+        return _run_sorted(experts, sent, plan, bfloat16=bfloat16).to(tokens.dtype)
     run = _run_without_limit if plan.capacity is None else _run_with_capacity
     outputs = run(experts, sent, plan)
     if bfloat16:
         outputs = _round_bfloat16(outputs)
     weighted = outputs * plan.weight[:, None].to(tokens.dtype)
     return torch.zeros_like(tokens).index_add(0, plan.token, weighted.to(tokens.dtype))
+
+
+def _run_sorted(experts: Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
+    """Run the experts on the rows that are kept, sorted by expert, and add up what each token gets."""
+    queue = plan.expert.where(plan.kept, plan.num_experts)
+    order = queue.argsort(stable=True)
+    loads = torch.bincount(queue, minlength=plan.num_experts + 1)[:-1]
+    order = order[: int(loads.sum())]
+    token = plan.token[order]
+    outputs = experts(tokens.index_select(0, token), loads)
+    if bfloat16:
+        outputs = _round_bfloat16(outputs)
+    weighted = outputs * plan.weight[order, None].to(tokens.dtype)
+    return torch.zeros_like(tokens).index_add(0, token, weighted)
 
 
 def _run_soft(experts: Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:
@@ -71,7 +87,7 @@ def _run_without_limit(experts: Experts, tokens: Tensor, plan: DispatchPlan) -> 
         slot = rank_within(plan.expert, plan.num_experts)
         return _run_padded(experts, tokens[plan.token], plan, slot=slot, depth=largest)
     order = plan.expert.argsort(stable=True)
-    outputs = experts.ragged(tokens[plan.token[order]], loads)
+    outputs = experts(tokens[plan.token[order]], loads)
     return torch.empty_like(outputs).index_copy(0, order, outputs)
 
 

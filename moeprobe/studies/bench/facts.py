@@ -32,6 +32,9 @@ def sentence(facts: dict[str, Any]) -> str:
     return f"{on}, {facts['cores']} cores, {facts['threads']} threads, torch {facts['torch']}"
 
 
+CLOCKS = {"wall": "wall time", "cpu": "CPU time of all threads"}
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,10 @@
 """Running a race: values first, then times, in interleaved rounds."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,28 @@ Measured = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
 
 
-def measure(
-    race: Race, *, rounds: int, shortest: float, wait: Callable[[], object], watcher: Progress
-) -> Measured:
+@dataclass(frozen=True)
+class Clock:
+    """How time is taken.
+
+    Attributes:
+        shortest: seconds; work that takes less is repeated within a round.
+        wait: called around every call, until the device is done.
+        now: the time in seconds.
+    """
+
+    shortest: float
+    wait: Callable[[], object]
+    now: Callable[[], float] = time.perf_counter
+
+
+def cpu_seconds() -> float:
+    """Return what this process, all threads of it, and its finished children have computed."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
+def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
     """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
 
     Everyone's values are compared before anyone is timed; one more round warms up. Another one begins each round.
@@ -25,8 +46,7 @@ def measure(
     Args:
         race: what is run.
         rounds: measured rounds.
-        shortest: seconds; work that takes less is repeated within a round.
-        wait: called around every call, until the device is done.
+        clock: how time is taken.
         watcher: receives the progress, round by round.
 
     Raises:
@@ -41,13 +61,13 @@ def measure(
     check_values(race, returned)
     returned.clear()
     watcher.advance(1)
-    repeats = {one.name: _repeats(race, one, shortest, wait) for one in race.contestants}
+    repeats = {one.name: _repeats(race, one, clock) for one in race.contestants}
     watcher.advance(1)
     measured: Measured = {one.name: np.empty(rounds) for one in race.contestants}
     for number in range(rounds):
         start = number % len(race.contestants)
         for one in [*race.contestants[start:], *race.contestants[:start]]:
-            measured[one.name][number] = _measure_one(race, one, repeats[one.name], wait)
+            measured[one.name][number] = _measure_one(race, one, repeats[one.name], clock)
         watcher.advance(1)
     return measured
 
@@ -57,22 +77,22 @@ def ratios(measured: Mapping[str, NDArray[np.float64]], of: str, against: str) -
     return measured[of] / measured[against]
 
 
-def _repeats(race: Race, one: Contestant, shortest: float, wait: Callable[[], object]) -> int:
+def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
     """Return how often the work is done in a round; finding out warms up."""
-    taken = _measure_one(race, one, 1, wait)
-    if race.meter is not None or taken >= shortest:
+    taken = _measure_one(race, one, 1, clock)
+    if race.meter is not None or taken >= clock.shortest:
         return 1
-    return min(_MOST_REPEATS, math.ceil(shortest / max(taken, 1e-9)))
+    return min(_MOST_REPEATS, math.ceil(clock.shortest / max(taken, 1e-9)))
 
 
-def _measure_one(race: Race, one: Contestant, repeats: int, wait: Callable[[], object]) -> float:
+def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> float:
     total = 0.0
     for _ in range(repeats):
         if one.before is not None:
             one.before()
-        wait()
-        start = time.perf_counter()
+        clock.wait()
+        start = clock.now()
         returned = one.work()
-        wait()
-        total += time.perf_counter() - start if race.meter is None else race.meter(returned)
+        clock.wait()
+        total += clock.now() - start if race.meter is None else race.meter(returned)
     return total / repeats

@@ -13,13 +13,13 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.bench import facts, parts
-from moeprobe.studies.bench.measure import measure
+from moeprobe.studies.bench.measure import Clock, cpu_seconds, measure
 from moeprobe.studies.bench.parts.base import Settings
 from moeprobe.studies.bench.table import frame, rows
 
 _QUICK_ROUNDS = 2
-# Seconds that a contestant works for in a round, at the least.
-_SHORTEST = 0.02
+# Seconds that a contestant works for in a round, at the least; the CPU's seconds are counted in larger steps.
+_SHORTEST = {"wall": 0.02, "cpu": 0.1}
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,13 @@ def bench(
     request = {"kind": "bench", "parts": chosen, **asdict(settings)}
     with output_folder(out, request, overwrite=overwrite) as folder, _Threads(settings.threads):
         about = {"machine": facts.machine(str(device)), "load_at_start": facts.load_average()}
+        clock = _clock(settings, device)
         found: list[dict[str, Any]] = []
         for name in chosen:
             part = parts.part(name)
             for race in part.races(settings):
                 rounds = settings.rounds or (_QUICK_ROUNDS if settings.quick else race.rounds or part.rounds)
-                measured = measure(
-                    race,
-                    rounds=rounds,
-                    shortest=0 if settings.quick else _SHORTEST,
-                    wait=_wait(device),
-                    watcher=watcher or Progress(),
-                )
+                measured = measure(race, rounds=rounds, clock=clock, watcher=watcher or Progress())
                 found += rows(race, measured, part=name, judge=not settings.quick)
         about["load_at_end"] = facts.load_average()
         result = BenchResult(frame(found), {"request": request, "command": command, **about, **provenance()})
@@ -96,6 +91,13 @@ class _Threads:
 
     def __exit__(self, *_: object) -> None:
         torch.set_num_threads(self._before)
+
+
+def _clock(settings: Settings, device: torch.device) -> Clock:
+    shortest = 0 if settings.quick else _SHORTEST[settings.clock]
+    if settings.clock == "wall":
+        return Clock(shortest, _wait(device))
+    return Clock(shortest, _wait(device), cpu_seconds)
 
 
 def _wait(device: torch.device) -> Callable[[], object]:

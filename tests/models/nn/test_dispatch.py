@@ -169,7 +169,7 @@ class ToyExperts(Experts):
         super().__init__()
         self.num_experts = num_experts
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def padded(self, rows: torch.Tensor) -> torch.Tensor:
         expert = torch.arange(self.num_experts, dtype=rows.dtype)[:, None, None]
         return (expert + 1) * rows + expert / 2
 
@@ -210,7 +210,7 @@ def test_released_bfloat16_dispatch() -> None:
     gates, tokens = torch.from_numpy(arrays["gates"]), torch.from_numpy(arrays["tokens"])
 
     class Product(ToyExperts):
-        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        def padded(self, rows: torch.Tensor) -> torch.Tensor:
             return rows @ torch.from_numpy(arrays["expert_w"])
 
     top_k = int(arrays["dispatch"].any(-1).sum(-1).max())
@@ -222,8 +222,13 @@ def test_released_bfloat16_dispatch() -> None:
 
 @pytest.mark.parametrize("capacity", [None, 3])
 @pytest.mark.parametrize("skewed", [False, True])
-def test_experts_and_combination_are_a_loop(capacity: int | None, skewed: bool) -> None:
-    """Padded, grouped and float64 paths, each against a loop over tokens; with capacity, dropped tokens give 0."""
+@pytest.mark.parametrize("large", [False, True])
+def test_experts_and_combination_are_a_loop(
+    capacity: int | None, skewed: bool, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sorted (large experts), padded, grouped and float64 paths against a loop over tokens; dropped tokens give 0."""
+    if large:
+        monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", 0)
     torch.manual_seed(0)
     experts = MlpExperts(4, 8, 16).eval()
     for parameter in experts.parameters():

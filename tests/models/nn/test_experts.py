@@ -18,6 +18,38 @@ def rows_of_each(experts: MlpExperts, rows: torch.Tensor) -> torch.Tensor:
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("rows_each", [0, 100])
+@pytest.mark.parametrize("loads", [(3, 0, 5, 1), (4, 4, 3, 4), (0, 0, 2, 0)])
+def test_large_experts_go_one_after_the_other_or_padded(
+    loads: tuple[int, ...], rows_each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and all gradients are those of the products that autograd follows."""
+    monkeypatch.setattr("moeprobe.models.nn.experts._FEW_ROWS", rows_each)
+    torch.manual_seed(0)
+    experts = MlpExperts(len(loads), 8, 16)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    rows, upstream = torch.randn(sum(loads), 8, requires_grad=True), torch.randn(sum(loads), 8)
+    found = []
+    for large in (0, 1000):
+        monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", large)
+        assert experts.prefer_sorted(rows) == (large == 0)
+        output = experts(rows, torch.tensor(loads))
+        found.append([output, *torch.autograd.grad(output, [rows, *experts.parameters()], upstream)])
+        torch.testing.assert_close(experts(rows.detach(), torch.tensor(loads)), output)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_frozen_experts_pass_gradients_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeprobe.models.nn.experts._LARGE", 0)
+    monkeypatch.setattr("moeprobe.models.nn.experts._FEW_ROWS", 0)
+    experts, rows = MlpExperts(4, 8, 16).requires_grad_(False), torch.randn(9, 8, requires_grad=True)
+    experts(rows, LOADS).sum().backward()
+    assert rows.grad is not None and rows.grad.abs().min() > 0
+    assert all(parameter.grad is None for parameter in experts.parameters())
+
+
 @pytest.mark.parametrize("grouped", [True, False])
 def test_sorted_rows_go_through_their_own_expert(grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch's grouped kernel and with the loop that stands in for it (float64, autocast, MPS); gradients alike."""

@@ -1,6 +1,7 @@
 """The harness of the benchmark, on work whose time is known."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +14,7 @@ import torch
 from moeprobe.results.columns import BENCH_COLUMNS
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.bench import parts
-from moeprobe.studies.bench.measure import measure
+from moeprobe.studies.bench.measure import Clock, cpu_seconds, measure
 from moeprobe.studies.bench.parts.base import Part, Settings
 from moeprobe.studies.bench.race import BEST, Contestant, DisagreementError, Race, Target
 from moeprobe.studies.bench.table import rows
@@ -22,7 +23,7 @@ from tests.commands import run
 
 
 def run_race(race: Race, *, rounds: int = 3) -> dict[str, np.ndarray]:
-    return measure(race, rounds=rounds, shortest=0, wait=lambda: None, watcher=Progress())
+    return measure(race, rounds=rounds, clock=Clock(0, lambda: None), watcher=Progress())
 
 
 def metered(times: dict[str, Sequence[float]], **kwargs: object) -> Race:
@@ -39,22 +40,28 @@ def metered(times: dict[str, Sequence[float]], **kwargs: object) -> Race:
 
 def test_rounds_are_interleaved_and_another_one_begins_each() -> None:
     calls: list[str] = []
-    contestants = [
-        Contestant(
-            name, lambda name=name: calls.append(name), before=lambda name=name: calls.append(f"<{name}")
-        )  # type: ignore[misc]
-        for name in "abc"
-    ]
+
+    def calling(text: str) -> Callable[[], None]:
+        return lambda: calls.append(text)
+
+    contestants = [Contestant(name, calling(name), before=calling(f"<{name}")) for name in "abc"]
     measured = run_race(Race("race", contestants, tolerance=None))
     assert "".join(call for call in calls if "<" not in call) == "abcabcabcbcacab"
     assert all(first == f"<{second}" for first, second in zip(calls[::2], calls[1::2], strict=True))
     assert {name: times.shape for name, times in measured.items()} == dict.fromkeys("abc", (3,))
 
 
+def test_the_clock_of_the_cpu_does_not_count_waiting() -> None:
+    race = Race("race", [Contestant("sleeper", lambda: time.sleep(0.2))], tolerance=None)
+    clocks = (Clock(0, lambda: None), Clock(0, lambda: None, cpu_seconds))
+    wall, cpu = (measure(race, rounds=1, clock=clock, watcher=Progress())["sleeper"][0] for clock in clocks)
+    assert wall >= 0.2 > 2 * cpu
+
+
 def test_short_work_is_repeated() -> None:
     calls: list[int] = []
     race = Race("race", [Contestant("short", lambda: calls.append(1))], tolerance=None)
-    measure(race, rounds=1, shortest=0.01, wait=lambda: None, watcher=Progress())
+    measure(race, rounds=1, clock=Clock(0.01, lambda: None), watcher=Progress())
     assert len(calls) > 10
 
 
@@ -165,4 +172,5 @@ def test_a_disagreement_ends_with_1(toy: type[Toy], monkeypatch: pytest.MonkeyPa
 def test_what_is_mistyped_is_refused() -> None:
     assert "Did you mean 'layer'?" in run("bench", "layr").output
     assert "--rounds must be at least 1" in run("bench", "layer", "--rounds", 0).output
+    assert "There is no clock 'cp'" in run("bench", "layer", "--clock", "cp").output
     assert "There is no device 'gpu'" in run("bench", "layer", "--device", "gpu").output

@@ -3,10 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from moeprobe.errors import UserError
+from moeprobe.runtime.catalog import unknown
 from moeprobe.studies.bench.race import Race
+
+Clock = Literal["wall", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -18,18 +21,23 @@ class Settings:
         rounds: measured rounds of every race; None = the part's own number.
         threads: that torch computes with; None = as many as it takes.
         device: where to compute.
+        clock: wall, or cpu: the seconds that this process and its children computed, all threads together, which hardly
+            depend on what else the machine does.
     """
 
     quick: bool = False
     rounds: int | None = None
     threads: int | None = None
     device: str = "cpu"
+    clock: Clock = "wall"
 
     def __post_init__(self) -> None:
         for name in ("rounds", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be at least 1; got {value}.")
+        if self.clock not in get_args(Clock):
+            raise UserError(unknown("clock", self.clock, get_args(Clock)))
 
 
 class Part(ABC):
