@@ -269,7 +269,7 @@ def test_resumed_ends_with_the_same_table(
     monkeypatch.chdir(tmp_path)
     sweep_file(tmp_path)
     pressed: list[str] = []
-    step, ask = Trainer._train_step, questions.run
+    step, ask = Trainer.train_step, questions.run
 
     def press(name: str, wanted: str) -> None:
         if name == wanted and name not in pressed:
@@ -284,7 +284,7 @@ def test_resumed_ends_with_the_same_table(
         press(f"{getattr(models[0], 'name', '')} {probe.name}", f"{CELLS[2]} confidence")
         return ask(probe, models, **named)
 
-    monkeypatch.setattr(Trainer, "_train_step", pressed_step)
+    monkeypatch.setattr(Trainer, "train_step", pressed_step)
     monkeypatch.setattr(questions, "run", pressed_probe)
     command = ("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
     for number in (1, 2):

@@ -126,9 +126,9 @@ class Trainer:
             # A run that was interrupted in an evaluation begins with it.
             if self._evaluate_if_due(board):
                 reporter.report(self.step, self.history[-1], evaluated=True)
-            for batch in self._batches():
+            for batch in self.batches():
                 with self.clock.step():
-                    values = self._train_step(batch)
+                    values = self.train_step(batch)
                 if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                     self._check_finite(values["loss"])
                     self.clock.read()
@@ -171,15 +171,15 @@ class Trainer:
     def time_steps(self, count: int) -> float:
         """Return the seconds of a step with its data, from ``count`` steps after a first one; they use the run up."""
         begun, number = time.perf_counter(), 0
-        for number, batch in enumerate(self._batches()):
-            self._train_step(batch)["loss"].item()  # read, so that a device has done what was asked of it
+        for number, batch in enumerate(self.batches()):
+            self.train_step(batch)["loss"].item()  # read, so that a device has done what was asked of it
             if number == 0 and self.step < self.total_steps:
                 begun = time.perf_counter()
             if number == count:
                 break
         return (time.perf_counter() - begun) / max(number, 1)
 
-    def _batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
         """Yield what is left of the run."""
         if self.step < self.total_steps:
             yield from training_batches(
@@ -192,7 +192,7 @@ class Trainer:
                 pin_memory=self.device.type == "cuda",
             )
 
-    def _train_step(self, batch: Batch) -> dict[str, Tensor]:
+    def train_step(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update and return what is reported of it."""
         seed_torch(torch_seed(self.config.seed, "step", draw=self.step), self.device)
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)

@@ -95,4 +95,4 @@ def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> flo
         returned = one.work()
         clock.wait()
         total += clock.now() - start if race.meter is None else race.meter(returned)
-    return total / repeats
+    return one.scale * total / repeats

@@ -23,12 +23,14 @@ class Contestant:
         work: what is timed; what it returns (numbers, arrays, tensors, or mappings and sequences of these) is compared.
         role: ours, another way, or a limit: something else that nothing can beat, whose values are not compared.
         before: called before every call of ``work``, outside of the time.
+        scale: what is measured counts so many times, for someone who does less of the work (fewer FLOPs).
     """
 
     name: str
     work: Callable[[], object]
     role: Role = "other"
     before: Callable[[], object] | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_signal_leaves_a_run_that_the_same_command_finishes(
     number: int, code: int, command: list[str], whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer._train_step
+    step = Trainer.train_step
 
     def ended_step(self: Trainer, batch: Batch) -> dict[str, Tensor]:
         if self.step == 4:
@@ -69,12 +69,12 @@ def test_a_signal_leaves_a_run_that_the_same_command_finishes(
         return step(self, batch)
 
     folder = Path(command[4])
-    monkeypatch.setattr(Trainer, "_train_step", ended_step)
+    monkeypatch.setattr(Trainer, "train_step", ended_step)
     ended = run(*command)
     assert ended.exit_code == code, ended.output
     last = ended.stderr.splitlines()[-1]
     assert last == f"Step 4 of 6 is saved in {folder}; the same command goes on from there."
-    monkeypatch.setattr(Trainer, "_train_step", step)
+    monkeypatch.setattr(Trainer, "train_step", step)
     assert run(*command, "--resume", "--svg").exit_code == 0
     assert contents(folder) == whole
     assert (folder / "training.svg").is_file()

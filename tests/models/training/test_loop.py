@@ -142,8 +142,8 @@ def test_the_first_update_of_a_warm_up_changes_nothing(tmp_path: Path) -> None:
     one = trainer(tmp_path)
     before = {name: value.detach().clone() for name, value in one.model.named_parameters()}
     rates = []
-    for batch in one._batches():
-        one._train_step(batch)
+    for batch in one.batches():
+        one.train_step(batch)
         rates.append(one.optimizer.param_groups[0]["lr"])
         if one.step == 1:
             assert all(torch.equal(value, before[name]) for name, value in one.model.named_parameters())
@@ -155,7 +155,7 @@ def test_the_first_update_of_a_warm_up_changes_nothing(tmp_path: Path) -> None:
 def test_an_epoch_shows_every_image_at_most_once_and_the_next_shows_it_otherwise(tmp_path: Path) -> None:
     one = trainer(tmp_path)
     seen = []
-    for batch in one._batches():
+    for batch in one.batches():
         seen.append((list(batch.image_ids), batch.to_source[0]))
         one.step += 1
     first = [image_id for ids, _ in seen[:5] for image_id in ids]
@@ -177,10 +177,10 @@ def test_router_noise_belongs_to_the_step(tmp_path: Path) -> None:
         one = trainer(tmp_path)
         layer = moe_layers(one.model)["blocks.1"]
         layer.router.register_forward_pre_hook(lambda _m, inputs: drawn.append(inputs[1].clone()))
-        batch = next(one._batches())
-        one._train_step(batch)
+        batch = next(one.batches())
+        one.train_step(batch)
         torch.randn(3)
-        one._train_step(batch)
+        one.train_step(batch)
     assert torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[1], drawn[3])
     assert not torch.equal(drawn[0], drawn[1])
     assert drawn[0].std() == pytest.approx(1, abs=0.2)
@@ -190,7 +190,7 @@ def test_updates_are_clipped(tmp_path: Path) -> None:
     plain = {"name": "momentum", "learning_rate": 1.0, "momentum": 0.0, "clip_norm": 1e-3}
     one = trainer(tmp_path, optimizer=plain, schedule={"name": "cosine"})
     before = [value.detach().clone() for value in one.model.parameters()]
-    one._train_step(next(one._batches()))
+    one.train_step(next(one.batches()))
     moved = sum(
         float((new.detach() - old).square().sum())
         for new, old in zip(one.model.parameters(), before, strict=True)
@@ -203,9 +203,9 @@ def test_mixup_reaches_the_loss(tmp_path: Path) -> None:
     losses = []
     for strength in (0.0, 5.0):
         one = trainer(tmp_path, mixup=strength, **settings)
-        batch = next(one._batches())
+        batch = next(one.batches())
         # The head starts at zero, so the first loss is that of any input.
-        losses.append([one._train_step(batch)["main_loss"].item() for _ in range(2)])
+        losses.append([one.train_step(batch)["main_loss"].item() for _ in range(2)])
     assert losses[0][0] == losses[1][0] == pytest.approx(math.log(3))
     assert losses[0][1] != losses[1][1]
 
@@ -220,7 +220,7 @@ def test_mixup_is_told_of_the_views(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(loop, "mixup", spy)
     for num_views in (1, 2):
         one = trainer(tmp_path, mixup=0.2, objective="balanced", views_per_image=num_views)
-        one._train_step(next(one._batches()))
+        one.train_step(next(one.batches()))
     assert told == [1, 2]
 
 
@@ -249,7 +249,7 @@ def test_bfloat16_leaves_the_router_in_float32(tmp_path: Path, monkeypatch: pyte
         one.model.blocks[0].mlp.fc1.register_forward_hook(
             lambda _m, _i, out, amp=amp: dtypes.__setitem__(amp, out.dtype)
         )
-        losses[amp] = one._train_step(next(one._batches()))["loss"].item()
+        losses[amp] = one.train_step(next(one.batches()))["loss"].item()
     assert set(seen) == {torch.float32}
     assert dtypes == {False: torch.float32, True: torch.bfloat16}
     assert losses[True] != losses[False]
