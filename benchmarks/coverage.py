@@ -1,6 +1,6 @@
 """How often do the 95 % intervals hold the truth? Experiments whose truth is known.
 
-Prints the table of docs/concepts/intervals.md.
+Prints the tables of docs/concepts/intervals.md: that of resamples and that of linearized intervals.
 
     python -m benchmarks.coverage --runs 2000
 
@@ -11,7 +11,7 @@ Axes: n images, P patches, E experts.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.chance import Chance
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.kappa import Kappa
+from moeprobe.metrics.stats.linearized import of_all
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.metrics.stats.statistic import Share, Statistic
 from moeprobe.metrics.stats.strata import undivided
@@ -31,6 +32,7 @@ from moeprobe.metrics.stats.within_image import within_image
 Array = NDArray[np.float64]
 
 IMAGES = (20, 50, 200)
+LINEARIZED = (50, 200, 2000, 20_000)
 PATCHES = 16
 # Experiments that share their resamples; their data are other data.
 _SHARING = 10
@@ -127,17 +129,24 @@ def _classifiers(
     }
 
 
-def experiments(num_images: int, *, runs: int, resamples: int, seed: int) -> Iterator[tuple[str, str, bool]]:
-    """Yield (world, number, whether its interval holds the truth) of all numbers of all experiments."""
+def experiments(
+    num_images: int, *, runs: int, resamples: int, seed: int, linear: bool = False
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield (world, number, whether its interval holds the truth) of all numbers of all experiments.
+
+    Intervals are those of resamples, or with ``linear`` those of the images' influences.
+    """
     rng = np.random.default_rng([seed, num_images])
 
     def values(statistics: Mapping[str, Statistic], *, trials: int = PATCHES) -> dict[str, Replicates]:
         count = np.full(num_images, trials)
+        if linear:
+            return {name: of_all(statistic, count) for name, statistic in statistics.items()}
         found = bootstrap.replicate([(statistic, count) for statistic in statistics.values()])
         return dict(zip(statistics, found, strict=True))
 
     for run in range(runs):
-        if run % _SHARING == 0:
+        if run % _SHARING == 0 and not linear:
             bootstrap = Bootstrap(num_images, seed=run, num_resamples=resamples)
         for name, world in WORLDS.items():
             less = World(world.load, 0.8 * world.steady, world.clustering)
@@ -164,23 +173,27 @@ def _holds(replicates: Replicates, truth: float) -> bool:
     return bool(found.low <= truth <= found.high)
 
 
-def coverage(*, runs: int, resamples: int, seed: int = 0) -> dict[tuple[str, str], list[float]]:
-    """Return (world, number) -> the share of experiments whose interval holds the truth, for each of ``IMAGES``."""
+def coverage(
+    *, runs: int, resamples: int, seed: int = 0, images: Sequence[int] = IMAGES, linear: bool = False
+) -> dict[tuple[str, str], list[float]]:
+    """Return (world, number) -> the share of experiments whose interval holds the truth, for each of ``images``."""
     found: dict[tuple[str, str], list[float]] = {}
-    for num_images in IMAGES:
+    for num_images in images:
         held: dict[tuple[str, str], int] = {}
-        for name, number, holds in experiments(num_images, runs=runs, resamples=resamples, seed=seed):
+        for name, number, holds in experiments(
+            num_images, runs=runs, resamples=resamples, seed=seed, linear=linear
+        ):
             held[name, number] = held.get((name, number), 0) + holds
         for key, times in held.items():
             found.setdefault(key, []).append(times / runs)
     return found
 
 
-def table(found: Mapping[tuple[str, str], list[float]]) -> str:
+def table(found: Mapping[tuple[str, str], list[float]], *, images: Sequence[int] = IMAGES) -> str:
     """Return coverages in Markdown."""
     lines = [
-        f"| what is drawn | number | {' | '.join(f'{n} images' for n in IMAGES)} |",
-        "|---|---|" + "---|" * len(IMAGES),
+        f"| what is drawn | number | {' | '.join(f'{n:,} images' for n in images)} |",
+        "|---|---|" + "---|" * len(images),
     ]
     lines += [
         f"| {world} | {number} | {' | '.join(f'{share:.3f}' for share in shares)} |"
@@ -195,3 +208,5 @@ if __name__ == "__main__":
     parser.add_argument("--resamples", type=int, default=1000)
     arguments = parser.parse_args()
     print(table(coverage(runs=arguments.runs, resamples=arguments.resamples)))
+    linearized = coverage(runs=arguments.runs, resamples=0, images=LINEARIZED, linear=True)
+    print("\n" + table(linearized, images=LINEARIZED))

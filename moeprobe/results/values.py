@@ -60,6 +60,7 @@ class Valuation:
         seed: of the resamples.
         influences: whether what each image has in a number is wanted, which differences take.
         experts: whether numbers about single experts are wanted.
+        largest: images up to which intervals are those of resamples.
     """
 
     def __init__(
@@ -70,14 +71,15 @@ class Valuation:
         seed: int,
         influences: bool = False,
         experts: bool = True,
+        largest: int = linearized.LARGEST,
     ) -> None:
         self._analyses, self._aligned, self._seed = analyses, aligned, seed
-        self._influences, self._experts = influences, experts
+        self._influences, self._experts, self._largest = influences, experts, largest
         self._bootstraps: dict[int, Bootstrap] = {}
 
     def __call__(self, stored: StoredCell) -> Values:
         """Return the numbers of one cell."""
-        resampled = stored.num_images <= linearized.LARGEST
+        resampled = stored.num_images <= self._largest
         return self._resampled(stored) if resampled else self._linearized(stored)
 
     def _resampled(self, stored: StoredCell) -> Values:

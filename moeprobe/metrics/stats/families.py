@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.replicates import Replicates
@@ -104,7 +104,7 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
     are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order but the resamples
     vary, there is no interval.
     """
-    normal = float(stats.norm.isf((1 - CONFIDENCE) / 2))
+    normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
     largest = _largest([member for member in family if member.standardized], otherwise=normal)
     cells = sum(member.standardized for member in family)
     p_values = [_p(member) for member in family]
@@ -118,7 +118,7 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
         )
         if member.standardized:
             reach = factor * member.standard_error
-            detectable = (factor + stats.norm.ppf(POWER)) * member.standard_error
+            detectable = (factor + special.ndtri(POWER)) * member.standard_error
         elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
             reach = member.replicates.missed(factor) if member.identical else 0.0
         p, p_holm = (1.0, 1.0) if member.identical else tested
@@ -142,7 +142,7 @@ def _p(member: Difference) -> float:
     if not member.standardized:
         return np.nan
     t = abs(member.replicates.point) / member.standard_error
-    return float(2 * stats.t.sf(t, member.replicates.images - 1))
+    return float(2 * special.stdtr(member.replicates.images - 1, -t))
 
 
 def _holm(p_values: Sequence[float]) -> list[float]:

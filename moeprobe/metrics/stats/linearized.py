@@ -4,8 +4,8 @@ Two passes over the blocks. The first adds up the totals, which every value foll
 image has in the value, its influence, and the sum of the squares of these is the variance. Of the images nothing stays
 but that one number, and only where a difference between checkpoints may be asked for.
 
-Sources: delta method and infinitesimal jackknife, Efron 1982; Gaussian multipliers of the influences in the place of
-resamples, Chernozhukov, Chetverikov and Kato 2013.
+Sources: delta method and infinitesimal jackknife, Efron 1982; multipliers of the influences in the place of resamples,
+Chernozhukov, Chetverikov and Kato 2013; random signs as multipliers, Deng and Zhang 2020.
 
 Axes: R multipliers, n images.
 """
@@ -135,8 +135,8 @@ def multiplied(
 ) -> list[Replicates]:
     """Return the differences with values in the place of those of resamples; their influences are let go.
 
-    A value is the point plus the sum of the images' influences, each times a normal number that belongs to the image
-    and the value, the same for all differences: so differences vary together as they do over images.
+    A value is the point plus the sum of the images' influences, each with a random sign that belongs to the image and
+    the value, the same for all differences: so differences vary together as they do over images.
     """
     kept = [one.influence for one in differences]
     num_images = max((len(influence) for influence in kept if influence is not None), default=0)
@@ -144,11 +144,13 @@ def multiplied(
     for block, start in enumerate(range(0, num_images, _DRAWN)):
         rng = generator(seed, "multipliers", draw=block)
         rows = min(_DRAWN, num_images - start)
-        normal = rng.standard_normal((rows, num_multipliers), dtype=np.float32)
+        drawn = np.frombuffer(rng.bytes(rows * -(-num_multipliers // 8)), dtype=np.uint8)
+        bits = np.unpackbits(drawn.reshape(rows, -1), axis=1, count=num_multipliers)
+        signs = 2 * bits.astype(np.float32) - 1
         influences = np.stack([np.zeros(rows) if i is None else i[start : start + rows] for i in kept])
         # Scaled, since float32 has no room for the squares of small numbers.
         scale = np.maximum(np.abs(influences).max(1, keepdims=True), np.finfo(np.float64).tiny)
-        values += (influences / scale).astype(np.float32) @ normal * scale
+        values += (influences / scale).astype(np.float32) @ signs * scale
     return [
         replace(one, values=one.point + row, influence=None) if one.influence is not None else one
         for one, row in zip(differences, values, strict=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.coverage import IMAGES, WORLDS, coverage, table
+from benchmarks.coverage import IMAGES, LINEARIZED, WORLDS, coverage, table
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.statistic import Ratio
 
@@ -38,26 +38,47 @@ def test_every_interval_covers(measured: dict[tuple[str, str], list[float]]) -> 
         assert np.mean(found) >= 0.92, number
 
 
+@pytest.fixture(scope="module")
+def linearized() -> dict[tuple[str, str], list[float]]:
+    """Without the most images, which take minutes."""
+    return coverage(runs=RUNS, resamples=0, seed=1, images=LINEARIZED[:-1], linear=True)
+
+
 @pytest.mark.slow
-def test_the_table_of_the_page_is_that_of_the_experiments(
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_tables_of_the_page_are_those_of_the_experiments(
+    number: int,
     measured: dict[tuple[str, str], list[float]],
+    linearized: dict[tuple[str, str], list[float]],
 ) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    runs = int(re.search(r"([\d,]+) experiments each", text)[1].replace(",", ""))  # type: ignore[index]
-    start = text.index("| what is drawn | number |")
+    runs = int(re.findall(r"([\d,]+)\s+experiments each", text)[number].replace(",", ""))
+    part = text.split("| what is drawn | number |")[1 + number]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text[start:].split("\n\n")[0].splitlines()[2:]
+        for line in part.split("\n\n")[0].splitlines()[2:]
     ]
     written = {(world, number): [float(share) for share in shares] for world, number, *shares in rows}
-    assert written.keys() == measured.keys()
+    experiments = (measured, linearized)[number]
+    assert written.keys() == experiments.keys()
     for key, shares in written.items():
-        for share, again in zip(shares, measured[key], strict=True):
+        for share, again in zip(shares, experiments[key], strict=number == 0):
             # The chance that one of a hundred is further apart is 1 %.
             expected = (share * runs + again * RUNS) / (runs + RUNS)
             assert abs(share - again) <= 4 * np.hypot(error(expected, runs), error(expected, RUNS)) + 1e-3, (
                 key
             )
+
+
+@pytest.mark.slow
+def test_linearized_intervals_cover(linearized: dict[tuple[str, str], list[float]]) -> None:
+    """Of 2,000 images every number but those at their end; of fewer at least as often as resamples are held to."""
+    print(table(linearized, images=LINEARIZED[:-1]))
+    for (world, number), shares in linearized.items():
+        at_its_end = world.startswith("even load") and number in ("chance, pooled", "load entropy")
+        if not at_its_end:
+            assert shares[-1] >= 0.93 - 3 * error(0.93, RUNS), (world, number)
+            assert np.mean(shares) >= 0.91 - 3 * error(0.91, 3 * RUNS), (world, number)
 
 
 def test_without_the_corrections_the_truth_is_missed() -> None:

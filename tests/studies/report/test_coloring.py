@@ -24,7 +24,8 @@ BLUE, RED, GREEN = COLORS[:3]
 def drawn(folder: Path, *names: str, kind: str = "match-ratio") -> Path:
     """A run whose figure is drawn as its command draws it: colors by the order of its own checkpoints."""
     rows = [row(name, key, given[0], view="random_crop") for name in names for key, given in MATCH.items()]
-    write_rows(folder, kind, rows, checkpoints=names, **{"colours": colors(names)})
+    more: dict[str, Any] = {"colours": colors(names)}
+    write_rows(folder, kind, rows, checkpoints=names, **more)
     save(figure_of(names, colors(names)), folder / "figures" / "match-ratio")
     return folder
 
