@@ -14,6 +14,8 @@ from moeprobe.metrics.stats.statistic import Array, standard_error
 MIN_IMAGES = 20
 # A larger share of resamples without a value than this: no interval.
 MAX_UNDEFINED = 0.01
+# A difference of two values that is smaller, relative to them, is their rounding.
+_LAST_BITS = 2.0**-48
 # How an interval was computed: of a share, of resamples, or of the images' influences.
 SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
 
@@ -64,11 +66,15 @@ class Replicates:
         """Return the difference; paired, because both saw the same resamples of the same images."""
         both = min(len(self.values), len(other.values))
         images, error, influence = min(self.images, other.images), None, None
+        point = self.point - other.point
         if self.influence is not None and other.influence is not None:
             influence = self.influence - other.influence
             error = standard_error(influence, images) if images > 1 else np.nan
+            # The order in which blocks are added up shows in the last bits of either value.
+            if abs(point) <= _LAST_BITS * max(abs(self.point), abs(other.point)):
+                point = 0.0
         return Replicates(
-            point=self.point - other.point,
+            point=point,
             values=self.values[:both] - other.values[:both],
             images=images,
             trials=min(self.trials, other.trials),

@@ -72,8 +72,10 @@ def _cells(
 
 
 def _choose(rng: np.random.Generator, count: int, size: Size) -> Choices:
-    """Choices ``(n, P, K)``: of each patch one of eight experts first, any others after it."""
-    first = (7 * np.arange(size.patches) + rng.integers(0, 8, (count, size.patches))) % _EXPERTS
+    """Choices ``(n, P, K)``: of each patch one of eight experts first, some of them more often, any others after it."""
+    first = (
+        7 * np.arange(size.patches) + np.minimum(*rng.integers(0, 8, (2, count, size.patches)))
+    ) % _EXPERTS
     later = np.cumsum(rng.integers(1, _EXPERTS // size.top_k, (count, size.patches, size.top_k)), axis=2)
     later[..., 0] = 0
     return ((first[..., None] + later) % _EXPERTS).astype(np.int16)

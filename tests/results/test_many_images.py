@@ -1,0 +1,121 @@
+"""More images than are held at once: the same table however they are cut, and what it says of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from moeprobe.metrics.set_match import SetMatch
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.results import differences, stored, stored_cell
+from moeprobe.results.stored import Stored, of_file, of_table
+from moeprobe.results.summaries import About, summarize
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
+from moeprobe.results.values import Valuation
+from moeprobe.runtime.csv import write_csv
+from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, Size, write
+
+IMAGES = 2300
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sums") / "sums.parquet"
+    write(path, Size(IMAGES, patches=6, layers=2, severities=2, top_k=2))
+    return path
+
+
+def tables(sums: Stored) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    analyses = make_analyses(ANALYSES)
+    table, comparison = summarize(sums, analyses=analyses, about=ABOUT)
+    assert comparison is not None
+    judged = differences.compare(sums, analyses=analyses, about=ABOUT, wanted=[("b", "a")], margin=0.02)
+    return table, comparison, judged
+
+
+def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = tables(of_file(path))
+    monkeypatch.setattr(stored_cell, "_BLOCK", 97)
+    monkeypatch.setattr(stored, "GROUP", 1000)
+    # In row groups of another size, and the last images first.
+    stored.write(tmp_path / "other.parquet", of_table(of_file(path).table()))
+    others = Stored(replace(one, pieces=one.pieces[::-1]) for one in of_file(tmp_path / "other.parquet"))
+    assert {len(one.pieces) for one in others} == {3}
+    for number, (one, other) in enumerate(zip(expected, tables(others), strict=True)):
+        for name, table in (("one", one), ("other", other)):
+            write_csv(tmp_path / f"{name}-{number}.csv", table)
+        assert (tmp_path / f"one-{number}.csv").read_bytes() == (
+            tmp_path / f"other-{number}.csv"
+        ).read_bytes()
+
+
+def test_values_are_those_of_all_images_at_once_and_their_intervals_about_those_of_resamples(
+    path: Path,
+) -> None:
+    cell = list(of_file(path))[1]
+    linear, resampled = (
+        Valuation(make_analyses(ANALYSES), aligned=True, seed=0, largest=largest)(cell).numbers
+        for largest in (2000, IMAGES)
+    )
+    assert linear.keys() == resampled.keys() and len(linear) > 20
+    for name, one in linear.items():
+        other = resampled[name]
+        assert one.point == pytest.approx(other.point, rel=1e-9), name
+        assert (one.images, one.trials) == (other.images, other.trials) == (IMAGES, other.trials)
+        if name[0] == "load_entropy" or (name[1] == "pooled" and name[0].endswith("chance")):
+            continue  # At their end, where resamples are off to one side.
+        intervals = one.interval(), other.interval()
+        assert intervals[0].method in ("score", "linearized") and intervals[1].method in (
+            "score",
+            "percentile",
+        )
+        widths = [interval.high - interval.low for interval in intervals]
+        # 2,000 resamples know the width of a percentile interval to about 4 %.
+        assert widths[0] == pytest.approx(widths[1], rel=0.16), name
+        middle = np.mean([intervals[1].low, intervals[1].high])
+        assert np.mean([intervals[0].low, intervals[0].high]) == pytest.approx(middle, abs=0.1 * widths[1]), (
+            name
+        )
+
+
+def test_the_table_says_how_its_intervals_were_computed(path: Path) -> None:
+    table, comparison, judged = tables(of_file(path))
+    assert set(table["interval"]) == {"score", "linearized"} and set(comparison["interval"]) == {"linearized"}
+    assert (table["images"] == IMAGES).all()
+    # The second checkpoint is made to keep its experts in 0.01 more of all patches.
+    moved = judged[(judged["metric"] == "top1_match_kappa") & (judged["severity"] > 0)]
+    assert (moved["sim_low"] < 0.01).all() and (moved["sim_high"] > 0.005).all()
+    assert (moved["se"] > 0).all() and (
+        moved["family_cells"] == 2
+    ).all()  # two layers; nothing differs at severity 0
+
+
+def test_sets_of_any_size_are_measured_in_some_of_the_images() -> None:
+    rng = np.random.default_rng(0)
+    names = [f"{number:05d}" for number in range(IMAGES)]
+    parts = []
+    for checkpoint in "ab":
+        sums = Accumulator()
+        words = rng.integers(0, 8, (2, IMAGES, 3)).astype(np.int32)
+        words[1] = np.where(rng.random((IMAGES, 3)) < 0.6, words[0], words[1])
+        columns = {
+            "label": np.zeros(IMAGES, dtype=np.int64), "set_pairs": np.full(IMAGES, 3),
+            "experts": np.full(IMAGES, 3), "unmoved": np.ones(IMAGES, dtype=np.int64),
+            "unserved_both": ((words == 0).all(0)).sum(1), "reference_set_0": words[0], "view_set_0": words[1],
+        }  # fmt: skip
+        sums.add(Cell("blocks.1", "expert_choice", 0, "gaussian_noise", 0.1, 0, "patch"), names, columns)
+        parts.append(of_table(image_table(sums, checkpoint=checkpoint)))
+    about = About("run", "data", "test", 0, aligned=True, train_seeds={}, groups={})
+    table, comparison = summarize(stored.together(parts), analyses=(SetMatch(),), about=about)
+    images = table.set_index(["metric", "null"])["images"]
+    assert (images["set_jaccard"] > 2000).all() and (images["unserved_both"] == IMAGES).all()
+    assert (images["set_jaccard_kappa", "position"] <= 2000).all()
+    kappa = table[(table["metric"] == "set_jaccard_kappa") & (table["null"] == "pooled")]
+    assert (
+        kappa["value"].between(0.5, 0.65).all()
+        and (kappa["ci_high"] - kappa["ci_low"]).between(0.01, 0.06).all()
+    )
+    assert comparison is not None and not comparison["ci_low"].isna().any()
