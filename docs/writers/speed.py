@@ -27,7 +27,9 @@ def pages() -> dict[str, str]:
         "`moeprobe bench` measures moeprobe against other ways to do the same work, and against what cannot be beaten, "
         "in turn and in one run, after it has compared their values. A speed of 0.95 means: in the time that the other "
         "takes once, 0.95 times; a time of 0.25 means a quarter of the other's. In brackets the quartiles over the "
-        "rounds. The columns of its `table.csv` are in the [reference](../reference/columns.md#of-moeprobe-bench).",
+        "rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, and does not show threads that "
+        "wait for one another. The columns of its `table.csv` are in the "
+        "[reference](../reference/columns.md#of-moeprobe-bench).",
         "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
         *(
             _section(str(part), rows, sidecar)
