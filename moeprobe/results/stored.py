@@ -182,5 +182,6 @@ def _keys(group: Any, schema: pa.Schema) -> list[Any] | None:
         elif about.null_count or not about.has_min_max or about.min != about.max:
             return None
         else:
-            keys.append(about.min)
+            # Parquet's least zero is -0.0.
+            keys.append(about.min + 0.0 if name == "severity" else about.min)
     return keys

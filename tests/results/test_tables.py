@@ -57,6 +57,7 @@ def assert_complete(images: Stored | pa.Table) -> None:
     for (checkpoint, cell, names, got), (_, expected) in zip(found, PLACED, strict=True):
         assert checkpoint == "a" and names == IN_ORDER
         assert type(cell.top_k) is int and type(cell.layer) is str
+        assert not np.signbit(cell.severity) or np.isnan(cell.severity)  # -0 is what a table would show
         assert got.keys() == expected.keys()
         for name, column in expected.items():
             sorted_column = column[[NAMES.index(image) for image in IN_ORDER]]
