@@ -109,10 +109,10 @@ class Valuation:
                 seen["experts"] = seen["experts"] or _num_experts(columns)
                 yield rows, columns
 
-        found, others = linearized.linearize(blocks, len(names), self._estimators)
+        additive, others = linearized.linearize(blocks, len(names), self._estimators)
         numbers = {
             name: one if one.influence is None else replace(one, influence=one.influence[order])
-            for name, one in found.items()
+            for name, one in additive.items()
         }
         if others:
             numbers |= self._of_some(stored, order, others)

@@ -61,14 +61,14 @@ def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_ex
     """Return what makes sets of K experts ``(M, K)`` alike: their Jaccard index."""
     size = reference.shape[1]
     sides = [ascending(side.astype(np.int64)) for side in (reference, view)]
-    found = []
+    levels = []
     for number in range(1, size + 1):
         # Differences of c / (2K − c) at c = 0: the coefficients of a polynomial in binom(c, j).
         weight = sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
         chosen = np.array(list(combinations(range(size), number)))
         codes = [encode(side[:, chosen], base=num_experts) for side in sides]
-        found.append(Codes(weight, codes[0], codes[1], min(num_experts**number, CODES)))
-    return found
+        levels.append(Codes(weight, codes[0], codes[1], min(num_experts**number, CODES)))
+    return levels
 
 
 def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
@@ -100,13 +100,13 @@ def ascending(rows: NDArray[np.generic]) -> NDArray[np.generic]:
 
 def of_pairs(alike: Alike) -> Array:
     """Return how alike the two tokens of each pair are ``(M,)``."""
-    found = np.zeros(len(alike[0].reference))
+    total = np.zeros(len(alike[0].reference))
     for codes in alike:
         if codes.reference.shape[1] == 1:
-            found += codes.weight * (codes.reference[:, 0] == codes.view[:, 0])
+            total += codes.weight * (codes.reference[:, 0] == codes.view[:, 0])
         else:
-            found += codes.weight * (codes.reference[:, :, None] == codes.view[:, None]).sum((1, 2))
-    return found
+            total += codes.weight * (codes.reference[:, :, None] == codes.view[:, None]).sum((1, 2))
+    return total
 
 
 def within(alike: Alike, group: Whole, num_groups: int) -> Array:
@@ -114,7 +114,7 @@ def within(alike: Alike, group: Whole, num_groups: int) -> Array:
 
     ``group`` ``(M,)`` ascends.
     """
-    found = np.zeros(num_groups)
+    sums = np.zeros(num_groups)
     for codes in alike:
         size, sides = codes.size, (codes.reference, codes.view)
         if size > _BLOCK_NUMBERS // 1024:
@@ -130,5 +130,5 @@ def within(alike: Alike, group: Whole, num_groups: int) -> Array:
                 np.bincount((here + side[low:high]).ravel(), minlength=rows * size).reshape(rows, size)
                 for side in sides
             ]
-            found[start : start + rows] += codes.weight * np.einsum("gc,gc->g", *counts)
-    return found
+            sums[start : start + rows] += codes.weight * np.einsum("gc,gc->g", *counts)
+    return sums

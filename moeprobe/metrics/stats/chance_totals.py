@@ -81,12 +81,12 @@ class ChanceTotals:
 
     @cached_property
     def _alike(self) -> Array:
-        found = -self.own_hits.values
+        alike = -self.own_hits.values
         place = Counts(np.arange(len(self.trials.values), dtype=np.float64), self.trials.keys)
         for weight, size, reference, view in self.codes:
             keys = reference.every_key()
             stratum = place.at(keys // size).astype(np.int64)
-            found = found + weight * np.bincount(
-                stratum, weights=reference.values * view.at(keys), minlength=len(found)
+            alike = alike + weight * np.bincount(
+                stratum, weights=reference.values * view.at(keys), minlength=len(alike)
             )
-        return found
+        return alike

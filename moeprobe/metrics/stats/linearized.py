@@ -82,13 +82,13 @@ def linearize(
             counted = _counted(estimator, sums[name].totals)
             images[name] += int(np.count_nonzero(counted))
             trials[name] += int(counted.sum())
-    found = {}
+    numbers = {}
     for name, known in sums.items():
         alone = known.estimator.between_images and images[name] <= 1
         number = 0 if alone else images[name]
         # The same as ``standard_error``, of what may not be kept.
         error = float(np.sqrt(number / (number - 1) * squares[name])) if number > 1 else np.nan
-        found[name] = _bounded(
+        numbers[name] = _bounded(
             known,
             Replicates(
                 point=points[name],
@@ -99,7 +99,7 @@ def linearize(
                 influence=kept.get(name),
             ),
         )
-    return found, others
+    return numbers, others
 
 
 def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> Replicates:
@@ -116,14 +116,14 @@ def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
     point = float(statistic.evaluate(np.ones((len(trials), 1)))[0])
     influence = statistic.influence()
     error = standard_error(influence, images) if images > 1 else np.nan
-    found = Replicates(
+    replicates = Replicates(
         point, np.empty(0), images=images, trials=int(trials.sum()), error=error, influence=influence
     )
     if not isinstance(statistic, Bounded) or np.isnan(point) or images < MIN_IMAGES:
-        return found
+        return replicates
     swing = statistic.swing(None)
     return replace(
-        found,
+        replicates,
         bounds=statistic.bounds(None, error, images),
         swing=swing,
         grain=swing / images if statistic.is_binary() else 0.0,
@@ -196,19 +196,19 @@ def _value(known: _Sum) -> float:
 def _counted(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
     """Return the trials of a block's images ``(n,)``, which may follow from the totals."""
     counted = getattr(estimator.statistic, "counted", None)
-    found = None if counted is None else counted(totals)
-    return estimator.trials if found is None else found
+    of_totals = None if counted is None else counted(totals)
+    return estimator.trials if of_totals is None else of_totals
 
 
-def _bounded(known: _Sum, found: Replicates) -> Replicates:
+def _bounded(known: _Sum, replicates: Replicates) -> Replicates:
     statistic = known.estimator.statistic
-    if not isinstance(statistic, Bounded) or np.isnan(found.point) or found.images < MIN_IMAGES:
-        return found
-    assert found.error is not None
+    if not isinstance(statistic, Bounded) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
+        return replicates
+    assert replicates.error is not None
     swing = statistic.swing(known.totals)
     return replace(
-        found,
-        bounds=statistic.bounds(known.totals, found.error, found.images),
+        replicates,
+        bounds=statistic.bounds(known.totals, replicates.error, replicates.images),
         swing=swing,
-        grain=swing / found.images if known.binary else 0.0,
+        grain=swing / replicates.images if known.binary else 0.0,
     )

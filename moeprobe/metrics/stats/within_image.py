@@ -72,8 +72,8 @@ def _in_common(rows: tuple[Whole, ...], trials: Trials) -> tuple[Array, Array]:
     if len(several):
         order = several[np.argsort(group[several], kind="stable")]
         _, start, renumbered = np.unique(group[order], return_index=True, return_inverse=True)
-        found = within([codes.take(order) for codes in trials.alike], renumbered, len(start))
-        np.add.at(agree, order[start], found)
+        in_groups = within([codes.take(order) for codes in trials.alike], renumbered, len(start))
+        np.add.at(agree, order[start], in_groups)
     return number, agree
 
 
