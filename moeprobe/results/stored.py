@@ -154,9 +154,7 @@ def _groups(one: StoredCell) -> Iterator[pa.Table]:
     """Yield the images of a cell, ``GROUP`` at a time."""
     waiting: list[pa.Table] = []
     for piece in one.pieces:
-        table = piece.table()
-        # As in each of them, whatever column the others have.
-        waiting.append(table)
+        waiting.append(piece.table())
         while (rows := sum(part.num_rows for part in waiting)) >= GROUP:
             full = concatenate(waiting)
             yield full.slice(0, GROUP)

@@ -104,11 +104,6 @@ def _leaves(schema: pa.Schema, wanted: Callable[[pa.DataType], bool]) -> list[st
     return [name for name, kind in leaves if wanted(kind)]
 
 
-def read_images(path: Path) -> pa.Table:
-    """Read the sums per image."""
-    return pq.read_table(path).replace_schema_metadata(None)
-
-
 def read_note(path: Path) -> dict[str, Any]:
     """Read the note of a file of sums per image; empty where there is none."""
     return json.loads((pq.read_schema(path).metadata or {}).get(NOTE, b"{}"))

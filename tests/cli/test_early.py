@@ -118,6 +118,19 @@ for line in json.load(sys.stdin):
 """
 
 
+def outcomes(lines: list[str], script: str, *, cwd: Path) -> list[Any]:
+    """What each command line ended with, said and brought along, in one process."""
+    process = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        check=True,
+    )
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
 def test_refusals_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     for name in ("cat.png", "lines.txt", "runs/demo-prc/last.safetensors"):
@@ -128,15 +141,7 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
     with OutputFolder(tmp_path / "done", {"kind": "eval"}) as folder:
         folder.finish({})
     (tmp_path / "done/mine.txt").write_text("mine")
-    process = subprocess.run(
-        [sys.executable, "-c", _RUN],
-        input=json.dumps([*LIGHT, *REFUSALS]),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
-    every = [json.loads(line) for line in process.stdout.splitlines()]
+    every = outcomes([*LIGHT, *REFUSALS], _RUN, cwd=tmp_path)
     listed, found = every[: len(LIGHT)], every[len(LIGHT) :]
     assert not {line: said for line, code, said, _ in listed if code}
     assert [line for line, *_, torch in listed if torch][:1] == []
@@ -165,15 +170,7 @@ def test_what_the_header_of_a_checkpoint_says_is_refused_without_torch(tmp_path:
         shutil.copytree(CHECKPOINT, tmp_path / name)
     described(tmp_path / "unlabeled/last.safetensors", lambda about: about.pop("class_names"))
     described(tmp_path / "dataless/last.safetensors", lambda about: about.pop("training"))
-    process = subprocess.run(
-        [sys.executable, "-c", _RUN],
-        input=json.dumps([*OF_A_CHECKPOINT]),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
-    found = [json.loads(line) for line in process.stdout.splitlines()]
+    found = outcomes([*OF_A_CHECKPOINT], _RUN, cwd=tmp_path)
     assert [line for line, *_ in found] == list(OF_A_CHECKPOINT)
     assert not {line: said for line, code, said, _ in found if code != 2 or OF_A_CHECKPOINT[line] not in said}
     assert [line for line, *_, torch in found if torch][:1] == []
@@ -216,15 +213,7 @@ def test_finished_runs_are_compared_and_reported_without_torch(trained: Trained,
         "report match sweep compared --out report",
         "explain top1_match",
     ]
-    process = subprocess.run(
-        [sys.executable, "-c", _RUN],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
-    found = [json.loads(line) for line in process.stdout.splitlines()]
+    found = outcomes(lines, _RUN, cwd=tmp_path)
     assert [line for line, *_ in found] == lines
     assert not {line: said for line, code, said, _ in found if code not in (0, FAILED)}
     assert [line for line, *_, torch in found if torch][:1] == []
@@ -243,15 +232,7 @@ def test_help_lists_and_mistyped_names_import_nothing_that_takes_long(tmp_path: 
         "fewshot last.safetensors --shots 0",
     ]
     heavy = 'sorted({"torch", "scipy", "pandas", "pyarrow", "matplotlib"} & {*sys.modules})'
-    process = subprocess.run(
-        [sys.executable, "-c", _RUN.replace('"torch" in sys.modules', heavy)],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
-    found = [json.loads(line) for line in process.stdout.splitlines()]
+    found = outcomes(lines, _RUN.replace('"torch" in sys.modules', heavy), cwd=tmp_path)
     assert [code for _, code, *_ in found] == [0] * (len(lines) - 4) + [2] * 4
     assert [(line, brought) for line, *_, brought in found if brought][:1] == []
 

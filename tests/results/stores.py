@@ -1,9 +1,11 @@
 """The cells of sums, all images of each at hand."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.results.stored import Stored, of_table
@@ -16,3 +18,8 @@ def cells(sums: Stored | pa.Table) -> Iterator[Whole]:
     """Checkpoint, cell, names and columns, in the order in which the cells first came."""
     for one in of_table(sums) if isinstance(sums, pa.Table) else sums:
         yield one.checkpoint, one.cell, *one.whole()
+
+
+def read_images(path: Path) -> pa.Table:
+    """The rows of a file of sums, as they are in it."""
+    return pq.read_table(path).replace_schema_metadata(None)

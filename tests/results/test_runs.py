@@ -14,10 +14,11 @@ from moeprobe.results import folder as runs
 from moeprobe.results.folder import FinishedError, OutputFolder, Result, provenance
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import frame, image_table, read_images
+from moeprobe.results.tables import frame, image_table
 from moeprobe.runtime.files import LAST, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, RECORD, Family
+from tests.results.stores import read_images
 from tests.routing.routings import routing
 
 REQUEST: dict[str, Any] = {"kind": "sweep", "severities": (0.0, 0.1), "limit": None}

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from moeprobe.results import tables
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import concatenate, image_table, read_images, read_note
+from moeprobe.results.tables import concatenate, image_table, read_note
 from moeprobe.runtime.csv import write_csv
-from tests.results.stores import cells
+from tests.results.stores import cells, read_images
 
 Sums = dict[str, NDArray[np.generic]]
 NAMES = ["img/ü", "img/10", "img/9"]

@@ -18,10 +18,10 @@ from moeprobe import api
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.results.stored import of_table, write
-from moeprobe.results.tables import read_images
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.studies import compare as comparing
 from tests.commands import Trained, refused
+from tests.results.stores import read_images
 from tests.routing.routings import checkpoint
 
 LIMIT = 40

@@ -9,12 +9,11 @@ Axes: R resamples, n images.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates
+from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates, bounded
 from moeprobe.metrics.stats.statistic import Array, Bounded, Statistic, standard_error
 from moeprobe.runtime.seeds import generator
 
@@ -49,13 +48,8 @@ class Bootstrap:
                 trials=int(trials.sum()),
             )
             if isinstance(statistic, Bounded) and len(replicates.values) and not np.isnan(point):
-                swing, error = statistic.swing(None), standard_error(statistic.influence(), images)
-                replicates = replace(
-                    replicates,
-                    bounds=statistic.bounds(None, error, images),
-                    swing=swing,
-                    grain=swing / images if statistic.is_binary() else 0.0,
-                )
+                error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
+                replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
             found.append(replicates)
         for start, weights in self._chunks():
             for (statistic, _), replicates in zip(statistics, found, strict=True):

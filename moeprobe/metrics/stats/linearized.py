@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES
-from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates
+from moeprobe.metrics.stats.replicates import Replicates, bounded
 from moeprobe.metrics.stats.statistic import (
     Additive,
     Bounded,
     Statistic,
     Totals,
     add,
+    error_of,
     is_additive,
     standard_error,
 )
@@ -86,10 +87,8 @@ def linearize(
     for name, known in sums.items():
         alone = known.estimator.between_images and images[name] <= 1
         number = 0 if alone else images[name]
-        # The same as ``standard_error``, of what may not be kept.
-        error = float(np.sqrt(number / (number - 1) * squares[name])) if number > 1 else np.nan
-        numbers[name] = _bounded(
-            known,
+        error = error_of(squares[name], number)
+        numbers[name] = bounded(
             Replicates(
                 point=points[name],
                 values=np.empty(0),
@@ -98,6 +97,10 @@ def linearize(
                 error=error,
                 influence=kept.get(name),
             ),
+            known.estimator.statistic,
+            totals=known.totals,
+            error=error,
+            binary=known.binary,
         )
     return numbers, others
 
@@ -115,19 +118,11 @@ def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
     images = int(np.count_nonzero(trials))
     point = float(statistic.evaluate(np.ones((len(trials), 1)))[0])
     influence = statistic.influence()
-    error = standard_error(influence, images) if images > 1 else np.nan
+    error = standard_error(influence, images)
     replicates = Replicates(
         point, np.empty(0), images=images, trials=int(trials.sum()), error=error, influence=influence
     )
-    if not isinstance(statistic, Bounded) or np.isnan(point) or images < MIN_IMAGES:
-        return replicates
-    swing = statistic.swing(None)
-    return replace(
-        replicates,
-        bounds=statistic.bounds(None, error, images),
-        swing=swing,
-        grain=swing / images if statistic.is_binary() else 0.0,
-    )
+    return bounded(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
 
 
 def multiplied(
@@ -176,7 +171,7 @@ def _add_up(
             assert isinstance(statistic, Additive)
             totals = statistic.totals()
             alive.append(totals)
-            binary = isinstance(statistic, Bounded) and statistic.is_binary()
+            binary = _is_binary(statistic)
             if name in sums:
                 earlier = sums[name]
                 alive.append(earlier.totals)
@@ -200,15 +195,5 @@ def _counted(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
     return estimator.trials if of_totals is None else of_totals
 
 
-def _bounded(known: _Sum, replicates: Replicates) -> Replicates:
-    statistic = known.estimator.statistic
-    if not isinstance(statistic, Bounded) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
-        return replicates
-    assert replicates.error is not None
-    swing = statistic.swing(known.totals)
-    return replace(
-        replicates,
-        bounds=statistic.bounds(known.totals, replicates.error, replicates.images),
-        swing=swing,
-        grain=swing / replicates.images if known.binary else 0.0,
-    )
+def _is_binary(statistic: Statistic) -> bool:
+    return isinstance(statistic, Bounded) and statistic.is_binary()

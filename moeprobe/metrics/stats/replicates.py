@@ -3,12 +3,12 @@
 Axes: R resamples, n images.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.statistic import Array, standard_error
+from moeprobe.metrics.stats.statistic import Array, Bounded, Statistic, Totals, standard_error
 
 # Below this many images an interval over images says little: points only.
 MIN_IMAGES = 20
@@ -69,7 +69,7 @@ class Replicates:
         point = self.point - other.point
         if self.influence is not None and other.influence is not None:
             influence = self.influence - other.influence
-            error = standard_error(influence, images) if images > 1 else np.nan
+            error = standard_error(influence, images)
             # The order in which blocks are added up shows in the last bits of either value.
             if abs(point) <= _LAST_BITS * max(abs(self.point), abs(other.point)):
                 point = 0.0
@@ -133,3 +133,26 @@ class Replicates:
     def missed(self, critical_value: float) -> float:
         """Return how large a difference could be that showed in no image."""
         return self.swing * proportions.unseen(self.images, critical_value)
+
+
+def bounded(
+    replicates: Replicates, statistic: Statistic, *, totals: Totals | None, error: float, binary: bool
+) -> Replicates:
+    """Return a value with what its interval knows of shares, where it follows from any and there is an interval.
+
+    Args:
+        replicates: the value.
+        statistic: what it is of.
+        totals: of all images; None = the statistic's own are all there are.
+        error: its standard error over images.
+        binary: whether every image is right or wrong as a whole.
+    """
+    if not isinstance(statistic, Bounded) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
+        return replicates
+    swing = statistic.swing(totals)
+    return replace(
+        replicates,
+        bounds=statistic.bounds(totals, error, replicates.images),
+        swing=swing,
+        grain=swing / replicates.images if binary else 0.0,
+    )

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.statistic import Array, Share, divide
-from moeprobe.metrics.stats.within_image import Tokens, others, per_image, per_trial
+from moeprobe.metrics.stats.trials import Trials
+from moeprobe.metrics.stats.within_image import Tokens, apart, per_trial
 
 Whole = NDArray[np.int64]
 
@@ -218,15 +220,13 @@ def set_chance_within_image(
     """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
 
     The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
-    part: the second result ``(n,)`` says which do. Arguments as for ``SetChance``, ``tokens`` as for ``others``.
+    part: the second result ``(n,)`` says which do. Arguments as for ``SetChance``, ``tokens`` as for ``within_image``.
     """
     one, other = sets[reference], sets[view]
     agree = among_themselves(image, one, other, num_images, tokens=tokens)
     # The code of an empty set is 0 on either side, that of another one is not the same on both.
     codes = [np.where(side.any(1), code, 0) for code, side in ((1, one), (2, other))]
-    counts = others(image=image, reference=codes[0], view=codes[1], tokens=tokens)
-    pairs, left_out, trials = (
-        per_image(count, image, num_images) for count in (*counts, np.ones(len(image)))
-    )
+    known = Trials(image, same(codes[0], codes[1]), num_images=num_images)
+    (pairs, left_out), trials = apart(known, tokens), known.number.astype(np.float64)
     match, draws = (per_trial(total, pairs, trials).numerator for total in (agree, pairs - left_out))
     return Share(match, draws), pairs > 0

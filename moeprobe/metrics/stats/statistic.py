@@ -146,7 +146,12 @@ class Contrast(Ratio):
 
 def standard_error(influence: Array, images: int) -> float:
     """Return the standard error over images that the influences ``(n,)`` come to, by the delta method."""
-    return float(np.sqrt(images / (images - 1) * np.square(influence).sum()))
+    return error_of(float(np.square(influence).sum()), images)
+
+
+def error_of(squares: float, images: int) -> float:
+    """Return the standard error that the summed squares of the influences come to; NaN of a single image."""
+    return float(np.sqrt(images / (images - 1) * squares)) if images > 1 else np.nan
 
 
 def divide(numerator: Any, denominator: Any, *, empty: float = np.nan) -> Array:

@@ -18,43 +18,29 @@ Whole = NDArray[np.int64]
 Tokens = tuple[Whole, Whole]
 
 
-def others(*, image: Whole, reference: Whole, view: Whole, tokens: Tokens) -> tuple[Whole, Whole]:
-    """Return for each trial ``(M,)`` the trials of other tokens in its image, and of them those that agree with it.
-
-    Trial q agrees with p if the view chose in q what the reference chose in p: view_q = reference_p. What a side chose
-    belongs to its token, so that trials of one token have the same choice there.
-
-    Args:
-        image: ``(M,)`` image number of each trial.
-        reference: ``(M,)`` what the reference chose, as an integer code.
-        view: ``(M,)`` what the view chose, in the same code.
-        tokens: which tokens the trials are of.
-    """
-    own, partner = tokens
-    reference, view = np.split(np.unique(np.concatenate([reference, view]), return_inverse=True)[1], 2)
-    same_partner = _alike((image, partner)) - _alike((image, own, partner))
-    number = _alike((image,)) - _alike((image, own)) - same_partner
-    agreeing = _alike((image, reference), (image, view)) - _alike((image, own, reference), (image, own, view))
-    return number, agreeing - same_partner * (reference == view)
-
-
 def within_image(trials: Trials, tokens: Tokens) -> Share:
     """Return how alike a trial is with another one of its image: what routing by image alone would reach.
 
     For image i with T_i trials, c_i is the mean over its pairs of trials without a token in common; the images are
     weighted by T_i, as in the match. Images without such a pair take no part. ``tokens``: which the trials are of.
     """
+    pairs, total = apart(trials, tokens)
+    return per_trial(total, pairs, trials.number.astype(np.float64))
+
+
+def apart(trials: Trials, tokens: Tokens) -> tuple[Array, Array]:
+    """Return the pairs of trials of an image without a token in common ``(n,)``, and how alike they are, summed."""
     own, partner = tokens
     number = trials.number.astype(np.float64)
     pairs, total = number**2, trials.within
     if own is partner:
         # Nothing moved: a trial has a token in common with itself alone.
-        return per_trial(total - trials.hits_of_image, pairs - number, number)
+        return pairs - number, total - trials.hits_of_image
     for sign, rows in ((-1, (own,)), (-1, (partner,)), (1, (own, partner))):
         shared, agree = _in_common((trials.image, *rows), trials)
         pairs = pairs + sign * trials.by_image(shared)
         total = total + sign * trials.by_image(agree)
-    return per_trial(total, pairs, number)
+    return pairs, total
 
 
 def _in_common(rows: tuple[Whole, ...], trials: Trials) -> tuple[Array, Array]:
@@ -96,15 +82,3 @@ def per_trial(total: NDArray[np.float64], pairs: NDArray[np.float64], trials: ND
     return Share(
         np.where(there, total * trials / np.where(there, pairs, 1), 0.0), np.where(there, trials, 0.0)
     )
-
-
-def _alike(rows: tuple[Whole, ...], among: tuple[Whole, ...] | None = None) -> Whole:
-    """Return how often each of the rows ``(M,)`` occurs ``among`` others, or among themselves; numbers from 0 up."""
-    number = np.zeros(len(rows[0]) * (1 if among is None else 2), dtype=np.int64)
-    for column, other in zip(rows, among or ([],) * len(rows), strict=True):
-        both = np.concatenate([column, other]).astype(np.int64)
-        number = number * (int(both.max(initial=0)) + 1) + both
-    different, found = np.unique(number, return_inverse=True)
-    asked = found[: len(rows[0])]
-    there = asked if among is None else found[len(rows[0]) :]
-    return np.bincount(there, minlength=len(different))[asked]
