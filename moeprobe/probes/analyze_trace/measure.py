@@ -6,7 +6,7 @@ The analyses are those of the probes, fed with the same records, so that the num
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,7 +23,7 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder, provenance
 from moeprobe.results.palette import colors
-from moeprobe.results.stored import Stored, of_table, together
+from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator
 from moeprobe.results.tables import image_table
 from moeprobe.routing.pairs import LayerPair
@@ -31,13 +31,15 @@ from moeprobe.routing.traces.format import is_ordered
 from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all, pair, weighted
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import sha256
+from moeprobe.runtime.files import Scratch, sha256
 from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved")
-# Inputs of a block, and gates of one (64 MiB); the smaller of the two limits.
+# Inputs whose sums are held at a time.
+_PART = 1024
+# Inputs of a block that is read, and gates of one (64 MiB); the smaller of the two limits.
 _BLOCK, _GATES = 256, 2**24
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
 _LONGEST = 512
@@ -112,18 +114,34 @@ def analyze_trace(
 
 
 def _measure(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress) -> Stored:
-    """Return the sums per input of every trace."""
-    accumulators: dict[str, Accumulator] = {}
+    """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
     tokens = {layer: _most_tokens(traces, layer, ids) for layer in layers}
-    of_one = max(tokens[layer] * traces[0].trace.layers[layer].num_experts for layer in layers)
+    parts: list[Stored] = []
+    scratch = Scratch() if len(ids) > _PART else None
+    for start in range(0, len(ids), _PART):
+        part = _sums(traces, tokens, ids[start : start + _PART], watcher)
+        if scratch is not None:
+            path = scratch.path / f"{len(parts):05d}.parquet"
+            write(path, part)
+            part = of_file(path)
+        parts.append(part)
+    return Stored((one for part in parts for one in part), keep=(scratch,))
+
+
+def _sums(
+    traces: Sequence[Named], tokens: Mapping[str, int], ids: Sequence[str], watcher: Progress
+) -> Stored:
+    """Return the sums of some inputs; ``tokens``: of each layer as many as the longest of all inputs has."""
+    accumulators: dict[str, Accumulator] = {}
+    of_one = max(most * traces[0].trace.layers[layer].num_experts for layer, most in tokens.items())
     size = max(min(_BLOCK, _GATES // of_one), 1)
     for start in range(0, len(ids), size):
         block = ids[start : start + size]
-        for layer in layers:
-            blocks = [named.trace.read(layer, block, num_tokens=tokens[layer]) for named in traces]
+        for layer, most in tokens.items():
+            blocks = [named.trace.read(layer, block, num_tokens=most) for named in traces]
             for number, (named, recorded) in enumerate(zip(traces, blocks, strict=True)):
                 subject = pair(blocks[0], recorded, named=named)
-                known = weighted(recorded.layer) and weighted(blocks[0].layer) and tokens[layer] <= _LONGEST
+                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= _LONGEST
                 names = AnalyzeTrace.analyses if number else _ALONE
                 analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
                 _add(
@@ -273,4 +291,4 @@ def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -
 
 def _most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
     """Return the tokens of the longest of the inputs."""
-    return max(traces[0].trace.num_tokens[layer][name] for name in ids)
+    return int(traces[0].trace.num_tokens(layer, ids).max())

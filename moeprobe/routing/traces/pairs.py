@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from moeprobe.errors import UserError
@@ -171,13 +172,13 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
         )
     for trace in traces[1:]:
         for layer in layers:
-            one, other = first.num_tokens[layer], trace.num_tokens[layer]
-            for name in ids:
-                if one[name] != other[name]:
-                    raise UserError(
-                        f"{name} has {one[name]} tokens in {first.path} and {other[name]} in {trace.path}; only the "
-                        "same tokens can be compared."
-                    )
+            one, other = first.num_tokens(layer, ids), trace.num_tokens(layer, ids)
+            if (one != other).any():
+                row = int(np.argmax(one != other))
+                raise UserError(
+                    f"{ids[row]} has {one[row]} tokens in {first.path} and {other[row]} in {trace.path}; only the "
+                    "same tokens can be compared."
+                )
     return ids
 
 

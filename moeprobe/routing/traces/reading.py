@@ -7,7 +7,7 @@ Axes: n inputs of a block, T tokens (the most that one of them has), P of them a
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,6 @@ class TraceFile:
         about: its metadata.
         ids: the inputs, in the order of the file.
         layers: what holds for each layer, in forward order.
-        num_tokens: for each layer the tokens of each input.
 
     Raises:
         UserError: it is missing, truncated, no trace, of a version that is not known, or does not hold together.
@@ -110,14 +109,12 @@ class TraceFile:
         self.ids: list[str] = list(dict.fromkeys(index["id"]))
         by_layer = dict(tuple(index.groupby("layer", sort=False)))
         self.layers = {name: self._layer(name, by_layer[name]) for name in self.about["layers"]}
-        self._rows = {
-            name: dict(zip(of_layer["id"], of_layer.index, strict=True))
-            for name, of_layer in by_layer.items()
-        }
-        self.num_tokens: dict[str, dict[str, int]] = {
-            name: dict(zip(of_layer["id"], of_layer["num_tokens"].tolist(), strict=True))
-            for name, of_layer in by_layer.items()
-        }
+        self._place = {name: place for place, name in enumerate(self.ids)}
+        self._rows, self._num_tokens = {}, {}
+        for name, of_layer in by_layer.items():
+            places = self._places(of_layer["id"])
+            self._rows[name], self._num_tokens[name] = np.empty((2, len(places)), dtype=np.int64)
+            self._rows[name][places], self._num_tokens[name][places] = of_layer.index, of_layer["num_tokens"]
 
     def _layer(self, name: str, rows: pd.DataFrame) -> Layer:
         first = rows.iloc[0]
@@ -129,6 +126,13 @@ class TraceFile:
         checks.layer(self.path, name, vars(layer), rows["num_tokens"].to_numpy())
         return layer
 
+    def num_tokens(self, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return the tokens ``(n,)`` that a layer has of these inputs."""
+        return self._num_tokens[layer][self._places(ids)]
+
+    def _places(self, ids: Iterable[str]) -> NDArray[np.int64]:
+        return np.array([self._place[one] for one in ids], dtype=np.int64)
+
     def read(self, layer: str, ids: Sequence[str], *, num_tokens: int | None = None) -> Block:
         """Return one layer of these inputs, in this order, filled up to ``num_tokens``.
 
@@ -136,7 +140,7 @@ class TraceFile:
             UserError: the rows are damaged, or their lists do not fit.
         """
         about = self.layers[layer]
-        table = self._take(np.array([self._rows[layer][one] for one in ids], dtype=np.int64))
+        table = self._take(self._rows[layer][self._places(ids)])
         tokens = table["num_tokens"].to_numpy().astype(np.int64)
         most = int(tokens.max()) if num_tokens is None else num_tokens
         prefix, top_k, experts = about.num_prefix_tokens, about.top_k, about.num_experts

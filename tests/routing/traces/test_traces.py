@@ -15,6 +15,7 @@ from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.probes.analyze_trace import figure, measure
+from moeprobe.results.stored_cell import Group
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.traces import format as traced_file
 from moeprobe.runtime.progress import Progress
@@ -394,8 +395,25 @@ def test_weights_of_long_inputs_are_left_out_and_said_to_be(
     assert found.sidecar["notes"] == ["the weights in l, as inputs have more than 2 tokens"]
 
 
-def test_blocks_change_nothing(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = sorted((traces / "rotation" / "a").iterdir())
-    whole = api.analyze_trace(files)
-    monkeypatch.setattr(measure, "_BLOCK", 7)
-    assert api.analyze_trace(files).images.equals(whole.images)
+@pytest.mark.parametrize(("name", "size"), [("_BLOCK", 7), ("_PART", 7), ("_PART", 1)])
+def test_blocks_change_nothing(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    """Those that are read, and those that are kept in files."""
+    files = [*sorted((traces / "gaussian_noise" / "a").iterdir()), *(traces / "other" / "b").glob("gauss*")]
+    whole = api.analyze_trace(files, out=tmp_path / "whole" / "run", figures=False)
+    monkeypatch.setattr(measure, name, size)
+    again = api.analyze_trace(files, out=tmp_path / "parts" / "run", figures=False)
+    assert again.images.equals(whole.images)
+    for file in ("table.csv", "comparison.csv", "images.parquet"):
+        one, two = ((tmp_path / folder / "run" / file).read_bytes() for folder in ("whole", "parts"))
+        assert one == two, file
+
+
+def test_of_many_inputs_one_part_is_held(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums leave memory part by part: what is summarized is read from files, of which none holds all inputs."""
+    monkeypatch.setattr(measure, "_PART", 7)
+    found = api.analyze_trace(sorted((traces / "rotation" / "a").iterdir()))
+    for cell in found.sums:
+        assert [type(piece) for piece in cell.pieces] == [Group] * 3
+        assert [piece.num_rows for piece in cell.pieces] == [7, 7, 6]
