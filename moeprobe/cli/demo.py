@@ -123,5 +123,6 @@ def closing_table(outcome: "DemoResult") -> "Table":
     add("  beyond the position: κ", outcome.noise, "top1_match_kappa", null="position", severity=NOISE)
     add("highest gate", outcome.confidence, "gate_highest")
     add("load entropy (1 = even)", outcome.confidence, "load_entropy")
+    add("dead experts (share < 1 / 10E)", outcome.confidence, "dead_experts")
     add("accuracy", outcome.evaluation, "accuracy")
     return table

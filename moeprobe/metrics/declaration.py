@@ -97,7 +97,7 @@ class Metric:
         short: the heading of a narrow column; empty = the label.
         noun: what it is called in the middle of a sentence; empty = the label.
         better: which side is better; empty = neither, decided and not forgotten. Of a ``_kappa`` more always is.
-        unit: what the value counts.
+        unit: what the value counts; "whole": whole numbers of something, "count": such numbers on average.
         margin: whether a margin in shares means anything where the unit allows it.
         nulls: which chance levels its ``_chance`` and ``_kappa`` may have, the first one read first; none without.
         rank: its place in the order of reading, the lowest first.
@@ -120,7 +120,9 @@ class Metric:
     short: str = ""
     noun: str = ""
     better: Literal["more", "less", ""] = ""
-    unit: Literal["share", "gate", "distance", "probability", "nats", "count", "seconds", "other"] = "share"
+    unit: Literal[
+        "share", "gate", "distance", "probability", "nats", "count", "whole", "seconds", "other"
+    ] = "share"
     margin: bool = True
     nulls: tuple[str, ...] = ()
     rank: int = 100

@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.below import CountBelow
 from moeprobe.metrics.stats.entropy import Entropy
+from moeprobe.metrics.stats.statistic import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,12 +34,41 @@ LOAD_ENTROPY = Metric(
     along="tokens choose",
     collapsed_at_zero=True,
 )
+DEAD_EXPERTS = Metric(
+    "dead_experts",
+    about="how many experts are hardly ever chosen: their share of the first choices is less than a tenth of an even "
+    "one, 1 / (10 E)",
+    label="dead experts (share < 1 / 10E)",
+    short="dead",
+    noun="number of dead experts",
+    better="less",
+    unit="whole",
+    rank=22,
+    headline=True,
+    along="tokens choose",
+)
+EXPERT_SHARE = Metric(
+    "expert_share",
+    about="an expert's share of the first choices, by the column expert; 1 / E where the load is even",
+    label="share of the first choices",
+)
+EXPERT_SHARE_ANY = Metric(
+    "expert_share_any",
+    about="an expert's share of all K choices of the tokens, by the column expert; 1 / E where the load is even; only "
+    "where K > 1",
+    label="share of all choices",
+)
+
+
+def dead_limit(num_experts: int) -> float:
+    """Return the share of the first choices below which one of E experts counts as dead: 1 / (10 E)."""
+    return 1 / (10 * num_experts)
 
 
 class Load(LayerAnalysis):
-    """Entropy of the first choices over the experts, divided by log E (1 = even, 0 = one expert)."""
+    """How the choices are spread over the experts: entropy, experts hardly chosen, and the share of each."""
 
-    measures = (LOAD_ENTROPY,)
+    measures = (LOAD_ENTROPY, DEAD_EXPERTS, EXPERT_SHARE, EXPERT_SHARE_ANY)
     signature = "load"
 
     def applies(self, layer: LayerRouting) -> bool:
@@ -44,22 +76,41 @@ class Load(LayerAnalysis):
         return layer.tokens_choose and layer.num_experts > 1 and layer.ordered
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
-        """Return how many patches of the view, or of both views, chose each expert first, ``(B, E)``."""
+        """Return how many patches of the view, or of both views, chose each expert, ``(B, E)``: first, and at all."""
         import torch
 
-        histograms = torch.stack([_histogram(layer) for layer in pair.views])
-        return {pair.view.modality.token: {"load": histograms.sum(0)}}
+        columns = {"load": torch.stack([_histogram(layer, 1) for layer in pair.views]).sum(0)}
+        if pair.view.top_k > 1:
+            every = [_histogram(layer, layer.top_k) for layer in pair.views]
+            columns["load_any"] = torch.stack(every).sum(0)
+        return {pair.view.modality.token: columns}
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
-        """Return the entropy of the pooled load."""
-        histogram = columns["load"].astype(np.float64)
-        return [LOAD_ENTROPY.raw(Entropy(histogram), columns["load"].sum(1))]
+        """Return the entropy of the pooled load, the number of dead experts, and the shares of each."""
+        first, trials = columns["load"].astype(np.float64), columns["load"].sum(1)
+        metrics = [
+            LOAD_ENTROPY.raw(Entropy(first), trials),
+            DEAD_EXPERTS.raw(CountBelow(first, dead_limit(first.shape[1])), trials),
+            *_shares(EXPERT_SHARE, columns["load"]),
+        ]
+        # Runs from before all choices were counted have the first alone.
+        return metrics + (_shares(EXPERT_SHARE_ANY, columns["load_any"]) if "load_any" in columns else [])
 
 
-def _histogram(layer: LayerRouting) -> Tensor:
+def _shares(metric: Metric, load: NDArray[np.generic]) -> list[Estimator]:
+    """Return the estimators of the share of each expert in a load ``(n, E)``."""
+    trials, counts = load.sum(1), load.astype(np.float64)
+    total = trials.astype(np.float64)
+    return [
+        metric.raw(Share(own, total), trials, expert=expert) for expert, own in enumerate(counts.T.copy())
+    ]
+
+
+def _histogram(layer: LayerRouting, choices: int) -> Tensor:
+    """Return how often each expert is among the first ``choices`` of a patch, ``(B, E)``."""
     import torch
 
-    first = layer.selected[:, layer.num_prefix_tokens :, 0].long()
-    present = layer.valid[:, layer.num_prefix_tokens :] & (first >= 0)
-    histogram = torch.zeros(len(first), layer.num_experts, dtype=torch.int64, device=first.device)
-    return histogram.scatter_add(1, first.clamp_min(0), present.long())
+    chosen = layer.selected[:, layer.num_prefix_tokens :, :choices].long()
+    present = layer.valid[:, layer.num_prefix_tokens :, None] & (chosen >= 0)
+    histogram = torch.zeros(len(chosen), layer.num_experts, dtype=torch.int64, device=chosen.device)
+    return histogram.scatter_add(1, chosen.clamp_min(0).flatten(1), present.long().flatten(1))

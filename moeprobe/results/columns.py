@@ -5,7 +5,8 @@ FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
     "no_trials": "there was nothing to count",
     "few_images": "under 20, no interval",
-    "unstable": "undefined in more than 1 % of the resamples, no interval",
+    "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, no "
+    "interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # Each word of the column `verdict`, with what it says of a difference.

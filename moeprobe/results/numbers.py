@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from moeprobe.metrics.registry import find
+
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
     """Return a value with three decimals, or as many as are said; a dash where there is none."""
@@ -13,7 +15,12 @@ def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
 
 
 def decimals_of(row: Mapping[str, Any]) -> int:
-    """Return how many decimals a table's row is shown with: two more where all of it is small, none of thousands."""
+    """Return how many decimals a table's row is shown with.
+
+    Two more where all of it is small, none of thousands and of whole numbers.
+    """
+    if find(row.get("metric", "")).metric.unit == "whole":
+        return 0
     ends = [abs(row[name]) for name in ("value", "ci_low", "ci_high") if row[name] == row[name]]
     largest = max(ends, default=0)
     if largest >= 1000:

@@ -36,6 +36,8 @@ class LayerRouting:
             else None.
         experts_choose: experts take tokens, so that a token has any number of experts from none to E.
         ordered: ``selected`` is best first; else the first of several choices is no more than the others.
+        every_gate: the gates of all experts are the router's; else those of experts that were not chosen may share what
+            is left of the token's sum.
     """
 
     gates: Tensor
@@ -51,6 +53,7 @@ class LayerRouting:
     slot: Tensor | None = None
     experts_choose: bool = False
     ordered: bool = True
+    every_gate: bool = True
 
     def __repr__(self) -> str:
         return f"LayerRouting({self.described()})"

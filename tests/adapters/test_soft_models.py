@@ -43,7 +43,7 @@ def test_what_does_not_exist_is_one_sentence_and_no_folder(
 def test_what_exists_gets_its_rows(soft: Path, tmp_path: Path) -> None:
     for command, metrics in (
         (("match-ratio",), {"slot_match", "slot_match_kappa", "weight_distance", "weight_cosine"}),
-        (("confidence",), {"gate_highest", "gate_second", "gate_rest", "gate_margin"}),
+        (("confidence",), {"gate_highest", "gate_second", "gate_rest", "gate_margin", "gate_entropy"}),
         (("noise-sweep", "--sigmas", "0,0.2"), {"gate_highest", "accuracy", "prediction_agreement"}),
         (("s-matrix",), {"s", "s_diagonal", "prc_offdiagonal"}),
         (("eval",), {"accuracy", "loss"}),
@@ -53,7 +53,7 @@ def test_what_exists_gets_its_rows(soft: Path, tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
         table = pd.read_csv(out / "table.csv")
         assert metrics <= set(table["metric"])
-        assert not table["metric"].str.contains("top1|set_|churn|unserved|load_entropy").any()
+        assert not table["metric"].str.contains("top1|set_|churn|unserved|load_entropy|dead|share").any()
         assert set(table["tokens"].dropna()) <= {"patch"}  # there is no class token
         assert table["value"].notna().all()
     result = run("report", tmp_path / "noise-sweep", tmp_path / "s-matrix", "--out", tmp_path / "report")

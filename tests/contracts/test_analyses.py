@@ -186,6 +186,8 @@ def test_influence_is_the_derivative_by_the_weights_of_the_images(name: str) -> 
                 value = metric.statistic.evaluate(even)[0]
                 if metric.name == "load_entropy" and value == 1:
                     continue  # The corrected entropy is cut off there, its influence is not.
+                if metric.name == "dead_experts":
+                    continue  # A count that moves in steps: tests/metrics/stats/test_below.py.
                 if not np.isnan(value):
                     np.testing.assert_allclose(
                         influence, (up - down) * many / 2, atol=1e-5, err_msg=metric.name

@@ -101,7 +101,8 @@ def test_where_metrics_apply() -> None:
     tokens, experts, slots = (names(make(seed=1), make(seed=2)) for make in (routing, expert_choice, soft))
     everywhere = {"weight_cosine", "weight_distance", "gate_highest", "s", "s_diagonal"}
     assert everywhere <= tokens & experts & slots
-    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "load_entropy"}
+    load = {"load_entropy", "dead_experts", "expert_share", "expert_share_any"}
+    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match"} | load
     assert experts - tokens == {"unserved_both"}
     assert slots - tokens == {"slot_match"}
     assert {"churn", "unserved", "unweighted", "set_jaccard"} <= (tokens & experts) - slots

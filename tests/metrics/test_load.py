@@ -29,6 +29,46 @@ def test_first_choices_of_the_views_valid_patches(padded: bool) -> None:
     assert load.dtype == torch.int64
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_all_choices_by_a_loop(top_k: int) -> None:
+    layer = routing(4, top_k=top_k, seed=1, absent=0.3)
+    sums = Load().sums(aligned(layer, layer))["patch"]
+    if top_k == 1:
+        assert set(sums) == {"load"}  # the first choices are all there are
+        return
+    expected = np.zeros((4, 5), dtype=int)
+    for image in range(4):
+        for token in range(1, 7):
+            for expert in layer.selected[image, token].tolist():
+                expected[image, expert] += expert >= 0
+    assert sums["load_any"].tolist() == expected.tolist()
+
+
+def test_shares_of_the_first_and_of_all_choices() -> None:
+    first, every = np.array([[3, 1, 0], [1, 0, 1]]), np.array([[4, 4, 0], [1, 0, 3]])
+    found = {
+        (one.name, one.expert): one
+        for one in Load().estimators({"load": first, "load_any": every}, aligned=False)
+    }
+    for name, loads in (("expert_share", first), ("expert_share_any", every)):
+        for expert in range(3):
+            one = found[name, expert]
+            assert one.trials.tolist() == loads.sum(1).tolist()
+            assert one.statistic.evaluate(np.array([[1.0], [2.0]]))[0] == pytest.approx(
+                (loads[0, expert] + 2 * loads[1, expert]) / (loads[0].sum() + 2 * loads[1].sum())
+            )
+    before = Load().estimators({"load": first}, aligned=False)
+    assert {one.name for one in before} == {"load_entropy", "dead_experts", "expert_share"}
+
+
+def test_an_expert_is_dead_below_a_tenth_of_an_even_share() -> None:
+    """Of 4 experts, 1/40: 25 of 1,000 first choices are alive, 24 are not."""
+    columns = {"load": np.array([[500, 451, 25, 24]])}
+    (dead,) = (one for one in Load().estimators(columns, aligned=False) if one.name == "dead_experts")
+    assert dead.expert is None and dead.trials.tolist() == [1000]
+    assert dead.statistic.evaluate(np.ones((1, 1))).tolist() == [1]
+
+
 def test_of_two_random_views_both_count_and_of_a_clean_reference_and_a_view_the_view() -> None:
     one, other = routing(4, top_k=1, seed=1, absent=0.3), routing(4, top_k=1, seed=2, absent=0.3)
     pair = aligned(one, other)

@@ -108,6 +108,7 @@ def test_values_and_own_intervals_are_those_of_the_probe() -> None:
         parts.append(image_table(accumulator, checkpoint=name))
     values, comparison = summarize(of_table(concatenate(parts)), analyses=ANALYSES, about=ABOUT)
     assert comparison is not None
+    values = values[values["expert"].isna()]
     shared = [name for name in comparison.columns if name != "severity"]
     pd.testing.assert_frame_equal(table[shared], comparison[shared], check_exact=True)
     sides = values.pivot(index=["metric", "null"], columns="checkpoint", values="value")
@@ -147,7 +148,8 @@ def test_the_same_sums_are_identical_and_equal_values_of_others_are_not() -> Non
     assert (of_layer[["value", "se"]] == 0).all(axis=None) and (of_layer["p"] == 1).all()
     # As many images could have missed some in which shares differ, and in which nothing else is known to.
     assert (of_layer["sim_low"] == -of_layer["sim_high"]).all()
-    no_share = of_layer["metric"].str.endswith(("_chance", "load_entropy")) & (of_layer["null"] != "image")
+    no_share = of_layer["metric"].str.endswith(("_chance", "load_entropy", "dead_experts"))
+    no_share &= of_layer["null"] != "image"
     assert ((of_layer["sim_high"] > 0) == ~no_share).all()
     assert sentence(table, metric="top1_match") == "b against a: identical."
     figure = draw(of_layer, colors=colors("ab"))
@@ -177,6 +179,12 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
     ):
         table = compare(found)
         rows = table[table["layer"] == "blocks.1"]
+        number = only(rows, metric="dead_experts")
+        assert (number["verdict"], number["judgement"]) == (
+            ("higher", "worse") if who == "checkpoint" else ("lower", "better")
+        ), "what says so"
+        assert abs(number["value"]) == abs(number["sim_low"]) == 3
+        rows = rows[rows["metric"] != "dead_experts"]
         assert set(rows["verdict"]) == {"collapsed"} and set(rows["collapsed"]) == {who}
         assert set(rows["judgement"]) == {""}
         assert rows[["sim_low", "sim_high", "p", "p_holm"]].isna().all(axis=None)
@@ -184,7 +192,7 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
         alive = table[table["layer"] == "blocks.3"]
         assert set(alive["collapsed"]) == {""} and "collapsed" not in set(alive["verdict"])
         # The collapsed cell is no part of the family.
-        assert set(alive["family_cells"]) == {1}
+        assert set(alive["family_cells"][alive["metric"] != "dead_experts"]) == {1}
         for metric in ("top1_match", "load_entropy"):
             assert f"collapsed in 1 of 2 cells ({name}: everything goes to one choice)" in sentence(
                 table, metric=metric
@@ -193,7 +201,8 @@ def test_a_collapsed_router_is_called_collapsed_and_not_perfect() -> None:
         word = "collapsed" if who == "checkpoint" else "reference collapsed"
         assert texts.count(word) == 3, "κ, match, load entropy"
     both = compare({"a": dead, "b": dead})
-    assert set(both[both["layer"] == "blocks.1"]["collapsed"]) == {"both"}
+    number = both["metric"] == "dead_experts"
+    assert set(both[(both["layer"] == "blocks.1") & ~number]["collapsed"]) == {"both"}
     assert "(b and a: everything" in sentence(both, metric="top1_match")
 
 

@@ -27,7 +27,7 @@ _MATCH = [
     for null in nulls
 ]
 COLORS = colors(["low", "high"])
-_GATES = [(f"gate_{name}", "") for name in ("highest", "second", "rest", "margin")]
+_GATES = [(f"gate_{name}", "") for name in ("highest", "second", "rest", "margin", "entropy")]
 
 
 def table(severities: list[float | None]) -> pd.DataFrame:

@@ -59,7 +59,7 @@ MATCH: dict[str, tuple[str, ...]] = {
     )
 }
 GATES: dict[str, tuple[str, ...]] = {
-    f"gate_{name}": ("",) for name in ("highest", "second", "rest", "margin")
+    f"gate_{name}": ("",) for name in ("highest", "second", "rest", "margin", "entropy")
 }
 
 

@@ -162,7 +162,7 @@ def test_a_model_without_a_hash_is_not_taken_for_that_of_before(
         with pytest.raises(CutOffError):
             api.paper([baseline, mine], limit=2, out=tmp_path / "paper")
     table = pd.read_csv(tmp_path / "paper" / "confidence" / "table.csv")
-    found = table.pivot(columns="checkpoint", index=["layer", "tokens", "metric"], values="value")
+    found = table.pivot(columns="checkpoint", index=["layer", "tokens", "metric", "expert"], values="value")
     assert found["mine"].equals(found["baseline"])
 
 

@@ -18,15 +18,20 @@ _ROUNDING = 1e-9
 
 
 def score_interval(
-    share: float, error: float, images: int, *, confidence: float = CONFIDENCE
+    share: float,
+    error: float,
+    images: int,
+    *,
+    confidence: float = CONFIDENCE,
+    observations: float | None = None,
 ) -> tuple[float, float]:
     """Return Wilson's interval of a share with a standard error over ``images``.
 
-    As many independent observations as would have this error, share (1 − share) / error², take the place of n; all
-    images, and no more, where the share is 0 or 1, which says nothing of how they vary.
+    As many independent observations as would have this error, share (1 − share) / error², take the place of n. Where
+    the share is 0 or 1, which says nothing of how images vary, it is ``observations``; None = all images, and no more.
     """
     share = min(max(share, 0.0), 1.0)
-    number = float(images)
+    number = float(images) if observations is None else observations
     if _ROUNDING < share < 1 - _ROUNDING:
         if error == 0:
             return share, share

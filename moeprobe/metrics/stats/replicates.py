@@ -25,7 +25,7 @@ class Estimate:
     """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
 
     collapsed: chance is 1, so κ does not exist; no_trials: there was nothing to count; few_images: under 20;
-    unstable: over 1 % of the resamples are undefined.
+    unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
 
     value: float
@@ -97,10 +97,12 @@ class Replicates:
             return self._without("collapsed" if self.trials else "no_trials")
         if self.error is None:
             return self._of_resamples()
-        if self.images < MIN_IMAGES or np.isnan(self.error):
+        if self.images < MIN_IMAGES:
             return self._without("few_images")
         if self.bounds is not None:
             return Estimate(self.point, *self.bounds, method=SCORE)
+        if np.isnan(self.error):
+            return self._without("unstable")
         reach = proportions.critical(self.images) * np.hypot(self.error, self.grain)
         if self.point == 0 and self.error == 0:
             reach = self.missed(proportions.critical(self.images))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Confidence(Probe["Result"]):
     """How sure are the routers on clean images?
 
-    Mean highest gate, second gate, sum of the rest, and the margin between the first two.
+    Mean highest gate, second gate, sum of the rest, the margin between the first two, and the entropy of the gates; and
+    how evenly tokens choose experts.
 
     Example: `moeprobe confidence checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/confidence`
     """
@@ -27,6 +28,7 @@ class Confidence(Probe["Result"]):
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("gate_highest"),
         Headline("load_entropy"),
+        Headline("dead_experts"),
     )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

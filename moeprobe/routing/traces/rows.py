@@ -110,6 +110,7 @@ def to_routing(block: Block) -> LayerRouting:
         slot=None if block.slot is None else torch.from_numpy(block.slot).long(),
         experts_choose=layer.experts_choose,
         ordered=is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept),
+        every_gate=layer.gates_kept == "all",
     )
 
 

@@ -48,10 +48,13 @@ def traces(model: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def assert_same(direct: pd.DataFrame, traced: pd.DataFrame) -> None:
+def assert_same(direct: pd.DataFrame, traced: pd.DataFrame, *, every_gate: bool = False) -> None:
     """Every row of the probe is there: counts and all that follows from them to the last bit, gates to 1e-6."""
     direct, traced = (table.astype({"severity": float}) for table in (direct, traced))
     direct = direct[(direct["layer"] != "") & ~direct["view"].isin(FLOORS)]
+    # Without every gate the entropy is not known.
+    assert (traced["metric"] == "gate_entropy").any() == every_gate
+    direct = direct[(direct["metric"] != "gate_entropy") | every_gate]
     assert len(direct) > 10
     both = direct.merge(traced, on=KEY, how="left", suffixes=("", "_traced"), indicator=True)
     assert (both["_merge"] == "both").all(), both.loc[both["_merge"] != "both", KEY]
@@ -112,9 +115,18 @@ def test_other_routers_are_traced_too(arguments: dict[str, Any], tmp_path: Path)
             api.record([one], limit=2, out=tmp_path / "t")
     found = api.record([one], view="random_crop", layers=ONE, limit=8, out=tmp_path / "t", all_gates=soft)
     traced = api.analyze_trace(found.files)
-    assert_same(api.match_ratio([one], view="random_crop", layers=ONE, limit=8).table, traced.table)
+    assert_same(
+        api.match_ratio([one], view="random_crop", layers=ONE, limit=8).table, traced.table, every_gate=soft
+    )
     first = "slot_match" if soft else "set_jaccard"
     assert (traced.table["metric"] == first).any()
+
+
+def test_the_entropy_of_the_gates_needs_every_gate(model: Checkpoint, tmp_path: Path) -> None:
+    found = api.record([model], layers=ONE, limit=8, out=tmp_path / "t", all_gates=True)
+    direct = api.confidence([model], layers=ONE, limit=8).table
+    assert (direct["metric"] == "gate_entropy").sum() == 2, "patches and the class token"
+    assert_same(direct, api.analyze_trace(found.files).table, every_gate=True)
 
 
 def test_two_models_are_compared_as_their_probes_are(
