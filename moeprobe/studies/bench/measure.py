@@ -15,6 +15,8 @@ from moeprobe.studies.bench.values import check_values
 
 Measured = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
+# Seconds from which work is not warmed up after its values were compared.
+_LONG = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def cpu_seconds() -> float:
 def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
     """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
 
-    Everyone's values are compared before anyone is timed; one more round warms up. Another one begins each round.
+    Everyone's values are compared before anyone is timed; one more round warms up what is not long. Another one begins
+    each round.
 
     Args:
         race: what is run.
@@ -54,14 +57,18 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     """
     watcher.start(race.name, rounds + 2)
     returned: dict[str, object] = {}
+    long = set()
     for one in race.contestants:
         if one.before is not None:
             one.before()
+        begun = time.perf_counter()
         returned[one.name] = one.work()
+        if time.perf_counter() - begun > _LONG:
+            long.add(one.name)
     check_values(race, returned)
     returned.clear()
     watcher.advance(1)
-    repeats = {one.name: _repeats(race, one, clock) for one in race.contestants}
+    repeats = {one.name: 1 if one.name in long else _repeats(race, one, clock) for one in race.contestants}
     watcher.advance(1)
     measured: Measured = {one.name: np.empty(rounds) for one in race.contestants}
     for number in range(rounds):
