@@ -3,6 +3,7 @@
 ``MAKERS[name](folder)`` writes one below ``folder``, with the splits train, val and test, and returns its location.
 """
 
+import gzip
 import io
 import json
 import pickle
@@ -126,6 +127,35 @@ def cifar100_binary(folder: Path, *, num: int = 100) -> Path:
     return folder
 
 
+def idx(values: np.ndarray) -> bytes:
+    """Return an array of bytes in the idx format."""
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def mnist_records(num: int, *, num_labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, size=(num, 28, 28), dtype=np.uint8)
+    return pixels, random.integers(0, num_labels, size=num, dtype=np.uint8)
+
+
+def mnist(
+    folder: Path, *, stems: Sequence[str] = ("train", "t10k"), num_labels: int = 10, packed: bool = True
+) -> Path:
+    """Write 48 training and 20 test images; ``stems`` begin the names of the files."""
+    for seed, (stem, num) in enumerate(zip(stems, (48, 20), strict=True)):
+        for kind, values in zip(
+            ("images-idx3", "labels-idx1"), mnist_records(num, num_labels=num_labels, seed=seed), strict=True
+        ):
+            name = f"{stem}-{kind}-ubyte"
+            content = idx(values)
+            write(folder / (f"{name}.gz" if packed else name), gzip.compress(content) if packed else content)
+    return folder
+
+
+def emnist(folder: Path) -> Path:
+    return mnist(folder, stems=("emnist-balanced-train", "emnist-balanced-test"), num_labels=47)
+
+
 def flowers102(folder: Path, *, num: int = 12) -> Path:
     labels = np.arange(1, num + 1, dtype=np.uint8) * 8  # up to 96
     for number in range(1, num + 1):
@@ -198,10 +228,14 @@ MAKERS: dict[str, Callable[[Path], str | None]] = {
     "cifar10": lambda folder: str(cifar10_python(folder)),
     "cifar100": lambda folder: str(cifar100_binary(folder)),
     "digits": lambda folder: None,
+    "emnist": lambda folder: str(emnist(folder)),
+    "fashion_mnist": lambda folder: str(mnist(folder)),
     "flowers102": lambda folder: str(flowers102(folder)),
     "folder": lambda folder: str(image_folder(folder)),
     "huggingface": lambda folder: str(huggingface(folder)),
     "imagenet": lambda folder: str(imagenet(folder)),
+    "kmnist": lambda folder: str(mnist(folder)),
+    "mnist": lambda folder: str(mnist(folder, packed=False)),
     "shapes": lambda folder: "32",
     "webdataset": lambda folder: str(webdataset(folder)),
 }

@@ -124,16 +124,21 @@ def test_pretraining_is_300_epochs(kind: str, steps: int) -> None:
     assert config.load(f"vmoe-s32-imagenet224-{kind}").steps == steps
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100", "flowers102", "shapes", "digits"])
-def test_baseline_and_prc_differ_in_their_objective_alone(data: str) -> None:
-    prefix = data if data in ("shapes", "digits") else f"vmoe-s32-{data}"
-    one, two = (config.load(f"{prefix}-{kind}").model_dump() for kind in ("baseline", "prc"))
+@pytest.mark.parametrize(
+    "name", [name for name in (*OWN, *PAPER) if "-baseline" in name and "imagenet" not in name]
+)
+def test_baseline_and_prc_differ_in_their_objective_alone(name: str) -> None:
+    names = (name, name.replace("-baseline", "-prc"))
+    one, two = (config.load(name).model_dump() for name in names)
     for key in ("name", "group", "objective", "initialise"):
         one.pop(key), two.pop(key)
     assert one == two
 
 
 def test_fine_tuning_starts_where_pretraining_ends() -> None:
+    for kind in ("baseline", "prc"):
+        tuned = config.load(f"fashion-{kind}-ft").initialise
+        assert tuned is not None and tuned.checkpoint == f"checkpoints/fashion-{kind}" and not tuned.keep_head
     for name in PAPER:
         recipe = config.load(name)
         kind = name.rpartition("-")[2]
@@ -167,10 +172,33 @@ def one_step(name: str, folder: Path, *more: str) -> tuple[VisionTransformer, Ch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [name for name in OWN if not name.startswith("fashion-")])
 def test_one_step_of_our_own_recipes(name: str, tmp_path: Path) -> None:
     small = ["batch_size=8"] if "shapes" in name else []
     one_step(name, tmp_path / name, *small)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["baseline", "prc"])
+def test_one_step_on_fashion_mnist_and_one_of_fine_tuning_it(kind: str, tmp_path: Path) -> None:
+    """From one model with k = 2 come one with k = 2 and one with k = 1, for larger images and with new heads."""
+    small = [f"data.name=fashion_mnist:{making.mnist(tmp_path / 'data')}", "batch_size=8"]
+    start = tmp_path / "start"
+    before, _ = one_step(f"fashion-{kind}", start, *small)
+    for top_k in (2, 1):
+        more = [
+            *small,
+            f"initialise.checkpoint={start}",
+            f"model.top_k={top_k}",
+            "optimizer.learning_rate=1e-9",
+        ]
+        model, info = one_step(f"fashion-{kind}-ft", tmp_path / f"k{top_k}", *more)
+        assert (info.model.image_size, info.model.top_k) == (32, top_k)
+        for name, parameter in model.named_parameters():
+            if name == "pos_embed" or name.startswith("head."):
+                continue  # resampled, and new
+            assert torch.allclose(parameter, before.get_parameter(name), atol=1e-6), name
+        assert not torch.allclose(model.head.weight, before.head.weight, atol=1e-3)
 
 
 def test_the_layouts_of_the_study_of_routers() -> None:

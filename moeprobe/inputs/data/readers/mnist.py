@@ -1,0 +1,163 @@
+"""What the data sets in MNIST's format share: four idx files, gray images of 28 x 28, and the splits.
+
+The files are those that the publishers name, plain or packed with gzip. ``NAME:PATH`` looks in PATH, ``NAME`` alone
+in the places where a package manager, torchvision or ``--download`` puts them.
+
+Splits: test is the published test half; val the last twelfth of the training images (5,000 of 60,000), in the order
+of the files, which the publishers shuffled; train the rest.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
+from moeprobe.inputs.data.readers import idx
+from moeprobe.runtime.files import is_folder
+from moeprobe.runtime.hub import may_download
+
+RESOLUTION = 28
+_VAL_SHARE = 12
+# Where --download puts the files, and where torchvision's users keep them.
+DOWNLOADED = Path("~/.cache/moeprobe/data")
+_ROOTS = (DOWNLOADED, Path("data"), Path("~/data"), Path("~/datasets"))
+
+
+class Mnist(ImageDataset):
+    """One split of a data set in MNIST's format, held in memory as the published bytes.
+
+    Attributes:
+        name: what users call it.
+        published: what torchvision calls it: its class, and its folder.
+        names: of the classes, in the order of their labels.
+        packaged: folders where a package manager puts it.
+        how: how to get it without a download by moeprobe, as a half sentence.
+    """
+
+    name: ClassVar[str]
+    published: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    packaged: ClassVar[tuple[Path, ...]] = ()
+    how: ClassVar[str] = ""
+    split_note = "val is the last twelfth of the published training images"
+
+    def __init__(self, *, split: str, location: str | None = None) -> None:
+        check_split(split, self.splits)
+        half = "test" if split == "test" else "train"
+        folder, files = self._locate(location, half)
+        pixels, labels = _read_half(*files)
+        self.class_names = self.names
+        if labels.size and labels.max() >= len(self.class_names):
+            raise UserError(
+                f"{str(files[1])!r} has labels outside 0..{len(self.class_names) - 1} of {self.name!r}."
+            )
+        cut = len(labels) - len(labels) // _VAL_SHARE
+        rows = {"train": slice(cut), "val": slice(cut, None), "test": slice(None)}[split]
+        if not labels[rows].size:
+            raise UserError(f"The split {split!r} of {str(folder)!r} holds no images.")
+        self._pixels, self._labels = pixels[rows].copy(), labels[rows].copy()
+        self.image_ids = [f"{half}/{row:05d}" for row in range(len(labels))[rows]]
+
+    def example(self, index: int) -> Example:
+        """Return image ``index`` of the split, 28x28, its gray repeated over three channels."""
+        image = Image.fromarray(self._upright(self._pixels[index])).convert("RGB")
+        return Example(image, self.image_ids[index], label=int(self._labels[index]))
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return as_labels(self._labels)
+
+    @staticmethod
+    def _upright(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return an image as one looks at it, of one as it is stored."""
+        return pixels
+
+    def _stems(self, half: str) -> tuple[str, str]:
+        """Return what the files of a half (``train`` or ``test``) are called, without ``.gz``: images, labels."""
+        stem = "t10k" if half == "test" else "train"
+        return f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
+
+    def _locate(self, location: str | None, half: str) -> tuple[Path, tuple[Path, Path]]:
+        """Return the folder of the files, and the files of one half: images, labels.
+
+        Raises:
+            UserError: they are not there; the sentence says how to get them.
+        """
+        if location:
+            root = require_folder(location, name=self.name, layout=" and ".join(self._stems(half)))
+            return self._search(_inside(root, self.published), half, place=repr(location))
+        images = self._stems(half)[0]
+        if may_download() and not any(idx.find(place, images) for place in self._usual_places()):
+            self._download()
+        return self._search(self._usual_places(), half, place="the usual places")
+
+    def _usual_places(self) -> list[Path]:
+        """Return the folders where the files are looked for without a location."""
+        roots = [_inside(root.expanduser(), self.published) for root in _ROOTS]
+        return [*self.packaged, *chain.from_iterable(roots)]
+
+    def _search(self, folders: Sequence[Path], half: str, *, place: str) -> tuple[Path, tuple[Path, Path]]:
+        images, labels = self._stems(half)
+        for folder in folders:
+            pair = idx.find(folder, images), idx.find(folder, labels)
+            if pair[0] and pair[1]:
+                return folder, (pair[0], pair[1])
+            if pair[0] or pair[1]:
+                raise UserError(f"{str(folder)!r} holds only one of {images} and {labels}; get both.")
+        ways = " or ".join(
+            way
+            for way in (
+                self.how,
+                "fetch it with --download",
+                f"write {self.name}:PATH of a folder that has it",
+            )
+            if way
+        )
+        raise UserError(f"{images} of {self.name!r} is not in {place}: {ways}.")
+
+    def _download(self) -> None:
+        """Fetch the published files through torchvision, which checks them.
+
+        Raises:
+            UserError: that fails; the sentence has torchvision's reason.
+        """
+        from torchvision import datasets
+
+        root = DOWNLOADED.expanduser()
+        try:
+            getattr(datasets, self.published)(str(root), download=True, **self._download_keywords())
+        except Exception as error:  # of the network, of archives, of the disk: each has errors of its own
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise UserError(f"{self.name!r} cannot be downloaded: {reason}.") from error
+
+    def _download_keywords(self) -> dict[str, str]:
+        """Return what torchvision's class takes beside the folder."""
+        return {}
+
+
+def _inside(root: Path, published: str) -> list[Path]:
+    """Return where files may be below a folder: there, or where torchvision puts them."""
+    return [folder for folder in (root, root / "raw", root / published / "raw") if is_folder(folder)]
+
+
+def _read_half(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return pixels (images, 28, 28) and labels (images,).
+
+    Raises:
+        UserError: a file is damaged, images have another size, or the files do not belong together.
+    """
+    pixels, numbers = idx.read(images, num_dimensions=3), idx.read(labels, num_dimensions=1)
+    if pixels.shape[1:] != (RESOLUTION, RESOLUTION):
+        size = " x ".join(str(side) for side in pixels.shape[1:])
+        raise UserError(f"{str(images)!r} holds images of {size} pixels; they should be 28 x 28.")
+    if len(pixels) != len(numbers):
+        raise UserError(
+            f"{str(images)!r} has {len(pixels)} images but {str(labels)!r} {len(numbers)} labels."
+        )
+    return pixels, numbers
