@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.inputs.modality import IMAGE
+from moeprobe.models.config import ModelConfig
+from moeprobe.models.nn.build import build_model
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.bench.measure import Clock, measure
@@ -14,7 +17,7 @@ from moeprobe.studies.bench.parts import sweep
 from moeprobe.studies.bench.parts.base import Settings
 from moeprobe.studies.bench.parts.sweep import BARE, MANY, NOTEBOOK, OURS, SIGMAS, SMALL, TINY, Sweep
 from moeprobe.studies.bench.race import DisagreementError
-from moeprobe.studies.bench.sweeps import Matches, Notebook, Subject
+from moeprobe.studies.bench.sweeps import CLASSES, Matches, Notebook, Subject
 from tests.studies.bench.test_parts import measured
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -42,8 +45,8 @@ def test_sweeps(tmp_path: Path) -> None:
 
 def test_what_is_measured_has_the_sizes_that_were_asked_for() -> None:
     assert SMALL.model == {"name": "vmoe_small_patch32_224"}
-    many = MANY.model
-    assert (many["image_size"] // many["patch_size"]) ** 2 == 144 and len(many["layers"]) == 4
+    many = Vmoe(build_model(ModelConfig(num_classes=CLASSES, **MANY.model)), mean=[0.5] * 3, std=[0.5] * 3)
+    assert [grid.num_patches for grid in many.grids.values()] == [144] * 4
     assert SMALL.images >= 256 and MANY.images >= 256 and len(SIGMAS) == 10
 
 

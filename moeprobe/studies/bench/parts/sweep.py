@@ -34,8 +34,8 @@ SMALL = Sizes("V-MoE-S/32", {"name": "vmoe_small_patch32_224"}, images=256, batc
 MANY = Sizes(
     "144 patches, 4 MoE layers",
     {
-        "name": "vmoe", "image_size": 96, "patch_size": 8, "width": 128, "depth": 8, "heads": 4,
-        "layers": [1, 3, 5, 7], "num_experts": 8, "top_k": 1,
+        "name": "vmoe", "image_size": 96, "patch_size": 8, "width": 192, "depth": 8, "num_heads": 3,
+        "hidden_width": 768, "layers": [1, 3, 5, 7], "num_experts": 8, "top_k": 1,
     },
     images=256,
     batch=32,
