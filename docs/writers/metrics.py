@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.metrics import registry
+from moeprobe.metrics import key_routes, registry
 from moeprobe.metrics.applicable import applicable
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
@@ -61,10 +61,12 @@ def where(one: Declaration, apply: Mapping[str, list[Declaration]]) -> str:
 
 def section(analysis: str, measures: Iterable[Declaration]) -> str:
     """Return what one analysis computes that is not about the routing of a layer, or what trainings cost."""
-    about = (
-        catalog.ANALYSES.describe(analysis) if analysis else "What trainings and models cost, in `tradeoff`."
-    )
-    title = analysis.replace("_", " ").capitalize() if analysis else "Costs"
+    if analysis:
+        title, about = analysis.replace("_", " ").capitalize(), catalog.ANALYSES.describe(analysis)
+    elif measures is key_routes.measures:
+        title, about = "Key routes", "Key routes of classes over all MoE layers, in `routes`."
+    else:
+        title, about = "Costs", "What trainings and models cost, in `tradeoff`."
     return f"## {title}\n\n{inline(about)}\n\n{table(_HEADINGS, map(row, measures))}"
 
 
@@ -79,7 +81,7 @@ def row(one: Declaration) -> list[str]:
 def pair(reference: LayerRouting, view: LayerRouting) -> LayerPair:
     """Return two routings whose patches correspond one to one."""
     patches = torch.arange(_TOKENS).expand(_IMAGES, _TOKENS)
-    return LayerPair(reference, view, patches, patches, aligned=True)
+    return LayerPair(reference, view, patches, patches, aligned=True, pixels=torch.rand(_IMAGES, 3, 16, 16))
 
 
 def tokens_choose(seed: int) -> LayerRouting:

@@ -22,7 +22,7 @@ from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report.headlines import Found, Which, find
 from moeprobe.studies.report.reading import Run, in_memory
-from moeprobe.studies.report.summary import sentences_of
+from moeprobe.studies.report.summary import sentences_of, sentences_on
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
@@ -43,10 +43,12 @@ def side_by_side(result: "Result", *, title: str, full: bool) -> Printed:
     headlines = _headlines(result)
     run, zero = _run(result), _zeros(headlines)
     if full or not headlines:
-        return [*_verdict(run, headlines, zero), *tables.side_by_side(result, title=title)]
+        said = [*_verdict(run, headlines, zero), *sentences_on(run)]
+        return [*said, *tables.side_by_side(result, title=title)]
     metrics = {which for which in (item.headline.which for item in headlines) if which not in zero}
     table = tables.side_by_side(result, title=title, only=metrics) if metrics else []
-    return [*_verdict(run, headlines, zero), *_sentence_on(zero, result), *table, _MORE]
+    said = [*_verdict(run, headlines, zero), *sentences_on(run), *_sentence_on(zero, result)]
+    return [*said, *table, _MORE]
 
 
 def few_shots(result: "Result") -> Printed:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from moeprobe.metrics import registry
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.runtime import catalog
@@ -23,7 +25,9 @@ def applicable(pair: LayerPair) -> list[registry.Declaration]:
             estimator.name
             for columns in analysis.sums(pair).values()
             for estimator in analysis.estimators(
-                {key: column.numpy() for key, column in columns.items()}, aligned=pair.aligned
+                {key: column.numpy() for key, column in columns.items()}
+                | {"label": np.arange(len(pair.view.gates)) % 2},
+                aligned=pair.aligned,
             )
         }
         found += [one for one in measures if any(registry.covers(one, column) for column in computed)]

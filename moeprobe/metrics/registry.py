@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moeprobe.inputs.modality import IMAGE, Modality
-from moeprobe.metrics import costs
+from moeprobe.metrics import costs, key_routes
 from moeprobe.metrics.declaration import CHANCE, KAPPA, NULLS, Metric, MetricFamily
 from moeprobe.runtime import catalog, plugins
 
@@ -90,12 +90,15 @@ def find(column: str) -> Form:
 
 
 def declared() -> tuple[Declaration, ...]:
-    """Return all declarations: those of one analysis together, what is read first before the rest, costs last."""
+    """Return all declarations: those of one analysis together, what is read first before the rest.
+
+    What no analysis computes comes last.
+    """
     return tuple(one for _, measures in by_analysis() for one in measures)
 
 
 def by_analysis() -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
-    """Return the declarations in that order with the analysis that computes them; "" for costs, which none does."""
+    """Return the declarations in that order with the analysis that computes them; "" where none does."""
     return _by_analysis(_key())
 
 
@@ -118,6 +121,7 @@ def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
     found = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
     return (
         *sorted(found, key=lambda item: min((_example(one).rank for one in item[1]), default=100)),
+        ("", key_routes.measures),
         ("", costs.measures),
     )
 

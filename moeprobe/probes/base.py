@@ -17,6 +17,7 @@ from moeprobe.runtime import arguments, keywords
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
@@ -130,6 +131,11 @@ class Kind:
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
     layout: ClassVar[Layout] = Layout.SIDE_BY_SIDE
     joinable: ClassVar[bool] = True
+
+    @classmethod
+    def says(cls, table: "DataFrame") -> list[str]:
+        """Return sentences on what follows from several rows of a table, for what is read after the headlines."""
+        return []
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

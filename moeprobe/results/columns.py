@@ -25,7 +25,9 @@ VERDICTS = {
 INTERVALS = {
     "score": "of a share, Wilson's, with its standard error over images",
     "percentile": "percentiles of resamples of whole images",
-    "linearized": "t standard errors to either side (delta method), of more than 2,000 images",
+    "permutations": "2.5 % and 97.5 % quantiles over permutations of the images' labels, where it is no interval",
+    "linearized": "t standard errors to either side (delta method), of more than 2,000 images, and of the information "
+    "of experts",
 }
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
@@ -35,7 +37,7 @@ COLUMNS: dict[str, str] = {
     "train_seed": "seed the checkpoint was trained with",
     "dataset": "data set probed",
     "split": "its split",
-    "layer": "MoE layer, e.g. blocks.3; empty for the model's output",
+    "layer": "MoE layer, e.g. blocks.3; `all` for what is about all of them together; empty for the model's output",
     "router": "the layer's router",
     "top_k": "experts chosen per token; empty where tokens do not choose",
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "

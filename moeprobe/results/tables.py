@@ -120,6 +120,11 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
     return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
 
 
+def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Return a table with rows more, which come last."""
+    return pd.concat([table, frame(rows)], ignore_index=True) if rows else table
+
+
 def agreement_of(table: pd.DataFrame) -> str:
     """Return the agreement that is read first of a table: the first one that all its checkpoints have."""
     return agreement(zip(table["checkpoint"], table["metric"], strict=True))

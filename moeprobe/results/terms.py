@@ -80,4 +80,30 @@ TERMS = (
         also=("family", "simultaneous"),
         page="concepts/intervals.md",
     ),
+    Term(
+        "key route",
+        "The expert that most tokens of a class have, in every MoE layer. Classes with the same experts share a route; "
+        "how many would by chance, permutations of the images' labels say.",
+        also=("route", "key routes"),
+        page="guide/routes.md",
+    ),
+    Term(
+        "information",
+        "How much a token's expert says of the class of its image, its place or its color: mutual information less "
+        "what permuted images have of it, 0 = none, 1 = all that an expert could say.",
+        also=("mutual information", "specialization"),
+        page="guide/routes.md",
+    ),
+    Term(
+        "batch-wise variation",
+        "How differently images load the experts: variance over mean, over images, of an expert's summed gates.",
+        also=("image variation",),
+        page="guide/routes.md",
+    ),
+    Term(
+        "lift",
+        "How much more often two experts process the same token than if they did so independently, which is 1.",
+        also=("coactivation lift",),
+        page="guide/routes.md",
+    ),
 )

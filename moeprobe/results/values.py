@@ -17,6 +17,7 @@ from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.linearized import Name
 from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.metrics.stats.statistic import is_linear
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import Arrays, StoredCell, in_order
 from moeprobe.results.sums import Cell
@@ -86,7 +87,12 @@ class Valuation:
         names, columns = stored.whole()
         known = self._estimators(columns)
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
-        numbers = bootstrap.replicate([(one.statistic, one.counted) for one in known])
+        resampled = [one for one in known if not is_linear(one.statistic)]
+        values = iter(bootstrap.replicate([(one.statistic, one.counted) for one in resampled]))
+        numbers = [
+            linearized.of_all(one.statistic, one.counted) if is_linear(one.statistic) else next(values)
+            for one in known
+        ]
         influences = {one.key: one.statistic.influence() for one in known} if self._influences else {}
         return Values(
             stored.checkpoint,

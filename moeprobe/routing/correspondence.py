@@ -90,7 +90,9 @@ def _images(
     if aligned:
         region = None if shows is None else torch.from_numpy(shows[0]).to(device)
         patches = torch.arange(view.grid.num_patches, device=device).expand(len(batch.image_ids), -1)
-        return LayerPair(reference, view, patches, patches, aligned=True, region=region)
+        return LayerPair(
+            reference, view, patches, patches, aligned=True, region=region, pixels=batch.views[view_index]
+        )
     pairs: Correspondence = geometry.correspond(
         batch.to_source[0], batch.to_source[view_index], grid=view.grid, source_size=batch.source_size
     )
@@ -111,4 +113,5 @@ def _images(
         aligned=False,
         view_first=torch.from_numpy(pairs.view_first).to(device),
         region=region,
+        pixels=batch.views[view_index],
     )

@@ -20,7 +20,8 @@ class LayerPair:
     is view 1 of the paper, the one that covers less of the source; None = it is the reference for every image, as it
     is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
     ``regions.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
-    that what is said of views is said of either.
+    that what is said of views is said of either. ``pixels`` ``(B, 3, S, S)`` are the view's, in [0, 1]; None where it
+    is no image, or only its routing is known.
     """
 
     reference: LayerRouting
@@ -31,6 +32,7 @@ class LayerPair:
     view_first: Tensor | None = None
     region: Tensor | None = None
     symmetric: bool = False
+    pixels: Tensor | None = None
 
     @property
     def views(self) -> tuple[LayerRouting, ...]:

@@ -253,10 +253,12 @@ ANALYSES = Catalog(
         "contagion",
         "costs",
         "declaration",
+        "key_routes",
         "nulls",
         "reading_order",
         "registry",
         "stats",
+        "token_experts",
         "token_kinds",
     ),
 )

@@ -1,5 +1,6 @@
 """What holds for every aggregate analysis of the catalog; a new one is tested the moment its file exists."""
 
+import dataclasses
 import inspect
 
 import numpy as np
@@ -68,6 +69,7 @@ def cut(pair: Asked, rows: slice) -> Asked:
         pair.reference_patch[rows],
         pair.view_patch[rows],
         aligned=pair.aligned,
+        pixels=None if pair.pixels is None else pair.pixels[rows],
     )
 
 
@@ -94,7 +96,12 @@ def examples(name: str) -> list[Asked]:
         (soft(SIZE, seed=1), soft(SIZE, seed=2)),
         (soft(SIZE, seed=1, prefix=0), soft(SIZE, seed=2, prefix=0)),
     ]
-    found: list[Asked] = [aligned(*both) for both in layers if LAYERED[name].applies(both[1])]
+    pixels = torch.rand(SIZE, 3, 16, 24, generator=torch.Generator().manual_seed(0))
+    found: list[Asked] = [
+        dataclasses.replace(aligned(*both), pixels=pixels)
+        for both in layers
+        if LAYERED[name].applies(both[1])
+    ]
     assert found
     return found
 
@@ -156,7 +163,7 @@ def test_the_sums_of_a_batch_are_those_of_its_images(name: str) -> None:
 def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> None:
     for pair in examples(name):
         for columns in sums(name, pair).values():
-            arrays = {key: column.numpy() for key, column in columns.items()}
+            arrays = {key: column.numpy() for key, column in columns.items()} | {"label": np.arange(SIZE) % 2}
             doubled = {key: np.concatenate([array, array]) for key, array in arrays.items()}
             analysis = AGGREGATES[name]
             found, twice = (analysis.estimators(a, aligned=True) for a in (arrays, doubled))
@@ -164,8 +171,10 @@ def test_metrics_are_named_once_and_follow_from_sums_over_images(name: str) -> N
             assert names and len(set(names)) == len(names)
             for one, two in zip(found, twice, strict=True):
                 assert one.trials.shape == (SIZE,)
-                if one.null not in ("", "image") or one.name == "load_entropy":
-                    continue  # Of pairs of *other* images: a copy is one, the same image drawn twice is not.
+                if one.null not in ("", "image") or one.name == "load_entropy" or "information" in one.name:
+                    # Of pairs of *other* images: a copy is one, the same image drawn twice is not. Permutations of
+                    # more images leave less.
+                    continue
                 value = one.statistic.evaluate(np.full((SIZE, 1), 2.0))[0]
                 # Drawing every image twice, and having every image twice, are the same thing.
                 assert two.statistic.evaluate(np.ones((2 * SIZE, 1)))[0] == pytest.approx(value, nan_ok=True)
@@ -223,20 +232,29 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
 
 
 GATES = ("confidence", "s_matrix")
+USE = ("information", "variation", "color_bias")
 CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
 
 
 @pytest.mark.parametrize(
     ("layer", "expected"),
     [
-        (routing(), {"match", "set_match", "weights", "churn", "load", "unserved", *GATES, *CONTAGION}),
-        (expert_choice(), {"set_match", "weights", "churn", "unserved", *GATES, *CONTAGION}),
-        (soft(), {"slot_match", "weights", *GATES, "batch_contagion", "attention_contagion"}),
-        (soft(gates_sum_to_one=False), {"slot_match", "weights"}),
+        (
+            routing(),
+            {"match", "set_match", "weights", "churn", "load", "balance", "coactivation", "unserved"}
+            | {*USE, *GATES, *CONTAGION},
+        ),
+        (
+            expert_choice(),
+            {"set_match", "weights", "churn", "coactivation", "unserved", *USE, *GATES, *CONTAGION},
+        ),
+        (soft(), {"slot_match", "weights", *USE, *GATES, "batch_contagion", "attention_contagion"}),
+        (soft(gates_sum_to_one=False), {"slot_match", "weights", "information", "color_bias"}),
         (routing(num_experts=1, top_k=1), {"unserved", *CONTAGION}),
         (
             routing(num_experts=3, top_k=3),
-            {"match", "weights", "churn", "load", "unserved", *GATES, *CONTAGION},
+            {"match", "weights", "churn", "load", "balance", "coactivation", "unserved"}
+            | {*USE, *GATES, *CONTAGION},
         ),
     ],
 )

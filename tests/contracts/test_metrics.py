@@ -102,6 +102,7 @@ def test_where_metrics_apply() -> None:
     everywhere = {"weight_cosine", "weight_distance", "gate_highest", "s", "s_diagonal"}
     assert everywhere <= tokens & experts & slots
     load = {"load_entropy", "dead_experts", "expert_share", "expert_share_any"}
+    load |= {"max_violation", "load_cv", "load_gini"}
     assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match"} | load
     assert experts - tokens == {"unserved_both"}
     assert slots - tokens == {"slot_match"}

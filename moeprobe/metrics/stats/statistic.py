@@ -65,6 +65,11 @@ class Bounded(Protocol):
         """Return whether every image is right or wrong as a whole."""
 
 
+def is_linear(statistic: Statistic) -> bool:
+    """Return whether intervals of a statistic are linearized for any number of images, since resamples mislead."""
+    return getattr(statistic, "linear", False)
+
+
 def is_additive(statistic: Statistic) -> bool:
     """Whether a statistic, and all that it is computed from, can be added up block by block."""
     parts = getattr(statistic, "parts", ())

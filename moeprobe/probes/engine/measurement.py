@@ -20,7 +20,7 @@ from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.work import Plan, Work, time_sample
-from moeprobe.results import plausibility, summaries
+from moeprobe.results import plausibility, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result, provenance
 from moeprobe.results.palette import colors
 from moeprobe.results.stored import Stored, together
@@ -77,6 +77,10 @@ class Measurement(Work[M_co], Generic[M_co]):
     def finish(self, result: Result, folder: OutputFolder | None) -> M_co:
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result  # type: ignore[return-value]
+
+    def more_rows(self, sums: Stored, about: summaries.About) -> list[dict[str, Any]]:
+        """Return lines of the table that follow from several cells together."""
+        return []
 
     @property
     def passes(self) -> int:
@@ -141,7 +145,9 @@ class Measurement(Work[M_co], Generic[M_co]):
         sums = together(parts_of)
         if sums.num_rows == 0:
             raise self._nothing(skipped)
-        table, comparison = summaries.summarize(sums, analyses=question.analyses, about=self._about())
+        about = self._about()
+        table, comparison = summaries.summarize(sums, analyses=question.analyses, about=about)
+        table = tables.with_rows(table, self.more_rows(sums, about))
         doubts = self._doubts(table, sums)
         sidecar = {
             "request": self.request,

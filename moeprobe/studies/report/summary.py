@@ -158,8 +158,14 @@ def _warnings(run: Run) -> list[str]:
 
 
 def _sentences(run: Run) -> list[str]:
-    """Return the sentences of all headlines: the differences, then the values that are in no difference."""
-    return [sentence for found in find(run) for sentence in sentences_of(run, found)]
+    """Return the sentences of all headlines, then those on several numbers."""
+    return [*(sentence for found in find(run) for sentence in sentences_of(run, found)), *sentences_on(run)]
+
+
+def sentences_on(run: Run) -> list[str]:
+    """Return the sentences that a kind of run has on several of its numbers together."""
+    kind = of_kind(run.kind)
+    return [] if kind is None or run.table is None else kind.says(run.table)
 
 
 def sentences_of(run: Run, found: Found) -> list[str]:

@@ -225,6 +225,7 @@ def huggingface(folder: Path) -> Path:
 
 
 MAKERS: dict[str, Callable[[Path], str | None]] = {
+    "checkerboard": lambda folder: "4x3",
     "cifar10": lambda folder: str(cifar10_python(folder)),
     "cifar100": lambda folder: str(cifar100_binary(folder)),
     "digits": lambda folder: None,

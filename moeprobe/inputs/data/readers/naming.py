@@ -10,7 +10,7 @@ from moeprobe.runtime.files import expanded, is_file, is_folder
 from moeprobe.runtime.keywords import checked
 
 # Data sets that need no files of the user's.
-_BUILT_IN = ("digits", "shapes")
+_BUILT_IN = ("checkerboard", "digits", "shapes")
 # Those whose location is a name or a pattern.
 _NO_PATH = ("huggingface", "webdataset")
 _TEXTS = (".txt", ".jsonl", ".csv", ".json")

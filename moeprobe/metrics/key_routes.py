@@ -1,0 +1,41 @@
+"""What is said of the key routes of classes: numbers that follow from all layers together, and from no single one.
+
+The route of a class is the expert that most of its tokens have, layer by layer; ``probes/routes`` computes it.
+"""
+
+from moeprobe.metrics.declaration import Metric
+
+_PERMUTED = "mean over 1,000 permutations of the images' labels; its range holds 95 % of them"
+
+
+def _metrics(name: str, about: str, label: str, *, tail: str) -> tuple[Metric, Metric, Metric]:
+    """Return a number, its mean by permutation, and its p."""
+    return (
+        Metric(name, about=about, label=label, unit="count", of_labels=True),
+        Metric(
+            f"{name}_permuted", about=f"{name}: {_PERMUTED}", label="by permutation", unit="other", below=name,
+            of_labels=True,
+        ),
+        Metric(
+            f"{name}_p",
+            about=f"share of permutations of the images' labels in which {name} is as {tail} as it is, which counts as "
+            "one of them",
+            label="p", unit="probability", below=name, of_labels=True, margin=False,
+        ),
+    )  # fmt: skip
+
+
+DISTINCT = _metrics(
+    "distinct_routes",
+    "how many of the classes' key routes differ; a key route is the expert of most tokens of a class in each MoE layer",
+    "different key routes of classes",
+    tail="large",
+)
+LARGEST = _metrics(
+    "largest_route_group",
+    "how many classes share the most common key route",
+    "classes of the most common key route",
+    tail="small",
+)
+
+measures = (*DISTINCT, *LARGEST)

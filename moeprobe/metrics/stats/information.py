@@ -1,0 +1,243 @@
+"""How much does a token's expert say of what else is known of it: mutual information, less what it is by permutation.
+
+Counts of few images make any two things look related. What that comes to is measured by permuting images, whose tokens
+stay together: to take tokens for independent, as the expansion of Miller (1955) does, would correct too little.
+
+* between images: each image gets the codes (class, colors) of another one, place by place;
+* within images: the tokens of an image that have an expert are put in another order, each image in one of its own.
+
+Its interval is linearized for any number of images: resamples repeat images, and so look more related than these are.
+
+Source of the correction: Vinh, Epps and Bailey 2010, for independent observations. Axes: R resamples, n images, J
+tokens of an image, E experts, K codes, m entries: tokens with one of their experts each.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse, special
+
+from moeprobe.metrics.stats.entries import Entries, Whole, added
+from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.runtime.seeds import generator
+
+# Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.
+PERMUTATIONS = 200
+# Numbers of tables that are held at a time.
+_HELD = 2**22
+
+
+class Association:
+    """Tokens with their experts and their codes.
+
+    Args:
+        entries: of all images.
+        codes: ``(n, J)`` whole numbers, -1 = nothing is known of the token, which is left out.
+        num_experts: E.
+        within: whether a permutation stays within the images.
+    """
+
+    def __init__(
+        self, entries: Entries, codes: NDArray[np.generic], *, num_experts: int, within: bool
+    ) -> None:
+        known = codes.astype(np.int64) >= 0
+        kept = known[entries.image, entries.token]
+        self._image, self._token = entries.image[kept], entries.token[kept]
+        self._expert, self._weight = entries.expert[kept], entries.weight[kept]
+        self._codes: Whole = np.full(codes.shape, -1)
+        values, numbered = np.unique(codes[known], return_inverse=True)
+        self._codes[known] = numbered
+        self._within, self._num_images = within, len(codes)
+        self._shape = len(values), num_experts
+        self._present = np.zeros(codes.shape, dtype=bool)
+        self._present[self._image, self._token] = True
+        self._last: tuple[Array, tuple[Array, Array]] | None = None
+
+    @property
+    def scale(self) -> float:
+        """The most information there could be: the logarithm of E or K, of the smaller one; 0 = there can be none."""
+        return float(np.log(max(min(self._shape), 1)))
+
+    @property
+    def trials(self) -> Whole:
+        """Tokens that are counted, by image ``(n,)``."""
+        return self._present.sum(1)
+
+    def under(self, weights: Array) -> tuple[Array, Array]:
+        """Return the information and the permuted information ``(R,)`` under weights ``(n, R)``, as shares of most."""
+        if self._last is None or self._last[0] is not weights:
+            step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
+            parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
+            plain = np.concatenate([information(self._observed(part)) for part in parts])
+            mean = np.concatenate([self._of_mean(part) for part in parts])
+            self._last = weights, (plain / self.scale, (mean + self._rest) / self.scale)
+        return self._last[1]
+
+    @cached_property
+    def influences(self) -> tuple[Array, Array]:
+        """Each image's influence ``(n,)`` on the information, and on the permuted one."""
+        table = self._observed(np.ones((self._num_images, 1)))[..., 0]
+        slope = _slope(table)
+        code = self._codes[self._image, self._token]
+        own = self._by_image(slope[code, self._expert])
+        return own / self.scale, self._influence_of_mean() / self.scale
+
+    def permuted(self, draw: int) -> Array:
+        """Return the table ``(K, E)`` of one permutation."""
+        rng = generator(0, "permutation of images", draw=draw)
+        codes = self._shuffled(rng) if self._within else self._exchanged(rng)
+        return self._table(codes)
+
+    @cached_property
+    def _counted(self) -> NDArray[np.bool_]:
+        return np.asarray(self._present.any(1))
+
+    @cached_property
+    def _rest(self) -> float:
+        """What permutations leave on average, beyond the information of their mean table."""
+        if not self._counted.any():
+            return 0.0
+        mean = np.mean([information(self.permuted(draw)[..., None])[0] for draw in range(PERMUTATIONS)])
+        return float(mean - self._of_mean(np.ones((self._num_images, 1)))[0])
+
+    def _exchanged(self, rng: np.random.Generator) -> Whole:
+        rows = np.flatnonzero(self._counted)
+        codes = self._codes.copy()
+        codes[rows] = codes[rng.permutation(rows)]
+        return codes
+
+    def _shuffled(self, rng: np.random.Generator) -> Whole:
+        # Tokens without an expert come last on both sides, and keep what they have.
+        order = np.argsort(np.where(self._present, rng.random(self._present.shape), 2), axis=1, kind="stable")
+        place = np.argsort(~self._present, axis=1, kind="stable")
+        codes = np.empty_like(self._codes)
+        np.put_along_axis(codes, order, np.take_along_axis(self._codes, place, axis=1), axis=1)
+        return codes
+
+    def _table(self, codes: Whole) -> Array:
+        """Return the weights of codes and experts ``(K, E)``; a token that got no code is left out."""
+        code = codes[self._image, self._token]
+        there = code >= 0
+        key = code[there] * self._shape[1] + self._expert[there]
+        size = int(np.prod(self._shape))
+        return added(key, self._weight[there], size).reshape(self._shape)
+
+    @cached_property
+    def _sums(self) -> "sparse.csr_array":
+        """Each image's table, ``(K · E, n)``."""
+        return self._by_key(self._codes[self._image, self._token], self._shape[0])
+
+    @cached_property
+    def _by_token(self) -> "sparse.csr_array":
+        """Each image's experts by token, ``(J · E, n)``."""
+        return self._by_key(self._token, self._codes.shape[1])
+
+    @cached_property
+    def _coded(self) -> "sparse.csr_array":
+        """Each counted image's codes by token, ``(J · K, n)``."""
+        image, token = np.nonzero((self._codes >= 0) & self._counted[:, None])
+        key = token * self._shape[0] + self._codes[image, token]
+        size = self._codes.shape[1] * self._shape[0], self._num_images
+        return sparse.csr_array((np.ones(len(key)), (key, image)), shape=size)
+
+    @cached_property
+    def _spread(self) -> Array:
+        """The mean table of each image ``(n, K · E)`` over permutations within it."""
+        shares = np.zeros((self._num_images, self._shape[0]))
+        image, token = np.nonzero(self._present)
+        np.add.at(shares, (image, self._codes[image, token]), 1.0)
+        shares = divide(shares, self.trials[:, None], empty=0.0)
+        return np.einsum("nk,ne->nke", shares, self._experts).reshape(self._num_images, -1)
+
+    @cached_property
+    def _experts(self) -> Array:
+        entries = Entries(self._image, self._token, self._expert, self._weight)
+        return entries.per_image(self._num_images, self._shape[1])
+
+    def _by_key(self, kind: Whole, number: int) -> "sparse.csr_array":
+        key = kind * self._shape[1] + self._expert
+        return sparse.csr_array(
+            (self._weight, (key, self._image)), shape=(number * self._shape[1], self._num_images)
+        )
+
+    def _observed(self, weights: Array) -> Array:
+        """Return the table ``(K, E, R)`` under weights."""
+        return (self._sums @ weights).reshape(*self._shape, -1)
+
+    @property
+    def _mean_says_nothing(self) -> bool:
+        """Whether codes and experts are independent in the mean permuted table, whatever the weights."""
+        if self._within:
+            return bool(self._present[self._counted].all())
+        return self._codes.shape[1] == 1
+
+    def _mean(self, weights: Array) -> Array:
+        """Return the mean ``(K, E, R)`` of the permuted tables under weights."""
+        if self._within:
+            return (self._spread.T @ weights).reshape(*self._shape, -1)
+        num_weights = weights.shape[-1]
+        experts = (self._by_token @ weights).reshape(-1, self._shape[1], num_weights)
+        codes = (self._coded @ weights).reshape(-1, self._shape[0], num_weights)
+        product = codes.transpose(2, 1, 0) @ experts.transpose(2, 0, 1)
+        return divide(product.transpose(1, 2, 0), weights[self._counted].sum(0))
+
+    def _of_mean(self, weights: Array) -> Array:
+        if self._mean_says_nothing:
+            return np.zeros(weights.shape[-1])
+        return information(self._mean(weights))
+
+    def _influence_of_mean(self) -> Array:
+        if self._mean_says_nothing:
+            return np.zeros(self._num_images)
+        one = np.ones((self._num_images, 1))
+        slope = _slope(self._mean(one)[..., 0])
+        if self._within:
+            return self._spread @ slope.ravel()
+        experts = (self._by_token @ one).reshape(-1, self._shape[1])
+        codes = (self._coded @ one).reshape(-1, self._shape[0])
+        own = self._by_image((codes @ slope)[self._token, self._expert])
+        return (own + self._coded.T @ (experts @ slope.T).ravel()) / self._counted.sum()
+
+    def _by_image(self, values: Array) -> Array:
+        """Return the weighted sums ``(n,)`` of values of the entries."""
+        return added(self._image, self._weight * values, self._num_images)
+
+
+def information(table: Array) -> Array:
+    """Return the mutual information in nats ``(R,)`` of tables ``(K, E, R)``; NaN of an empty one."""
+    total = table.sum((0, 1))
+    terms = special.xlogy(table, table).sum((0, 1))
+    terms -= sum(special.xlogy(table.sum(axis), table.sum(axis)).sum(0) for axis in (0, 1))
+    return divide(terms, total) + np.log(np.where(total > 0, total, 1.0))
+
+
+def _slope(table: Array) -> Array:
+    """Return the derivative of the information by each entry of a table ``(K, E)``; 0 where an entry is 0."""
+    total = table.sum()
+    expected = table.sum(1, keepdims=True) * table.sum(0)
+    there = table > 0
+    ratio = np.where(there, table, 1.0) * total / np.where(there, expected, total)
+    return divide(np.where(there, np.log(ratio) - information(table[..., None])[0], 0.0), total, empty=0.0)
+
+
+@dataclass(frozen=True)
+class InformationPart:
+    """A number read off an association: ``part`` is "plain", "permuted", or "beyond", the plain less the permuted."""
+
+    association: Association
+    part: str
+    linear: ClassVar[bool] = True
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return the number under each set of weights."""
+        return self._read(*self.association.under(weights))
+
+    def influence(self) -> Array:
+        """Return each image's influence on the number."""
+        return self._read(*self.association.influences)
+
+    def _read(self, plain: Array, permuted: Array) -> Array:
+        return {"plain": plain, "permuted": permuted, "beyond": plain - permuted}[self.part]

@@ -1,0 +1,79 @@
+"""The declaration of ``routes``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Probe
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.probes.routes.measure import RoutesResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes(Probe["RoutesResult"]):
+    """What do the experts specialize in: classes, positions, colors?
+
+    Tokens per expert, layer, class and position; information of the experts on each, beyond what permuted images have;
+    how evenly, and how differently from image to image, the experts are loaded; which of them share tokens. With --data
+    checkerboard: do patches keep their expert by their color, or by their place?
+
+    Example: `moeprobe routes checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/routes`
+    """
+
+    name: ClassVar[str] = "routes"
+    title: ClassVar[str] = "What the experts specialize in"
+    analyses: ClassVar[tuple[str, ...]] = (
+        "information",
+        "color_bias",
+        "variation",
+        "load",
+        "balance",
+        "coactivation",
+    )
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
+        Headline("class_information"),
+        Headline("position_information"),
+        Headline("color_information"),
+        Headline("same_color"),
+        Headline("same_color_kappa", "pooled", noun="κ of patches of one color"),
+        Headline("same_place"),
+        Headline("same_place_kappa", "pooled", noun="κ of places with the colors exchanged"),
+        Headline("load_entropy"),
+    )
+
+    images: Annotated[
+        Sequence[str],
+        Arg("Names of images that a sheet is drawn of, comma-separated.", in_request=False),
+    ] = ()
+    count: Annotated[int, Arg("How many images have a sheet, if none is named.", in_request=False)] = 2
+
+    def check(self) -> None:
+        """Raise ``UserError`` where the number of sheets is negative."""
+        if self.count < 0:
+            raise UserError(f"--count takes a number of images from 0 up; got {self.count}.")
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return the title of the printed table."""
+        return "Specialization of the experts"
+
+    @classmethod
+    def says(cls, table: "DataFrame") -> list[str]:
+        """Return what the experts say most about, and how many key routes the classes have."""
+        from moeprobe.probes.routes.sentences import sentences
+
+        return sentences(table)
+
+    def prepare(
+        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
+    ) -> "Work[RoutesResult]":
+        """Return the passes, and what follows from all layers together."""
+        from moeprobe.probes.routes.measure import RoutesMeasurement
+
+        return RoutesMeasurement(self, models, data, options)

@@ -1,0 +1,175 @@
+"""The work of ``routes``: the loop over images, then what follows from all layers and classes together."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.data.checkerboard import Checkerboard
+from moeprobe.inputs.modality import IMAGE, ORDINARY
+from moeprobe.inputs.open import pick_images
+from moeprobe.metrics.color_bias import ColorBias
+from moeprobe.metrics.information import Information
+from moeprobe.metrics.key_routes import DISTINCT, LARGEST
+from moeprobe.metrics.stats.replicates import Replicates
+from moeprobe.probes.engine.applicability import routing_of_blank_input
+from moeprobe.probes.engine.layers import chosen_layers
+from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.question import Question
+from moeprobe.probes.routes import Routes
+from moeprobe.probes.routes.boards import check_cells
+from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, summed
+from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, make_sheets
+from moeprobe.probes.routes.tables import Tables, class_table, place_table, tables_of
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.stored import Stored
+from moeprobe.results.stored_cell import StoredCell
+from moeprobe.results.summaries import About, row
+from moeprobe.results.sums import Cell
+from moeprobe.runtime.csv import write_csv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Rows and columns of patches, by checkpoint and layer.
+Grids = Mapping[tuple[str, str], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class RoutesResult(Result):
+    """The tables over all images, and what follows from them class by class.
+
+    Attributes:
+        classes: share of each class' tokens that each expert has, layer by layer; all classes where it is empty.
+        places: share of the tokens at each place that each expert has.
+        routes: key routes of the classes of each checkpoint that has any.
+        sheets: single images with the patches of each expert.
+    """
+
+    classes: pd.DataFrame = field(default_factory=pd.DataFrame)
+    places: pd.DataFrame = field(default_factory=pd.DataFrame)
+    routes: list[KeyRoutes] = field(default_factory=list)
+    sheets: list[Sheet] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"RoutesResult({super().__repr__()}, routes={len(self.routes)})"
+
+
+class RoutesMeasurement(Measurement[RoutesResult]):
+    """Tokens per expert, layer, class and position."""
+
+    probe: Routes
+
+    def make_question(self) -> Question:
+        """Return what is asked; checkerboards are looked at as such where their cells are patches."""
+        question = super().make_question()
+        self._sheets = self._images_of_sheets(question)
+        if isinstance(question.dataset, Checkerboard):
+            check_cells(question, self.models, data=self.data)
+            return question
+        analyses = tuple(one for one in question.analyses if not isinstance(one, ColorBias))
+        return dataclasses.replace(question, analyses=analyses)
+
+    def more_rows(self, sums: Stored, about: About) -> list[dict[str, Any]]:
+        """Return the numbers of the key routes of each checkpoint."""
+        names = self.question.dataset.class_names or ()
+        self._tables: list[Tables] = []
+        self._routes: list[KeyRoutes] = []
+        rows = []
+        for model in self.models:
+            cells = [one for one in sums if one.checkpoint == model.name and _has_experts(one)]
+            tables = [tables_of(cell, num_classes=len(names)) for cell in cells]
+            self._tables += tables
+            found = key_routes(cells, tables, names=names, seed=about.seed) if tables else None
+            if found is not None:
+                self._routes.append(found)
+                rows += _rows(found, cells[0].cell, about)
+        return rows
+
+    def finish(self, result: Result, folder: OutputFolder | None) -> RoutesResult:
+        """Write the tables of classes, places and key routes."""
+        classes = class_table(self._tables, self.question.dataset.class_names or ())
+        places = place_table(self._tables)
+        if folder is not None:
+            write_csv(folder.path / "classes.csv", classes)
+            write_csv(folder.path / "places.csv", places)
+            if self._routes:
+                write_csv(folder.path / "key_routes.csv", route_table(self._routes))
+                write_csv(folder.path / "class_distances.csv", distance_table(self._routes))
+        sheets = make_sheets(self.question, self.models, self._sheets)
+        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+        drawing = partial(_draw, tables=self._tables, routes=self._routes, grids=self._grids(), sheets=sheets)
+        own = {"classes": classes, "places": places, "routes": self._routes, "sheets": sheets}
+        own |= {"drawing": drawing}
+        return RoutesResult(**(fields | own))
+
+    def _images_of_sheets(self, question: Question) -> list[int]:
+        """Return the images that are drawn; of texts none."""
+        if question.dataset.modality is not IMAGE:
+            if self.probe.images:
+                raise UserError(f"{self.data} holds texts, of which no sheets are drawn; leave --images out.")
+            return []
+        _, named, _ = pick_images(question.dataset, images=self.probe.images, files=(), data=self.data)
+        chosen = list(question.indices[: self.probe.count]) if named is None else named
+        if len(chosen) > MOST_SHEETS:
+            raise UserError(f"Sheets are drawn of at most {MOST_SHEETS} images; got {len(chosen)}.")
+        return chosen
+
+    def _grids(self) -> Grids:
+        """Return how the patches of each layer lie in the image; nothing of texts."""
+        grids = {}
+        for model in self.models:
+            names = chosen_layers(model.model.layer_names, self.question.layers)
+            for name, routing in zip(names, routing_of_blank_input(model, self.question.layers), strict=True):
+                if routing.grid is not None:
+                    label = self.question.label_of(model.model, name)
+                    grids[model.name, label] = routing.grid.rows, routing.grid.columns
+        return grids
+
+
+def _has_experts(cell: StoredCell) -> bool:
+    return cell.cell.tokens in ORDINARY and Information.signature in next(cell.blocks())[1]
+
+
+def _rows(found: KeyRoutes, cell: Cell, about: About) -> list[dict[str, Any]]:
+    """Return the lines of the table on the key routes of a checkpoint."""
+    whole = dataclasses.replace(cell, layer="all")
+
+    def line(name: str, value: float, **more: object) -> dict[str, Any]:
+        number = Replicates(value, np.empty(0), images=found.images, trials=len(found.names))
+        return row(about, found.checkpoint, whole, (name, "", None, None), number) | {"flag": ""} | more
+
+    rows = []
+    for metrics, observed, permuted, fewer in (
+        (DISTINCT, found.distinct, found.permuted[:, 0], False),
+        (LARGEST, found.largest, found.permuted[:, 1], True),
+    ):
+        mean, low, high, p = summed(permuted, observed, fewer=fewer)
+        rows += [
+            line(metrics[0].name, observed),
+            line(metrics[1].name, mean, ci_low=low, ci_high=high, interval="permutations"),
+            line(metrics[2].name, p),
+        ]
+    return rows
+
+
+def _draw(
+    result: Result, *, tables: list[Tables], routes: list[KeyRoutes], grids: Grids, sheets: list[Sheet]
+) -> "dict[str, Figure]":
+    """Return the figures of a result."""
+    from moeprobe.probes.routes import class_figures, figure, sheet_figures
+
+    return {
+        **figure.draw(result.table, colors=result.sidecar["colours"]),
+        **figure.experts(tables, result.table),
+        **class_figures.classes(tables, routes, result.table),
+        **class_figures.distances(routes, result.table),
+        **figure.places(tables, grids, result.table),
+        **figure.together(result.table),
+        **sheet_figures.draw(sheets),
+    }
