@@ -26,6 +26,7 @@ from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, frame
 from moeprobe.results.values import Analyses, Valuation, Values
+from moeprobe.runtime import processes
 
 Pair = tuple[str, str]
 
@@ -86,7 +87,8 @@ def compare(
 ) -> pd.DataFrame:
     """Return the differences of the ``wanted`` pairs, a row each, with ``columns.COMPARISON_COLUMNS``.
 
-    One place (layer, view, severity, tokens) is held at a time; what stays is a value per resample.
+    One place (layer, view, severity, tokens) is held at a time, in each of ``Stored.processes``; what stays is a
+    value per resample.
 
     Args:
         images: sums per image of all checkpoints.
@@ -102,17 +104,23 @@ def compare(
     """
     # Numbers about single experts are another model's other experts: there is nothing to compare.
     value = Valuation(analyses, aligned=about.aligned, seed=about.seed, influences=True, experts=False)
+    # Floors are arithmetic, not routing.
+    places = [place for place in images.places() if place[0].cell.view not in FLOORS]
+
+    def compared(number: int) -> list[_Compared]:
+        valued = {stored.checkpoint: value(stored) for stored in places[number]}
+        return [
+            one
+            for pair in wanted
+            if pair[0] in valued and pair[1] in valued
+            for one in _compare(pair, valued[pair[0]], valued[pair[1]], seed=about.seed)
+        ]
+
     found: list[_Compared] = []
-    for place in images.places():
-        if place[0].cell.view in FLOORS:
-            continue  # arithmetic, not routing
-        valued = {}
-        for stored in place:
-            valued[stored.checkpoint] = value(stored)
-            progress(stored.num_images)
-        for pair in wanted:
-            if pair[0] in valued and pair[1] in valued:
-                found += _compare(pair, valued[pair[0]], valued[pair[1]], seed=about.seed)
+    spread = processes.spread(compared, len(places), processes=images.processes)
+    for place, differences in zip(places, spread, strict=True):
+        found += differences
+        progress(sum(one.num_images for one in place))
     judged = _judged(found, together)
     layers = list(dict.fromkeys(item.cell.layer for item in found))
     found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))

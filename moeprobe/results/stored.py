@@ -17,9 +17,12 @@ from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.processes import usable
 
 # Images of a row group.
 GROUP = 4096
+# Rows whose statistics one process computes: of fewer, starting others would take as long.
+_ALONE = 20_000
 
 
 class Stored:
@@ -50,6 +53,11 @@ class Stored:
     def layers(self) -> list[str]:
         """The layers that there are sums of."""
         return list(dict.fromkeys(one.cell.layer for one in self if one.cell.layer))
+
+    @property
+    def processes(self) -> int:
+        """How many processes their statistics are worth, where there are as many."""
+        return usable() if self.num_rows > _ALONE else 1
 
     def table(self) -> pa.Table:
         """Return all sums as one table: cell by cell, images in the order of their names."""

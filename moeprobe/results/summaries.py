@@ -1,6 +1,6 @@
 """From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,15 @@ from moeprobe.metrics.base import trial_lists
 from moeprobe.metrics.stats.linearized import Name
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results.stored import Stored
+from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, frame
 from moeprobe.results.values import Analyses, Valuation, Values
 from moeprobe.routing.finite import COLUMN
+from moeprobe.runtime import processes
+
+# By the number of the cell in its place: lines of its values, and those of its differences.
+_Lines = tuple[dict[int, list[dict[str, Any]]], dict[int, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -39,29 +44,45 @@ def summarize(
     Where there are random draws, all of them together come first, then each by itself.
 
     Everything is taken in the order of the image names and with resamples that belong to (seed, resample), so the
-    same sums give the same bytes. One place (layer, view, severity, draw, tokens) is held at a time.
+    same sums give the same bytes. One place (layer, view, severity, draw, tokens) is held at a time, in each of
+    ``Stored.processes``.
     """
     stored = images.with_draws_together(lists=trial_lists(analyses), keep_single=True)
     order = {id(one): number for number, one in enumerate(stored)}
     checkpoints = list(dict.fromkeys(one.checkpoint for one in stored))
     value = Valuation(analyses, aligned=about.aligned, seed=about.seed)
+    places = stored.places()
+
+    def lines_of(number: int) -> _Lines:
+        return _lines_of(places[number], value, checkpoints[0], about)
+
     rows: dict[int, list[dict[str, Any]]] = {}
     differences: dict[int, list[dict[str, Any]]] = {}
-    for place in stored.places():
-        valued = {one.checkpoint: (order[id(one)], value(one)) for one in place}
-        for number, values in valued.values():
-            rows[number] = [
-                row(about, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
-                for name, replicates in values.numbers.items()
-            ]
-        if checkpoints[0] in valued:
-            _, reference = valued.pop(checkpoints[0])
-            differences |= {number: _from(reference, values, about) for number, values in valued.values()}
+    spread = processes.spread(lines_of, len(places), processes=stored.processes)
+    for place, (found, different) in zip(places, spread, strict=True):
+        rows |= {order[id(place[at])]: lines for at, lines in found.items()}
+        differences |= {order[id(place[at])]: lines for at, lines in different.items()}
     table = frame([line for number in sorted(rows) for line in rows[number]])
     if len(checkpoints) < 2:
         return table, None
     lines = [line for number in sorted(differences) for line in differences[number]]
     return table, frame(lines, comparison=True)
+
+
+def _lines_of(place: Sequence[StoredCell], value: Valuation, reference: str, about: About) -> _Lines:
+    """Return the lines of the cells of a place, and those of their differences from that of the reference."""
+    valued = [value(one) for one in place]
+    rows = {
+        at: [
+            row(about, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
+            for name, replicates in values.numbers.items()
+        ]
+        for at, values in enumerate(valued)
+    }
+    first = next((values for values in valued if values.checkpoint == reference), None)
+    if first is None:
+        return rows, {}
+    return rows, {at: _from(first, values, about) for at, values in enumerate(valued) if values is not first}
 
 
 def _from(reference: Values, values: Values, about: About) -> list[dict[str, Any]]:

@@ -52,6 +52,29 @@ def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch:
         ).read_bytes()
 
 
+@pytest.mark.parametrize("images", [IMAGES, 50])
+def test_any_number_of_processes_gives_the_same_bytes(
+    images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linearized and resampled."""
+    write(tmp_path / "sums.parquet", Size(images, patches=6, layers=2, severities=2, top_k=2))
+    texts: list[list[bytes]] = []
+    for number in (1, 2, 3):
+        monkeypatch.setattr(stored, "usable", lambda number=number: number)
+        monkeypatch.setattr(stored, "_ALONE", 0)
+        sums = of_file(tmp_path / "sums.parquet")
+        assert sums.processes == number
+        texts.append([])
+        for table in tables(sums):
+            write_csv(tmp_path / "table.csv", table)
+            texts[-1].append((tmp_path / "table.csv").read_bytes())
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_few_sums_are_left_to_one_process(path: Path) -> None:
+    assert of_file(path).num_rows < stored._ALONE and of_file(path).processes == 1
+
+
 def test_values_are_those_of_all_images_at_once_and_their_intervals_about_those_of_resamples(
     path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from moeprobe.studies.bench.values import check_values
 
 Measured = dict[str, NDArray[np.float64]]
 _MOST_REPEATS = 1000
-# Seconds from which work is not warmed up after its values were compared.
+# Seconds from which work needs no warming up: the call whose values are compared is its first round.
 _LONG = 5.0
 
 
@@ -43,8 +43,8 @@ def cpu_seconds() -> float:
 def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
     """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
 
-    Everyone's values are compared before anyone is timed; one more round warms up what is not long. Another one begins
-    each round.
+    Everyone's values are compared first, and one more round warms up; for work that takes long, the first call is the
+    first round. Another one begins each round.
 
     Args:
         race: what is run.
@@ -57,14 +57,12 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     """
     watcher.start(race.name, rounds + 2)
     returned: dict[str, object] = {}
-    long = set()
+    long: dict[str, float] = {}
     for one in race.contestants:
-        if one.before is not None:
-            one.before()
         begun = time.perf_counter()
-        returned[one.name] = one.work()
+        taken, returned[one.name] = _call(race, one, clock)
         if time.perf_counter() - begun > _LONG:
-            long.add(one.name)
+            long[one.name] = one.scale * taken
     check_values(race, returned)
     returned.clear()
     watcher.advance(1)
@@ -74,7 +72,10 @@ def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Meas
     for number in range(rounds):
         start = number % len(race.contestants)
         for one in [*race.contestants[start:], *race.contestants[:start]]:
-            measured[one.name][number] = _measure_one(race, one, repeats[one.name], clock)
+            first = long.get(one.name) if number == 0 else None
+            measured[one.name][number] = (
+                _measure_one(race, one, repeats[one.name], clock) if first is None else first
+            )
         watcher.advance(1)
     return measured
 
@@ -93,13 +94,15 @@ def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
 
 
 def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> float:
-    total = 0.0
-    for _ in range(repeats):
-        if one.before is not None:
-            one.before()
-        clock.wait()
-        start = clock.now()
-        returned = one.work()
-        clock.wait()
-        total += clock.now() - start if race.meter is None else race.meter(returned)
-    return one.scale * total / repeats
+    return one.scale * sum(_call(race, one, clock)[0] for _ in range(repeats)) / repeats
+
+
+def _call(race: Race, one: Contestant, clock: Clock) -> tuple[float, object]:
+    """Return what was measured of one call, and what it returned."""
+    if one.before is not None:
+        one.before()
+    clock.wait()
+    start = clock.now()
+    returned = one.work()
+    clock.wait()
+    return clock.now() - start if race.meter is None else race.meter(returned), returned

@@ -65,6 +65,24 @@ def test_short_work_is_repeated() -> None:
     assert len(calls) > 10
 
 
+def test_the_first_call_of_long_work_is_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeprobe.studies.bench.measure._LONG", -1.0)
+    calls: list[str] = []
+    times = {"a": iter([5.0, 6.0, 7.0]), "b": iter([1.0, 2.0, 3.0])}
+
+    def calling(name: str) -> Callable[[], float]:
+        def work() -> float:
+            calls.append(name)
+            return next(times[name])
+
+        return work
+
+    contestants = [Contestant("a", calling("a")), Contestant("b", calling("b"), scale=10)]
+    measured = run_race(Race("race", contestants, tolerance=None, meter=float))  # type: ignore[arg-type]
+    assert "".join(calls) == "abbaab"
+    assert {name: found.tolist() for name, found in measured.items()} == {"a": [5, 6, 7], "b": [10, 20, 30]}
+
+
 def test_ratios_are_those_within_a_round() -> None:
     """A machine that becomes ten times slower halfway changes no ratio."""
     race = metered(
