@@ -37,6 +37,7 @@ from moeprobe.api.probing import (
     match_ratio,
     noise_sweep,
     probe,
+    routes,
     s_matrix,
     sweep,
 )
@@ -55,6 +56,7 @@ from moeprobe.probes.discontinuity.measure import DiscontinuityResult
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.overlay.measure import OverlayResult
+from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
@@ -99,6 +101,7 @@ __all__ = [
     "Recorded",
     "Report",
     "Result",
+    "RoutesResult",
     "TradeoffPlan",
     "TradeoffResult",
     "UserError",
@@ -136,6 +139,7 @@ __all__ = [
     "probe",
     "record",
     "report",
+    "routes",
     "s_matrix",
     "sweep",
     "trace",

@@ -16,6 +16,8 @@ from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
+from moeprobe.probes.routes import Routes
+from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.s_matrix import SMatrix
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import Result
@@ -80,6 +82,33 @@ def confidence(
     Arguments and errors as in ``match_ratio``.
     """
     return ask(Confidence(), models, data, options, watcher, changes)
+
+
+@with_options
+def routes(
+    models: Models,
+    *,
+    data: str | None = None,
+    images: Sequence[str] = Routes.images,
+    count: int = Routes.count,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> RoutesResult:
+    """Measure what the experts specialize in: tokens, and information, by class, position and color; key routes; load.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``; on ``checkerboard``, whether experts go by color or by place.
+        images: names of images that a sheet is drawn of.
+        count: how many images have a sheet, if none is named.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    return ask(Routes(images=images, count=count), models, data, options, watcher, changes)
 
 
 @with_options

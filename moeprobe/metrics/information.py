@@ -66,7 +66,7 @@ def _metrics(kind: str) -> dict[str, Metric]:
     )
     permuted = Metric(
         f"{name}_permuted",
-        about=f"mean of {name}_plain with {how}",
+        about=f"mean of {name}_plain with {how}; its interval leaves out that other images have another mean",
         label="by permutation",
         below=name,
         secondary=True,

@@ -11,7 +11,7 @@ _PERMUTED = "mean over 1,000 permutations of the images' labels; its range holds
 def _metrics(name: str, about: str, label: str, *, tail: str) -> tuple[Metric, Metric, Metric]:
     """Return a number, its mean by permutation, and its p."""
     return (
-        Metric(name, about=about, label=label, unit="count", of_labels=True),
+        Metric(name, about=about, label=label, unit="whole", of_labels=True),
         Metric(
             f"{name}_permuted", about=f"{name}: {_PERMUTED}", label="by permutation", unit="other", below=name,
             of_labels=True,

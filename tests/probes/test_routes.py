@@ -351,3 +351,24 @@ def test_p_counts_the_observed_one() -> None:
     assert summed(values, 3, fewer=False) == (2.0, 1.0, 3.0, 26 / 101)
     assert summed(values, 1, fewer=True)[3] == 26 / 101
     assert summed(values, 9, fewer=False)[3] == 1 / 101
+
+
+def test_finished_runs_are_compared(trained: Trained, tmp_path: Path) -> None:
+    result = run("routes", *trained.values(), "--limit", 40, "--count", 0, "--out", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    result = run("compare", tmp_path / "r", "--out", tmp_path / "c")
+    assert result.exit_code == 0, result.output
+    found = pd.read_csv(tmp_path / "c" / "comparison.csv")
+    rows = found[found["metric"] == "class_information"]
+    assert set(rows["layer"]) == {"blocks.1", "blocks.3"} and rows["sim_low"].notna().all()
+
+
+def test_a_run_goes_on_where_it_stopped(trained: Trained, tmp_path: Path) -> None:
+    """Part files hold the sums; what follows from all layers is computed from them again."""
+    arguments = ("routes", trained["prc"], "--limit", 40, "--count", 0, "--out", tmp_path / "r")
+    assert run(*arguments).exit_code == 0
+    before = (tmp_path / "r" / "table.csv").read_bytes()
+    (tmp_path / "r" / "table.json").unlink()
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "r" / "table.csv").read_bytes() == before

@@ -46,6 +46,7 @@ class Routes(Probe["RoutesResult"]):
         Headline("same_place"),
         Headline("same_place_kappa", "pooled", noun="κ of places with the colors exchanged"),
         Headline("load_entropy"),
+        Headline("dead_experts"),
     )
 
     images: Annotated[

@@ -83,9 +83,11 @@ def places(
         columns = most if with_grid else 1
         width, height = (1.05, 1.2) if with_grid else (6.0, 2.4)
         figure, axes = heat.grid(len(part), columns, width=width, height=height)
-        scale = Normalize(0, 1)
+        shares_of = [one.by_place.shares[one.by_place.images > 0] for one in part]
+        scale = Normalize(0, max(float(shares.max()) for shares in shares_of))
         for row, one in enumerate(part):
-            shares = one.by_place.shares
+            # Of texts the places that any reaches; images have all.
+            shares = shares_of[row]
             if with_grid:
                 for expert, panel in enumerate(axes[row]):
                     panel.set_axis_off() if expert >= shares.shape[1] else _map(
@@ -102,8 +104,8 @@ def places(
                     columns=[str(place) for place in range(len(shares))],
                 )  # fmt: skip
                 axes[row, 0].set(title=one.layer, ylabel="expert", xlabel="place in the text")
-        heat.bar(figure, axes, scale, "share of the place", mark={})
-        title = f"{name}: the {modality_of([part[0].tokens]).tokens} at each place that an expert has"
+        heat.bar(figure, axes, scale, "share of the place", mark={f"1/{most}": 1 / most})
+        title = f"{name}: experts at each place"
         figures[f"places-{name}"] = heat.finish(figure, panels.select(table, checkpoint=name), title=title)
     return figures
 

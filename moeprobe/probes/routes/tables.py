@@ -144,6 +144,8 @@ def _rows(one: Tables, load: Load, key: str, names: Sequence[object]) -> list[di
     shares, errors, tokens = load.shares, load.errors, load.tokens.sum(-1)
     for number, name in enumerate(names):
         images = int(load.images[number])
+        if not images:
+            continue  # no text is that long, no image is of that class
         for expert, share in enumerate(shares[number].tolist()):
             low = high = float("nan")
             if images >= MIN_IMAGES:
