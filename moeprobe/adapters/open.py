@@ -15,6 +15,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.models.checkpoints.settings import refuse_settings
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
@@ -33,8 +34,9 @@ def load_model(
     """Load a checkpoint, or open a foreign model, for probing.
 
     Args:
-        source: a run folder (its last checkpoint), a ``.safetensors`` file, ``hf:`` and a folder or name of Hugging
-            Face's ``transformers``, or ``py:package.module:factory``.
+        source: a run folder (its last checkpoint) or a ``.safetensors`` file, with settings after it
+            (``"run,top_k=1"``), ``hf:`` and a folder or name of Hugging Face's ``transformers``, or
+            ``py:package.module:factory``.
         device: "auto" takes CUDA, then MPS, then the CPU.
         trained_capacity: keep the capacity that the model evaluates with (which may be none), instead of no limit.
         group_images: images that compete for that capacity.
@@ -51,6 +53,7 @@ def load_model(
         )
 
     model, info = load(source)
+    trained_capacity = trained_capacity or info.settings.capacity is not None
     traceable = (Vmoe if info.model.swin is None else SwinMoe)(
         model,
         mean=info.model.mean,
@@ -72,6 +75,7 @@ def load_model(
             "capacity": _capacity(traceable, trained=trained_capacity),
             "group_images": traceable.group_images,
             "training": info.training,
+            **({"settings": info.settings.plain()} if info.settings.suffix else {}),
             # Weights alone do not say how a router from outside of the package routes.
             **({"router": info.model.router_name} if info.model.router_name in ROUTERS.outside() else {}),
         },
@@ -118,6 +122,7 @@ def wrap(model: Hooks, *, name: str) -> Checkpoint:
 
 def _open(source: str, **more: Any) -> Checkpoint:
     """Return another program's model, as its adapter opens it."""
+    refuse_settings(source)
     scheme, _, reference = source.partition(":")
     return _checked(ADAPTERS.get(SCHEMES.get(scheme, scheme)).open(reference, **more))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.settings import split_settings
 from moeprobe.probes.registry import comparable_kind
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS, VIEWS, is_foreign
 from moeprobe.runtime.filenames import CELLS, REQUEST
@@ -40,8 +41,9 @@ def check_checkpoints(sources: Sequence[str], *, runs: bool = False) -> None:
 
 
 def _check_checkpoint(source: str, *, runs: bool) -> None:
+    path, _ = split_settings(source)
     try:
-        find_checkpoint(source)
+        find_checkpoint(path)
     except UserError:
         if not runs:
             raise

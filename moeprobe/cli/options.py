@@ -22,8 +22,9 @@ Checkpoints = Annotated[
     list[str],
     typer.Argument(
         metavar="CHECKPOINT...",
-        help="Run folders (their last checkpoint), .safetensors files, hf:PATH_OR_NAME of Hugging Face, or "
-        "py:package.module:factory@settings.yaml; with two or more, the first is the reference.",
+        help="Run folders (their last checkpoint) or .safetensors files, with settings such as PATH,top_k=1 or "
+        "PATH,experts=off; hf:PATH_OR_NAME of Hugging Face; or py:package.module:factory@settings.yaml; with two or "
+        "more, the first is the reference.",
     ),
 ]
 Data = Annotated[

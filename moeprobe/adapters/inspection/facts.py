@@ -50,6 +50,7 @@ class Layer:
             "eval_capacity_factor": router.eval_capacity.factor,
             "group_images": self.layer.group_images,
             "expert_parameters": self.expert_parameters,
+            "expert_flops_per_image": self.expert_flops,
         }
 
 

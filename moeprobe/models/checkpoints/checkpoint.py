@@ -25,6 +25,7 @@ from moeprobe.models.checkpoints.header import FORMAT, CheckpointInfo, Header
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.swin import build_swin
+from moeprobe.models.nn.switch import switch_experts
 from moeprobe.models.nn.transfer import transfer
 from moeprobe.runtime.files import atomic_file, write_json
 
@@ -111,6 +112,7 @@ def load(source: str | Path) -> tuple[VisionTransformer | SwinTransformer, Check
         raise UserError(
             f"The parameters in {info.path} do not fit the model it describes ({error})."
         ) from None
+    switch_experts(model, **info.settings.switches())
     return model, info
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.settings import Settings, split_settings
 from moeprobe.models.config import ModelConfig
 from moeprobe.runtime.catalog import ROUTERS, check_plugins
 from moeprobe.runtime.files import find_checkpoint, is_file, sha256
@@ -30,6 +31,7 @@ class CheckpointInfo:
         model: how to build the model.
         training: seed, group, data, objective, steps, validation accuracy ... as trained.
         class_names: in label order.
+        settings: under which it is probed; they are part of the name, and of what ``model`` says.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class CheckpointInfo:
     model: ModelConfig
     training: dict[str, Any]
     class_names: tuple[str, ...]
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def hash(self) -> str:
@@ -122,10 +125,14 @@ def is_written_by_moeprobe(path: Path) -> bool:
 def read_info(source: str | Path) -> tuple[CheckpointInfo, Header]:
     """Return what a checkpoint says of itself, and the header that says so.
 
+    Args:
+        source: a path, and settings after it (see ``Settings``).
+
     Raises:
-        UserError: it is missing, truncated, or foreign.
+        UserError: it is missing, truncated, or foreign, or a setting does not fit it.
     """
-    path = find_checkpoint(source)
+    location, settings = split_settings(source)
+    path = find_checkpoint(location)
     header = read_header(path)
     if header.description.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
@@ -138,9 +145,10 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, Header]:
         ) from None
     info = CheckpointInfo(
         path=path,
-        name=path.parent.name,
-        model=about.model,
+        name=f"{path.parent.name}{settings.suffix}",
+        model=settings.applied(about.model),
         training=header.description.get("training", {}),
         class_names=tuple(about.class_names),
+        settings=settings,
     )
     return info, header

@@ -17,6 +17,7 @@ from moeprobe.inputs.open import open_view
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.header import read_info
+from moeprobe.models.checkpoints.settings import Settings
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views
 from moeprobe.probes.engine.layers import check_layers
@@ -88,7 +89,7 @@ def _subject(model: Model) -> _Subject | None:
         return None
     info, header = read_info(model)
     info.check_router()
-    about = {"path": str(info.path), "training": info.training}
+    about = {"path": str(info.path), "training": info.training, "settings": info.settings.plain()}
     return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
 
 
@@ -129,6 +130,8 @@ def _place(name: str, about: Mapping[str, Any]) -> Path:
     with the same settings by what makes them.
     """
     path = Path(about.get("path", name)).resolve().with_suffix("")
+    settings = Settings(**about.get("settings", {})).suffix
+    path = path.with_name(f"{path.name}{settings}")
     return path / about.get("factory", "").replace(":", ".")
 
 

@@ -40,8 +40,8 @@ def make_request(
         "labels_used": question.labeled and question.dataset.class_names is not None,
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
-            # Of a router from outside the package.
-            | {key: model.provenance[key] for key in ("router",) if key in model.provenance}
+            # Of a router from outside the package, and of settings other than the trained ones.
+            | {key: model.provenance[key] for key in ("router", "settings") if key in model.provenance}
             for model in models
         },
         # Named only where it is on, so that earlier runs without it still ask the same.
