@@ -63,38 +63,63 @@ class Coactivation(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return both numbers of each two different experts."""
-        both, tokens = columns["coactive"].astype(np.float64), columns["coactive_tokens"]
-        number = round((np.sqrt(8 * both.shape[1] + 1) - 1) / 2)
-        place = {pair: column for column, pair in enumerate(zip(*np.triu_indices(number), strict=True))}
-        total = tokens.astype(np.float64)
+        tokens = columns["coactive_tokens"]
+        pairs = _Pairs(columns["coactive"].astype(np.float64), tokens.astype(np.float64))
         found = []
-        for (one, other), column in place.items():
-            if one == other:
-                continue
-            experts = {"expert": int(one), "expert_b": int(other)}
-            own = both[:, column]
-            found.append(COACTIVATION.raw(Share(own, total), tokens, **experts))
-            alone = both[:, [place[one, one], place[other, other]]]
-            found.append(LIFT.raw(_Lift(own, alone, total), tokens, **experts))
+        for one, other in pairs.experts:
+            own = Share(pairs.both(one, other), pairs.tokens)
+            found.append(COACTIVATION.raw(own, tokens, expert=one, expert_b=other))
+            found.append(LIFT.raw(_Lift(pairs, one, other), tokens, expert=one, expert_b=other))
         return found
+
+
+class _Pairs:
+    """Tokens of each two experts, from ``both`` ``(n, E (E + 1) / 2)`` as ``sums`` returns them, and all ``(n,)``."""
+
+    def __init__(self, both: Array, tokens: Array) -> None:
+        self._both, self.tokens = both, tokens
+        number = round((np.sqrt(8 * both.shape[1] + 1) - 1) / 2)
+        order = zip(*(index.tolist() for index in np.triu_indices(number)), strict=True)
+        self._place = {pair: column for column, pair in enumerate(order)}
+        # All lifts ask for the same resamples, one after the other; they are the expensive part.
+        self._last: tuple[Array, Array] | None = None
+
+    @property
+    def experts(self) -> list[tuple[int, int]]:
+        """Each two different experts."""
+        return [(one, other) for one, other in self._place if one != other]
+
+    def both(self, one: int, other: int) -> Array:
+        """Return the tokens ``(n,)`` that two experts both process, or the same one does."""
+        return self._both[:, self._place[one, other]]
+
+    def under(self, weights: Array) -> Array:
+        """Return the sums of all pairs ``(E (E + 1) / 2, R)`` under weights ``(n, R)``."""
+        if self._last is None or self._last[0] is not weights:
+            self._last = weights, self._both.T @ weights
+        return self._last[1]
+
+    def places(self, one: int, other: int) -> list[int]:
+        """Return where the sums of both together, of the one and of the other are."""
+        return [self._place[pair] for pair in ((one, other), (one, one), (other, other))]
 
 
 @dataclass(frozen=True)
 class _Lift:
-    """n_ij N / (n_i n_j), from ``both`` ``(n,)``, ``alone`` ``(n, 2)`` and ``tokens`` ``(n,)``; NaN without either."""
+    """n_ij N / (n_i n_j) of two experts; NaN where either has no token."""
 
-    both: Array
-    alone: Array
-    tokens: Array
+    pairs: _Pairs
+    one: int
+    other: int
 
     def evaluate(self, weights: Array) -> Array:
         """Return the lift under each set of weights."""
-        one, other = self.alone.T @ weights
-        return divide((self.both @ weights) * (self.tokens @ weights), one * other)
+        both, one, other = self.pairs.under(weights)[self.pairs.places(self.one, self.other)]
+        return divide(both * (self.pairs.tokens @ weights), one * other)
 
     def totals(self) -> Totals:
         """Return the four sums."""
-        return np.array([self.both.sum(), *self.alone.sum(0), self.tokens.sum()])
+        return np.array([part.sum() for part in (*self._parts(), self.pairs.tokens)])
 
     def value(self, totals: Totals) -> float:
         """Return the lift."""
@@ -104,5 +129,10 @@ class _Lift:
     def influence(self, totals: Totals | None = None) -> Array:
         """Return the derivative of the lift by the weight of each image."""
         both, one, other, tokens = self.totals() if totals is None else totals
-        rate = divide(self.alone[:, 0], one) + divide(self.alone[:, 1], other) - divide(self.tokens, tokens)
-        return divide(self.both * tokens, one * other) - divide(both * tokens, one * other) * rate
+        own_both, own_one, own_other = self._parts()
+        rate = divide(own_one, one) + divide(own_other, other) - divide(self.pairs.tokens, tokens)
+        return divide(own_both * tokens, one * other) - divide(both * tokens, one * other) * rate
+
+    def _parts(self) -> tuple[Array, Array, Array]:
+        both = self.pairs.both
+        return both(self.one, self.other), both(self.one, self.one), both(self.other, self.other)

@@ -110,6 +110,8 @@ class Association:
         return codes
 
     def _shuffled(self, rng: np.random.Generator) -> Whole:
+        if self._present.all():
+            return rng.permuted(self._codes, axis=1)
         # Tokens without an expert come last on both sides, and keep what they have.
         order = np.argsort(np.where(self._present, rng.random(self._present.shape), 2), axis=1, kind="stable")
         place = np.argsort(~self._present, axis=1, kind="stable")
