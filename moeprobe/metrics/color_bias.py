@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.stats.entries import Entries
+from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
-from moeprobe.metrics.stats.statistic import Array, Share
+from moeprobe.metrics.stats.statistic import Array, Share, Totals
 from moeprobe.metrics.token_experts import CHOICE, color_bins, entries, experts, known
 from moeprobe.metrics.token_kinds import patches
 
@@ -77,8 +78,18 @@ class ColorBias(LayerAnalysis):
         found = []
         for metric, (same, pairs) in ((SAME_COLOR, boards.same_color()), (SAME_PLACE, boards.same_place())):
             share = Share(same, pairs.astype(np.float64))
-            found += [metric.raw(share, pairs), *metric.chance_and_kappa("pooled", chance, share, pairs)]
+            found += [
+                metric.raw(share, pairs),
+                *metric.against("pooled", chance, _Beyond(share, chance), pairs),
+            ]
         return found
+
+
+class _Beyond(Kappa):
+    """κ of a share that may be far below chance: there the error of chance, taken for its own, says nothing of it."""
+
+    def bounds(self, totals: Totals | None, error: float, images: int) -> None:  # type: ignore[override]
+        """Return None: the interval is that of the resamples."""
 
 
 class _Boards:

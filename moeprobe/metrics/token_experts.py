@@ -83,6 +83,12 @@ def color_bins(pair: LayerPair) -> Tensor | None:
     return (levels * place[:, None]).sum(1).to(torch.int16)
 
 
+def color_bin(red: int, green: int, blue: int) -> int:
+    """Return the bin of a color of 8 bits a channel."""
+    one, two, three = (min(LEVELS * level // 256, LEVELS - 1) for level in (red, green, blue))
+    return (one * LEVELS + two) * LEVELS + three
+
+
 def of_classes(labels: NDArray[np.generic]) -> NDArray[np.int64]:
     """Return the classes of images as codes of the single token of each ``(n, 1)``; -1 = without a label."""
     return labels.astype(np.int64).clip(min=-1)[:, None]

@@ -38,7 +38,7 @@ _RUN = Family(
     is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
     known=(
         REQUEST, FINISHED, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
-        "classes.csv", "places.csv", "key_routes.csv", "class_distances.csv",
+        "classes.csv", "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
         "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",
         "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",

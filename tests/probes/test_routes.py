@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from moeprobe import api
+from moeprobe.inputs.data.checkerboard import Checkerboard
+from moeprobe.inputs.images import Framing
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import run as run_probe
 from moeprobe.probes.routes import Routes
@@ -149,6 +151,29 @@ def test_planted_routers_on_checkerboards(planted: Path) -> None:
         assert row["ci_low"] <= 0 <= row["ci_high"]
     row = one(table, checkpoint="place", layer="first", metric="same_color_kappa")
     assert abs(row["value"]) < 0.2
+    # Boards are no images drawn at random.
+    assert not table["metric"].str.contains("information|route").any()
+
+
+def test_colors_of_boards_have_the_experts_that_they_have(trained: Trained, tmp_path: Path) -> None:
+    model = api.load_model(trained["prc"])
+    result = api.routes([model], data="checkerboard", count=0, out=tmp_path / "r")
+    assert (tmp_path / "r" / "colors.csv").exists() and "colors-prc" in result.plot()
+    assert not result.routes and not (tmp_path / "r" / "key_routes.csv").exists()
+    assert result.colors["ci_low"].isna().all()  # 14 boards have a color
+    data, counted = Checkerboard(split="test"), dict[tuple[str, str], Counter[int]]()
+    for index, name in enumerate(data.image_ids):
+        pixels = Framing(32).clean(data.example(index).image).pixels[None]
+        routing = api.trace(model, pixels)[1]
+        pair = name.removeprefix("test/").split("-")
+        for layer, decided in routing.layers.items():
+            for place, expert in enumerate(decided.selected[0, 1:, 0].tolist()):
+                color = pair[(place // 4 + place % 4) % 2]
+                counted.setdefault((layer, color), Counter())[expert] += 1
+    for row in result.colors.to_dict("records"):
+        own = counted[row["layer"], row["color"]]
+        assert row["trials"] == own.total() == 14 * 8 and row["images"] == 14
+        assert row["value"] == pytest.approx(own[row["expert"]] / own.total())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import squareform
 
+from moeprobe.inputs.data.checkerboard import COLORS
 from moeprobe.probes.routes import heat
 from moeprobe.probes.routes.key_routes import KeyRoutes
 from moeprobe.probes.routes.tables import Tables
@@ -52,6 +53,32 @@ def classes(found: Sequence[Tables], routes: Sequence[KeyRoutes], table: pd.Data
         title = f"{one.checkpoint}: experts of each class"
         rests = panels.select(table, checkpoint=one.checkpoint)
         figures[f"classes-{one.checkpoint}"] = heat.finish(figure, rests, title=title, notes=notes)
+    return figures
+
+
+def colors(found: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
+    """Return, of checkerboards and by checkpoint, the share of the patches of each color that each expert has."""
+    figures = {}
+    for name in dict.fromkeys(one.checkpoint for one in found if one.by_color is not None):
+        part = [(one.layer, one.by_color.shares) for one in found if one.checkpoint == name and one.by_color]
+        columns = min(len(part), _MOST_COLUMNS)
+        most = max(shares.shape[1] for _, shares in part)
+        width = float(np.clip(0.42 * most, 2.4, 8.0))
+        figure, axes = heat.grid(-(-len(part) // columns), columns, width=width, height=2.2)
+        scale = Normalize(0, 1)
+        for place, panel in enumerate(axes.flat):
+            if place >= len(part):
+                panel.set_axis_off()
+                continue
+            layer, shares = part[place]
+            heat.heat_map(
+                panel, shares, scale, rows=list(COLORS) if place % columns == 0 else [""] * len(COLORS),
+                columns=[str(expert) for expert in range(shares.shape[1])],
+            )  # fmt: skip
+            panel.set(title=layer, xlabel="expert")
+        heat.bar(figure, axes, scale, "share of the color's patches", mark={f"1/{most}": 1 / most})
+        rests = panels.select(table, checkpoint=name)
+        figures[f"colors-{name}"] = heat.finish(figure, rests, title=f"{name}: experts of each color")
     return figures
 
 

@@ -25,7 +25,7 @@ from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.boards import check_cells
 from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, summed
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, make_sheets
-from moeprobe.probes.routes.tables import Tables, class_table, place_table, tables_of
+from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import Stored
 from moeprobe.results.stored_cell import StoredCell
@@ -48,12 +48,14 @@ class RoutesResult(Result):
         classes: share of each class' tokens that each expert has, layer by layer; all classes where it is empty.
         places: share of the tokens at each place that each expert has.
         routes: key routes of the classes of each checkpoint that has any.
+        colors: of checkerboards, share of the patches of each color that each expert has.
         sheets: single images with the patches of each expert.
     """
 
     classes: pd.DataFrame = field(default_factory=pd.DataFrame)
     places: pd.DataFrame = field(default_factory=pd.DataFrame)
     routes: list[KeyRoutes] = field(default_factory=list)
+    colors: pd.DataFrame = field(default_factory=pd.DataFrame)
     sheets: list[Sheet] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -71,8 +73,9 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         self._sheets = self._images_of_sheets(question)
         if isinstance(question.dataset, Checkerboard):
             check_cells(question, self.models, data=self.data)
-            return question
-        analyses = tuple(one for one in question.analyses if not isinstance(one, ColorBias))
+        # Boards are no images drawn at random: each color is as often at each place, each pair of colors twice.
+        other = Information if isinstance(question.dataset, Checkerboard) else ColorBias
+        analyses = tuple(one for one in question.analyses if not isinstance(one, other))
         return dataclasses.replace(question, analyses=analyses)
 
     def more_rows(self, sums: Stored, about: About) -> list[dict[str, Any]]:
@@ -85,7 +88,8 @@ class RoutesMeasurement(Measurement[RoutesResult]):
             cells = [one for one in sums if one.checkpoint == model.name and _has_experts(one)]
             tables = [tables_of(cell, num_classes=len(names)) for cell in cells]
             self._tables += tables
-            found = key_routes(cells, tables, names=names, seed=about.seed) if tables else None
+            boards = any(one.by_color is not None for one in tables)
+            found = key_routes(cells, tables, names=names, seed=about.seed) if tables and not boards else None
             if found is not None:
                 self._routes.append(found)
                 rows += _rows(found, cells[0].cell, about)
@@ -95,16 +99,25 @@ class RoutesMeasurement(Measurement[RoutesResult]):
         """Write the tables of classes, places and key routes."""
         classes = class_table(self._tables, self.question.dataset.class_names or ())
         places = place_table(self._tables)
+        colors = color_table(self._tables)
         if folder is not None:
             write_csv(folder.path / "classes.csv", classes)
             write_csv(folder.path / "places.csv", places)
+            if len(colors):
+                write_csv(folder.path / "colors.csv", colors)
             if self._routes:
                 write_csv(folder.path / "key_routes.csv", route_table(self._routes))
                 write_csv(folder.path / "class_distances.csv", distance_table(self._routes))
         sheets = make_sheets(self.question, self.models, self._sheets)
         fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
         drawing = partial(_draw, tables=self._tables, routes=self._routes, grids=self._grids(), sheets=sheets)
-        own = {"classes": classes, "places": places, "routes": self._routes, "sheets": sheets}
+        own = {
+            "classes": classes,
+            "places": places,
+            "routes": self._routes,
+            "sheets": sheets,
+            "colors": colors,
+        }
         own |= {"drawing": drawing}
         return RoutesResult(**(fields | own))
 
@@ -133,7 +146,7 @@ class RoutesMeasurement(Measurement[RoutesResult]):
 
 
 def _has_experts(cell: StoredCell) -> bool:
-    return cell.cell.tokens in ORDINARY and Information.signature in next(cell.blocks())[1]
+    return cell.cell.tokens in ORDINARY and name_of(next(cell.blocks())[1]) is not None
 
 
 def _rows(found: KeyRoutes, cell: Cell, about: About) -> list[dict[str, Any]]:
@@ -169,6 +182,7 @@ def _draw(
         **figure.experts(tables, result.table),
         **class_figures.classes(tables, routes, result.table),
         **class_figures.distances(routes, result.table),
+        **class_figures.colors(tables, result.table),
         **figure.places(tables, grids, result.table),
         **figure.together(result.table),
         **sheet_figures.draw(sheets),

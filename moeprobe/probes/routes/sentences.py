@@ -24,8 +24,7 @@ def sentences(table: "DataFrame") -> list[str]:
         for layer in dict.fromkeys(own["layer"]):
             rows = {row["metric"]: row for row in own[own["layer"] == layer].to_dict("records")}
             found += _boards(checkpoint, layer, rows) + _information(checkpoint, layer, rows)
-            # Classes of checkerboards are pairs of colors.
-            found += [] if SAME_COLOR.name in set(own["metric"]) else _routes(checkpoint, rows)
+            found += _routes(checkpoint, rows)
     return found
 
 

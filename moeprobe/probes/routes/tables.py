@@ -3,20 +3,30 @@
 Axes: n images, J tokens, E experts, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from moeprobe.inputs.data.checkerboard import COLORS
+from moeprobe.metrics.color_bias import ColorBias
+from moeprobe.metrics.information import Information
+from moeprobe.metrics.stats.entries import Entries
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.metrics.stats.replicates import MIN_IMAGES
 from moeprobe.metrics.stats.statistic import Array, divide, error_of
-from moeprobe.metrics.token_experts import entries, num_tokens
+from moeprobe.metrics.token_experts import color_bin, entries, num_tokens
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.stored_cell import StoredCell
 
-NAME = "informed"
+# What the columns of experts are called: of images drawn at random, and of checkerboards.
+_NAMES = {Information.signature: "informed", ColorBias.signature: "board"}
+
+
+def name_of(columns: Mapping[str, object]) -> str | None:
+    """Return what columns of experts are called; None where there are none."""
+    return next((name for signature, name in _NAMES.items() if signature in columns), None)
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,8 @@ class Tables:
         tokens: patch or token.
         by_class: of images with a label ``(C, E)``.
         by_place: of all images ``(J, E)``.
-        total: of all images ``(E)``.
+        total: of all images ``(1, E)``.
+        by_color: of checkerboards, by their colors ``(8, E)``; else None.
     """
 
     checkpoint: str
@@ -73,24 +84,28 @@ class Tables:
     by_class: Load
     by_place: Load
     total: Load
+    by_color: Load | None = None
 
 
 def tables_of(cell: StoredCell, *, num_classes: int) -> Tables:
     """Return the tokens per expert of one cell, over all of its images."""
     parts = [_of_block(columns, num_classes) for _, columns in cell.blocks()]
     by_class, by_place, total = (sum(each[1:], each[0]) for each in zip(*parts, strict=True))
-    return Tables(cell.checkpoint, cell.cell.layer, cell.cell.tokens, by_class, by_place, total)
+    colors = [_of_colors(columns) for _, columns in cell.blocks() if ColorBias.signature in columns]
+    by_color = sum(colors[1:], colors[0]) if colors else None
+    return Tables(cell.checkpoint, cell.cell.layer, cell.cell.tokens, by_class, by_place, total, by_color)
 
 
 def expert_sums(columns: dict[str, np.ndarray]) -> Array:
     """Return each image's tokens by expert ``(n, E)``."""
-    tokens, number = entries(columns, name=NAME)
+    tokens, number = entries(columns, name=_name(columns))
     return tokens.per_image(len(columns[EXPERTS]), number)
 
 
 def _of_block(columns: dict[str, np.ndarray], num_classes: int) -> tuple[Load, Load, Load]:
-    tokens, number = entries(columns, name=NAME)
-    places, labels = num_tokens(columns, name=NAME), columns["label"].astype(np.int64)
+    name = _name(columns)
+    tokens, number = entries(columns, name=name)
+    places, labels = num_tokens(columns, name=name), columns["label"].astype(np.int64)
     sums = tokens.per_image(len(labels), number)
     labeled = labels >= 0
     by_class = _load(sums[labeled], labels[labeled], num_classes)
@@ -105,6 +120,25 @@ def _of_block(columns: dict[str, np.ndarray], num_classes: int) -> tuple[Load, L
     there = present.sum(0).astype(np.float64)
     by_place = Load(weight, square, weight, there, there)
     return by_class, by_place, _load(sums, np.zeros(len(sums), dtype=np.int64), 1)
+
+
+def _of_colors(columns: dict[str, np.ndarray]) -> Load:
+    """Return the tokens of each of the checkerboards' colors."""
+    tokens, number = entries(columns, name=_name(columns))
+    bins = np.array([color_bin(*color) for color in COLORS.values()])
+    order = np.argsort(bins)
+    color = order[np.searchsorted(bins, columns[ColorBias.signature].astype(np.int64), sorter=order)]
+    images = len(color)
+    key = tokens.image * len(bins) + color[tokens.image, tokens.token]
+    of_color = Entries(key, tokens.token, tokens.expert, tokens.weight)
+    sums = of_color.per_image(images * len(bins), number)
+    return _load(sums, np.tile(np.arange(len(bins)), images), len(bins))
+
+
+def _name(columns: Mapping[str, object]) -> str:
+    name = name_of(columns)
+    assert name is not None
+    return name
 
 
 def _load(sums: Array, group: np.ndarray, number: int) -> Load:
@@ -137,6 +171,12 @@ def place_table(found: Sequence[Tables]) -> pd.DataFrame:
     """Return the share of the tokens at each place, numbered from 0, that each expert has."""
     rows = [row for one in found for row in _rows(one, one.by_place, "place", range(len(one.by_place.own)))]
     return pd.DataFrame(rows)
+
+
+def color_table(found: Sequence[Tables]) -> pd.DataFrame:
+    """Return the share of the patches of each color of checkerboards that each expert has; empty without boards."""
+    parts = [(one, one.by_color) for one in found if one.by_color is not None]
+    return pd.DataFrame([row for one, load in parts for row in _rows(one, load, "color", list(COLORS))])
 
 
 def _rows(one: Tables, load: Load, key: str, names: Sequence[object]) -> list[dict[str, object]]:
