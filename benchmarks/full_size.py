@@ -2,8 +2,9 @@
 
     python -m benchmarks.full_size FOLDER [--images 50000] [--patches 144] [--layers 4] [--severities 10] [--top-k 1]
 
-The sums are made up and written as a run writes them; what reads them are the functions of the commands. Printed are
-seconds, the largest resident memory so far, and bytes.
+The sums are made up and written as a run writes them; what reads them are the functions of the commands, in as many
+processes as they take (``taskset`` gives them fewer cores). Printed are seconds, the largest resident memory so far,
+and bytes.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from moeprobe.results.folder import OutputFolder, Result, provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write
+from moeprobe.studies.bench.measure import cpu_seconds
 
 
 def main() -> None:
@@ -50,11 +52,14 @@ def main() -> None:
 
 
 def _timed(what: str, work: Callable[[], object]) -> None:
-    begun, used = time.perf_counter(), time.process_time()
+    begun, used = time.perf_counter(), cpu_seconds()
     work()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    own, others = (
+        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     print(
-        f"{what}: {time.perf_counter() - begun:.1f} s, {time.process_time() - used:.1f} CPU s, peak {peak:.0f} MiB",
+        f"{what}: {time.perf_counter() - begun:.1f} s, {cpu_seconds() - used:.1f} CPU s of all processes, peak "
+        f"{own:.0f} MiB, of the largest process that it started {others:.0f} MiB",
         flush=True,
     )
 
