@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
         "in turn and in one run, after it has compared their values. A speed of 0.95 means: in the time that the other "
         "takes once, 0.95 times; a time of 0.25 means a quarter of the other's. In brackets the quartiles over the "
         "rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, and does not show threads that "
-        "wait for one another. The columns of its `table.csv` are in the "
+        "wait for one another; how long a training waits for images is wall time in any case. The columns of its `table.csv` are in the "
         "[reference](../reference/columns.md#of-moeprobe-bench).",
         "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
         *(
@@ -62,12 +62,13 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
     heading = f"## {part.replace('_', ' ').capitalize()}"
     clock = CLOCKS[sidecar["request"].get("clock", "wall")]
     on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rows['rounds'].max()} rounds."
-    head = ["race", "contestant", f"median, {_UNITS.get(rows['unit'].iloc[0], (rows['unit'].iloc[0], 1))[0]}"]
+    units = list(dict.fromkeys(_UNITS.get(unit, (unit, 1))[0] for unit in rows["unit"]))
+    head = ["race", "contestant", f"median, {' or '.join(units)}"]
     return f"{heading}\n\n{on}\n\n" + table([*head, "ratio", "target"], lines)
 
 
 def _median(row: dict[str, Any]) -> str:
-    scale = _UNITS.get(row["unit"], ("", 1.0))[1]
+    unit, scale = _UNITS.get(row["unit"], (row["unit"], 1.0))
     low, median, high = (float(row[name]) * scale for name in ("quartile_low", "median", "quartile_high"))
     text = f"{median:,.4g} [{low:,.4g}, {high:,.4g}]"
     return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text

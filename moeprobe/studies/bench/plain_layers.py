@@ -8,6 +8,8 @@ hidden width.
 """
 
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +74,25 @@ def grouped(tokens: Tensor, weights: Weights, rule: Rule) -> Tensor:
     result = F.grouped_mm(F.gelu(hidden, approximate="tanh"), weights.w2, offs=ends) + weights.b2[expert]
     result = result * routing.weight.flatten()[order, None]
     return torch.zeros_like(tokens).index_add(0, token, result)
+
+
+def hugging_face(tokens: Tensor, weights: Weights, rule: Rule) -> Tensor:
+    """Return ``(N, D)`` of the experts of Hugging Face's transformers, ``grouped_mm``, which know no capacity.
+
+    Its ``eager`` is a loop that every model writes for itself, as ``loop``; its ``batched_mm`` copies the weights of an
+    expert for each choice, 15 GB for the layer that is measured.
+    """
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    assert rule.capacity is None
+    routing = _route(tokens, weights.gate, rule, slots=False)
+    experts = SimpleNamespace(
+        num_experts=len(weights.gate), up_proj=weights.w1, up_proj_bias=weights.b1, down_proj=weights.w2,
+        down_proj_bias=weights.b2, act_fn=partial(F.gelu, approximate="tanh"), is_transposed=True, has_gate=False,
+        has_bias=True, has_post_expert_norm=False, _is_expert_parallel=False,
+    )  # fmt: skip
+    output: Tensor = grouped_mm_experts_forward(experts, tokens, routing.expert, routing.weight)
+    return output
 
 
 def padded(tokens: Tensor, weights: Weights, rule: Rule) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.studies.bench import parts
 from moeprobe.studies.bench.parts.base import Settings
-from moeprobe.studies.bench.parts.layer import CASES, DENSE, OURS, QUICK, SKEW, Case, tokens_for
+from moeprobe.studies.bench.parts.layer import CASES, DENSE, HUGGING_FACE, OURS, QUICK, SKEW, Case, tokens_for
 from moeprobe.studies.bench.parts.routers import REFERENCE, Sizes, layer, places
 from moeprobe.studies.bench.run import bench
 from tests.commands import run
@@ -35,6 +35,7 @@ def test_the_layer(tmp_path: Path) -> None:
     for name, contestants in races.items():
         if not str(name).startswith("from"):
             assert contestants >= {OURS, DENSE, "loop + index_add", "padded bmm"}
+            assert (HUGGING_FACE in contestants) == ("no limit" in str(name))
             assert ("one-hot einsum" in contestants) == str(name).startswith("E 8 ")
     growth = table[table["race"].str.startswith("from") & (table["target"] != "")]
     assert list(growth["contestant"]) == ["E 64 k 1"] * 4 and set(growth["target"]) == {"≤ 1.3"}

@@ -7,6 +7,7 @@ parameters is compared too.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,10 +18,19 @@ from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.studies.bench.parts.base import Part, Settings
-from moeprobe.studies.bench.plain_layers import Rule, Weights, dense, grouped, loop, one_hot, padded
+from moeprobe.studies.bench.plain_layers import (
+    Rule,
+    Weights,
+    dense,
+    grouped,
+    hugging_face,
+    loop,
+    one_hot,
+    padded,
+)
 from moeprobe.studies.bench.race import BEST, Contestant, Race, Target
 
-OURS, DENSE = "moeprobe", "dense MLP"
+OURS, DENSE, HUGGING_FACE = "moeprobe", "dense MLP", "Hugging Face, grouped_mm"
 SKEW = 2.9
 _TRAINED = 1.05
 _TOLERANCE = 1e-4
@@ -108,6 +118,8 @@ class _Work:
         others = {"loop + index_add": loop, "padded bmm": padded}
         if hasattr(torch.nn.functional, "grouped_mm"):
             others["grouped_mm"] = grouped
+        if self.factor is None and find_spec("transformers") is not None:
+            others[HUGGING_FACE] = hugging_face
         if self.case.num_experts <= _FEW_EXPERTS:
             others["one-hot einsum"] = one_hot
         ways: dict[str, Callable[[Tensor], Tensor]] = {
