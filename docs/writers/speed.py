@@ -28,7 +28,8 @@ def pages() -> dict[str, str]:
         "in turn and in one run, after it has compared their values. A speed of 0.95 means: in the time that the other "
         "takes once, 0.95 times; a time of 0.25 means a quarter of the other's. In brackets the quartiles over the "
         "rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, and does not show threads that "
-        "wait for one another; how long a training waits for images is wall time in any case. The columns of its `table.csv` are in the "
+        "wait for one another; how long a training waits for images is wall time in any case. The columns of its "
+        "`table.csv` are in the "
         "[reference](../reference/columns.md#of-moeprobe-bench).",
         "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
         *(
@@ -44,6 +45,7 @@ def pages() -> dict[str, str]:
 def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
     shown = rows[rows["target"] != ""] if (rows["target"] != "").any() else rows
     loads = f"load average {sidecar['load_at_start']} at the start and {sidecar['load_at_end']} at the end"
+    units = list(dict.fromkeys(_UNITS.get(unit, (unit, 1.0))[0] for unit in rows["unit"]))
     lines, before = [], ("", "")
     for row in shown.to_dict("records"):
         same = before == (row["race"], row["contestant"])
@@ -51,7 +53,7 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
             [
                 "" if row["race"] == before[0] else inline(row["race"]),
                 "" if same else code(row["contestant"]),
-                "" if same else _median(row),
+                "" if same else _median(row, with_unit=len(units) > 1),
                 _ratio(row),
                 f"{row['target']} {'reached' if row['reached'] == 'yes' else 'missed'}"
                 if row["target"]
@@ -62,15 +64,14 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
     heading = f"## {part.replace('_', ' ').capitalize()}"
     clock = CLOCKS[sidecar["request"].get("clock", "wall")]
     on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rows['rounds'].max()} rounds."
-    units = list(dict.fromkeys(_UNITS.get(unit, (unit, 1))[0] for unit in rows["unit"]))
-    head = ["race", "contestant", f"median, {' or '.join(units)}"]
+    head = ["race", "contestant", f"median, {units[0]}" if len(units) == 1 else "median"]
     return f"{heading}\n\n{on}\n\n" + table([*head, "ratio", "target"], lines)
 
 
-def _median(row: dict[str, Any]) -> str:
+def _median(row: dict[str, Any], *, with_unit: bool) -> str:
     unit, scale = _UNITS.get(row["unit"], (row["unit"], 1.0))
     low, median, high = (float(row[name]) * scale for name in ("quartile_low", "median", "quartile_high"))
-    text = f"{median:,.4g} [{low:,.4g}, {high:,.4g}]"
+    text = f"{median:,.4g} [{low:,.4g}, {high:,.4g}]" + (f" {unit}" if with_unit else "")
     return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text
 
 
@@ -78,4 +79,4 @@ def _ratio(row: dict[str, Any]) -> str:
     if not row["against"]:
         return ""
     low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
-    return f"{row['ratio_of']} {ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against']}"
+    return f"{row['ratio_of']} {ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against'].removeprefix('of ')}"
