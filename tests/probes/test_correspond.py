@@ -30,7 +30,7 @@ def photo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("view", ["random_crop", "randaugment"])
 def test_the_pairs_are_those_that_a_probe_counts(trained: Trained, view: str) -> None:
     shown = api.correspond(trained["prc"], view=view, count=25, seed=7)
-    measured = api.match_ratio([trained["prc"]], view=view, limit=25, seed=7, layers=("blocks.3",))
+    measured = api.match_ratio([trained["prc"]], view=view, limit=25, seed=7, layers=("blocks.1",))
     images = measured.images.to_pandas()
     trials = images[images["tokens"] == "patch"].set_index("image_id")["trials"]
     counted = shown.table.groupby("image_id")["partner_row"].count()
@@ -45,7 +45,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     files = ("figures/correspond.png", "figures/correspond.svg", "pairs.csv", "table.json")
     assert all(name in result.output for name in files)
-    assert "the same expert in blocks.3 of prc" in result.output
+    assert "the same expert in blocks.1 of prc" in result.output
     pairs = pd.read_csv(tmp_path / "one" / "pairs.csv")
     assert len(pairs) == 3 * 16 and pairs["image_id"].nunique() == 3
     there = pairs.dropna(subset="partner_row")
@@ -190,7 +190,7 @@ def test_lines_have_the_color_of_same_and_other_experts(trained: Trained) -> Non
     found = api.correspond(trained["prc"], view="random_crop", count=4, seed=3)
     figure = found.plot()["correspond"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["same expert", "another expert"]
-    assert "Experts are those of blocks.3 of prc." in words(figure).replace("\n", " ")
+    assert "Experts are those of blocks.1 of prc." in words(figure).replace("\n", " ")
     colors: set[str] = set()
     for item, lines in zip(found.pairs, segments(figure), strict=True):
         assert item.experts is not None and item.same_expert is not None
@@ -202,7 +202,7 @@ def test_lines_have_the_color_of_same_and_other_experts(trained: Trained) -> Non
     assert len(colors) == 2
     # The experts are those that an overlay draws: here of a clean image.
     clean = api.correspond(trained["prc"], view="gaussian_noise", severity=0.2, count=2)
-    overlaid = api.overlay([trained["prc"]], severity=0.2, count=2, layers=("blocks.3",))
+    overlaid = api.overlay([trained["prc"]], severity=0.2, count=2, layers=("blocks.1",))
     for item, shown in zip(clean.pairs, overlaid.overlays, strict=True):
         assert item.experts is not None
         np.testing.assert_array_equal(item.experts[0], shown.clean_expert.ravel())

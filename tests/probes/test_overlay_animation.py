@@ -223,17 +223,36 @@ def strip_of(names: Sequence[str]) -> Figure:
 
 def test_the_strip_says_severity_and_how_many_changed() -> None:
     figure = strip_of(["a", "b"])
-    panels = np.array(figure.axes).reshape(2, 3)
-    assert [axes.get_title() for axes in panels[0]] == ["0", "0.1", "0.2"]
+    panels = np.array(figure.axes).reshape(2, 4)
+    assert [axes.get_title() for axes in panels[0]] == ["clean", "0", "0.1", "0.2"]
     assert [[axes.get_xlabel() for axes in row] for row in panels] == [
-        ["0 of 8", "1 of 8", "2 of 8"],
-        ["1 of 8", "2 of 8", "3 of 8"],
+        ["", "0 of 8", "1 of 8", "2 of 8"],
+        ["", "1 of 8", "2 of 8", "3 of 8"],
     ]
     assert [row[0].get_ylabel() for row in panels] == ["a", "b"]
     assert [row[0].yaxis.label.get_color() for row in panels] == ["blue", "green"]
     assert "noise σ" in words(figure)
     # A patch without a partner bears no number.
-    assert [text.get_text() for text in panels[0, 0].texts] == [*map(str, range(8)), *"·" * 8]
+    assert [text.get_text() for text in panels[0, 1].texts] == [*map(str, range(8)), *"·" * 8]
+
+
+def test_the_clean_image_stands_beside_in_its_own_colors() -> None:
+    clean = np.random.default_rng(0).random((8, 8, 3)).astype(np.float32)
+    shown = [
+        dataclasses.replace(
+            made(name, 0.3, changed=1, image=image), clean=clean if image == "i" else clean / 2
+        )
+        for image in "ij"
+        for name in "ab"
+    ]
+    framed = animation.frame(shown, title="t")
+    first = np.array(framed.axes).reshape(2, 3)[:, 0]
+    strip = animation.strip(shown[:2], title="t", unit="u", colors={"a": "red", "b": "blue"})
+    for axes, pixels in ((first[0], clean), (first[1], clean / 2), (strip.axes[0], clean)):
+        (picture,) = axes.get_images()
+        np.testing.assert_array_equal(np.asarray(picture.get_array()), pixels)
+        assert not axes.texts and not axes.collections, "no numbers, no outlines"
+    assert [axes.get_ylabel() for axes in first] == ["i", "j"] and first[0].get_title() == "clean image"
 
 
 def test_legends_say_where_clean_patches_meet() -> None:
@@ -254,7 +273,7 @@ def test_nothing_compared() -> None:
     figure = animation.strip(
         [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colors={"a": "red"}
     )
-    assert figure.axes[0].get_xlabel() == "0 of 0"
+    assert figure.axes[1].get_xlabel() == "0 of 0"
 
 
 def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:

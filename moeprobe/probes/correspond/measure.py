@@ -102,7 +102,7 @@ def correspond(
 
     Args:
         model: checkpoint that says the size of the input and of a patch, and whose experts color the lines: those of
-            its last MoE layer.
+            its first MoE layer.
         data: data set, used unless ``files`` are given; None = the one that the checkpoint was trained on.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
@@ -191,11 +191,11 @@ def _input(model: str | Path | None, image_size: int | None, patch_size: int | N
 
 
 def _foreign_input(model: Checkpoint) -> _Input:
-    """Return the input of a model that is not ours, with the patches of its last MoE layer."""
+    """Return the input of a model that is not ours, with the patches of its first MoE layer."""
     check_images([model], "there is nothing to draw")
     assert isinstance(model.framing, Framing)
     routing = model.model.trace(model.framing.blank(), logits=False)[1]
-    grid = list(routing.layers.values())[-1].grid
+    grid = next(iter(routing.layers.values())).grid
     assert grid is not None
     source = {"checkpoints": {model.name: {"sha256": model.provenance.get("sha256")}}}
     return _Input(model.framing, grid, source, (origin_of(model),), model)
@@ -243,7 +243,7 @@ def _pairs(question: Question, taken: _Input, index: int) -> Correspond:
 def _experts(
     taken: _Input, pixels: Sequence[Tensor]
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]] | None, str]:
-    """Return the expert of each patch ``(P,)`` of both views, in the last MoE layer of that grid, and what names it.
+    """Return the expert of each patch ``(P,)`` of both views, in the first MoE layer of that grid, and what names it.
 
     None without such a layer.
     """
@@ -253,9 +253,9 @@ def _experts(
     names = [name for name, layer in routing.layers.items() if layer.grid == taken.grid]
     if not names:
         return None, ""
-    layer = routing.layers[names[-1]]
+    layer = routing.layers[names[0]]
     first, second = (shown_experts(layer, side)[layer.num_prefix_tokens :] for side in range(2))
-    return (first, second), f"{names[-1]} of {taken.model.name}"
+    return (first, second), f"{names[0]} of {taken.model.name}"
 
 
 def pair_table(pairs: Sequence[Correspond]) -> pd.DataFrame:

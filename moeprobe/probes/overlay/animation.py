@@ -9,6 +9,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -23,7 +24,7 @@ _WHITE = 255
 
 
 def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: Sequence[int] = ()) -> Figure:
-    """Return one frame, a row per image and a column per checkpoint, of overlays of one layer and severity.
+    """Return one frame, of overlays of one layer and severity: a row per image, the image itself, then the checkpoints.
 
     Frames of the same images, checkpoints, ``note`` (the end of the caption) and ``experts`` (those of the legend) are
     of the same size, and nothing in them moves but what changes.
@@ -32,18 +33,20 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: S
     images = list(dict.fromkeys(item.image_id for item in overlays))
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         inches = panel_inches(overlays) + 0.3
-        size = (max(inches * len(checkpoints) + 0.4, 4.2), (inches + 0.25) * len(images) + 0.9)
+        size = (max(inches * (1 + len(checkpoints)) + 0.4, 4.2), (inches + 0.25) * len(images) + 0.9)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(images), len(checkpoints), squeeze=False)
+        axes = figure.subplots(len(images), 1 + len(checkpoints), squeeze=False)
+    for row, image in enumerate(images):
+        _original(axes[row, 0], next(item for item in overlays if item.image_id == image))
+        axes[row, 0].set_ylabel(panels.wrapped(image, 2.6, size=8), fontsize=8)
+    axes[0, 0].set_title("clean image", fontsize=10)
     for item in overlays:
-        row, column = images.index(item.image_id), checkpoints.index(item.checkpoint)
+        row, column = images.index(item.image_id), 1 + checkpoints.index(item.checkpoint)
         panel = axes[row, column]
         patches(
             panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.3
         )
         panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()} changed", fontsize=9)
-        if column == 0:
-            panel.set_ylabel(panels.wrapped(item.image_id, 2.6, size=8), fontsize=8)
         if row == 0:
             panel.set_title(panels.wrapped(item.checkpoint, 2.4, size=9), fontsize=10)
     figure.suptitle(f"{panels.wrapped(title, size[0])}\nseverity {overlays[0].severity:g}")
@@ -52,7 +55,7 @@ def frame(overlays: Sequence[Overlay], *, title: str, note: str = "", experts: S
 
 
 def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping[str, str]) -> Figure:
-    """Return the severities side by side, a row per checkpoint, of overlays of one layer and image.
+    """Return the severities side by side, a row per checkpoint, of overlays of one layer and image, which comes first.
 
     ``colors`` are those of the checkpoints (``palette.colors``), some of which may not have this layer.
     """
@@ -60,11 +63,16 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping
     severities = list(dict.fromkeys(item.severity for item in overlays))
     inches = float(np.clip(4.2 / len(severities), 1.15, 2.3)) * panel_inches(overlays) / 2.3
     with mpl.rc_context(STYLE | {"axes.grid": False}):
-        size = (max(inches * len(severities) + 0.4, 4.6), (inches + 0.25) * len(checkpoints) + 1.0)
+        size = (max(inches * (1 + len(severities)) + 0.4, 4.6), (inches + 0.25) * len(checkpoints) + 1.0)
         figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(checkpoints), len(severities), squeeze=False)
+        axes = figure.subplots(len(checkpoints), 1 + len(severities), squeeze=False)
+    for row, checkpoint in enumerate(checkpoints):
+        _original(axes[row, 0], overlays[0])
+        name = panels.wrapped(checkpoint, 1.3 * inches, size=9)
+        axes[row, 0].set_ylabel(name, fontsize=9, color=colors[checkpoint])
+    axes[0, 0].set_title("clean", fontsize=10)
     for item in overlays:
-        row, column = checkpoints.index(item.checkpoint), severities.index(item.severity)
+        row, column = checkpoints.index(item.checkpoint), 1 + severities.index(item.severity)
         panel = axes[row, column]
         patches(
             panel, item.perturbed, item.perturbed_expert, item.changed, item.compared, inches=inches - 0.1
@@ -72,13 +80,17 @@ def strip(overlays: Sequence[Overlay], *, title: str, unit: str, colors: Mapping
         panel.set_xlabel(f"{item.changed.sum()} of {item.compared.sum()}", fontsize=8)
         if row == 0:
             panel.set_title(f"{item.severity:g}", fontsize=10)
-        if column == 0:
-            name = panels.wrapped(item.checkpoint, 1.3 * inches, size=9)
-            panel.set_ylabel(name, fontsize=9, color=colors[item.checkpoint])
     figure.suptitle(panels.wrapped(f"{title}, {overlays[0].image_id}", size[0]))
     name_experts(axes[0, 0], experts_of(overlays))
     numbers = f"Above: {unit}. Below: how many of the compared patches changed"
     return panels.below(figure, f"{numbers}. {key(overlays)}{moved(overlays)}.")
+
+
+def _original(axes: Axes, item: Overlay) -> None:
+    """Draw the clean image alone, in its own colors."""
+    axes.imshow(item.clean.clip(0, 1), interpolation="nearest", vmin=0, vmax=1)
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def write_gif(frames: Sequence[Path], path: Path) -> Path:
