@@ -237,10 +237,10 @@ def test_the_strip_says_severity_and_how_many_changed() -> None:
 
 
 def test_the_clean_image_stands_beside_in_its_own_colors() -> None:
-    clean = np.random.default_rng(0).random((8, 8, 3)).astype(np.float32)
+    clean = np.random.default_rng(0).random((8, 8, 3), dtype=np.float32)
     shown = [
         dataclasses.replace(
-            made(name, 0.3, changed=1, image=image), clean=clean if image == "i" else clean / 2
+            made(name, 0.3, changed=1, image=image), clean=clean * np.float32(1 if image == "i" else 0.5)
         )
         for image in "ij"
         for name in "ab"

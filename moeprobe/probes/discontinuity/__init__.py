@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moeprobe.probes.engine.work import Work
 
 MIN_STEPS = 200
+RANDOM, LARGEST_JUMP = "random", "largest-jump"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +53,19 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
     count: Annotated[int, Arg("How many of the images are drawn.", in_request=False)] = 3
+    pick: Annotated[
+        str,
+        Arg(
+            "Which images are drawn: random ones, or those with the largest jump of any checkpoint.",
+            choices={RANDOM: RANDOM, LARGEST_JUMP: LARGEST_JUMP},
+            in_request=False,
+        ),
+    ] = RANDOM
 
     def check(self) -> None:
-        """Raise ``UserError`` where there are too few steps, or nothing is drawn."""
+        """Raise ``UserError`` where there are too few steps, nothing is drawn, or nobody knows what."""
+        if self.pick not in (RANDOM, LARGEST_JUMP):
+            raise UserError(f"Images are picked {RANDOM} or {LARGEST_JUMP}; got {self.pick!r}.")
         if self.count < 1:
             raise UserError(f"Draw a positive number of images; got {self.count}.")
         if self.steps < MIN_STEPS:

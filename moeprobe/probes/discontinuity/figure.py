@@ -25,10 +25,14 @@ def draw(
     colors: Mapping[str, str],
     unit: str,
     class_names: Mapping[str, Sequence[str]],
+    chosen: str = "",
 ) -> dict[str, Figure]:
-    """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images."""
+    """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images.
+
+    ``chosen`` says what the images were chosen for, empty = at random; then an inset shows each panel's largest jump.
+    """
     return {
-        "paths": _draw_paths(table, paths, unit, colors, class_names),
+        "paths": _draw_paths(table, paths, unit, colors, class_names, chosen),
         "jumps": draw_jumps(table, colors, until=f"up to {paths[0].severity[-1]:g} ({unit})"),
     }
 
@@ -39,6 +43,7 @@ def _draw_paths(
     unit: str,
     colors: Mapping[str, str],
     class_names: Mapping[str, Sequence[str]],
+    chosen: str,
 ) -> Figure:
     images = list(dict.fromkeys(path.image_id for path in paths))
     figure, axes = panels.panels(len(images), 1, width=7.6, height=2.7)
@@ -46,6 +51,8 @@ def _draw_paths(
         of_image = [path for path in paths if path.image_id == image]
         for number, path in enumerate(of_image):
             _draw_path(panel, path, colors[path.checkpoint], lane=number)
+        if chosen:
+            _enlarge(panel, max(of_image, key=_largest_jump), colors)
         panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(of_image), 1.03))
         panel.set_yticks(np.linspace(0, 1, 6))
         panel.set_title(f"{image}: {_predictions(of_image, class_names)}", fontsize=9)
@@ -53,8 +60,14 @@ def _draw_paths(
     return panels.finish(
         figure,
         table,
-        title=f"Output along {table['view'].iloc[0]}, image by image",
-        notes=[f"Ticks below: tokens switch experts. Dots: the output jumps by {_LARGE} or more"],
+        title=f"Output along {table['view'].iloc[0]}, {chosen or 'image by image'}",
+        notes=[
+            f"Ticks below: tokens switch experts. Dots: the output jumps by {_LARGE} or more",
+            *(
+                ["Small: around the largest jump; between two steps lines are straight but for the jumps"]
+                * bool(chosen)
+            ),
+        ],
         mark=None,
     )
 
@@ -66,6 +79,53 @@ def _draw_path(axes: Axes, path: "Path", color: str, *, lane: int) -> None:
     large = np.abs(path.jump) >= _LARGE
     where = np.interp(path.switch[large], path.severity, path.probability)
     axes.plot(path.switch[large], where, "o", color=color, markersize=4)
+
+
+def _largest_jump(path: "Path") -> float:
+    return float(np.abs(path.jump).max(initial=0.0))
+
+
+def with_jumps(path: "Path") -> tuple[np.ndarray, np.ndarray]:
+    """Return severities and probabilities with each jump upright at its switch: (M + N + M) points each.
+
+    Between two steps what is not jumps is a straight line.
+    """
+    step = np.searchsorted(path.severity, path.switch, side="left").clip(1, len(path.severity) - 1) - 1
+    jumped = np.bincount(step, weights=path.jump, minlength=len(path.severity) - 1)
+    slope = (np.diff(path.probability) - jumped) / np.diff(path.severity)
+    x, y = [path.severity[:1]], [path.probability[:1]]
+    for number, (start, end) in enumerate(zip(path.severity[:-1], path.severity[1:], strict=True)):
+        inside = np.flatnonzero(step == number)
+        line = path.probability[number] + slope[number] * (path.switch[inside] - start)
+        after = line + np.cumsum(path.jump[inside])
+        x += [np.repeat(path.switch[inside], 2), np.array([end])]
+        y += [np.stack([after - path.jump[inside], after], 1).ravel(), path.probability[[number + 1]]]
+    return np.concatenate(x), np.concatenate(y)
+
+
+def _enlarge(axes: Axes, path: "Path", colors: Mapping[str, str]) -> None:
+    """Draw the surroundings of a path's largest jump once more, larger, where there is most room."""
+    if not len(path.jump):
+        return
+    place = path.switch[np.abs(path.jump).argmax()]
+    reach = 0.02 * (path.severity[-1] - path.severity[0])
+    low, high = max(place - reach, path.severity[0]), min(place + reach, path.severity[-1])
+    x, y = with_jumps(path)
+    near = y[(x >= low) & (x <= high)]
+    margin = max(0.2 * (near.max() - near.min()), 0.002)
+    # Beside the place itself, at the height that the line leaves free.
+    left = 0.62 if place < path.severity.mean() else 0.08
+    span = (path.severity - path.severity[0]) / (path.severity[-1] - path.severity[0])
+    beside = path.probability[(span >= left) & (span <= left + 0.3)]
+    bottom = 0.22 if np.median(beside) > 0.6 else 0.52
+    inset = axes.inset_axes((left, bottom, 0.3, 0.4))
+    inset.plot(x, y, color=colors[path.checkpoint], linewidth=1.2)
+    inset.set(xlim=(low, high), ylim=(near.min() - margin, min(near.max() + margin, 1.02)))
+    inset.tick_params(labelsize=7)
+    inset.locator_params(nbins=3)
+    jump = f"{path.jump[np.abs(path.jump).argmax()]:+.3f}".replace("-", "−")
+    inset.set_title(f"{path.checkpoint}: jump {jump}", fontsize=7)
+    axes.indicate_inset_zoom(inset, edgecolor="#555555")
 
 
 def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str]]) -> str:

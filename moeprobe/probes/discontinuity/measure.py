@@ -15,7 +15,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.open import pick_images
 from moeprobe.metrics.discontinuity import Path as OutputPath
-from moeprobe.probes.discontinuity import Discontinuity, follow
+from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity, follow
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_choices
 from moeprobe.probes.engine.measurement import Measurement
@@ -109,13 +109,34 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
     def finish(self, result: Result, folder: OutputFolder | None) -> DiscontinuityResult:
         """Follow the images that are drawn once more, and write their paths and switches."""
         question, models = self.question, self.models
+        chosen = ""
+        if self.probe.pick == LARGEST_JUMP:
+            question, among = _by_jump(question, result)
+            images = "image" if self.probe.count == 1 else "images"
+            chosen = (
+                f"{images} chosen for {'its' if self.probe.count == 1 else 'their'} jump, among {among:,}"
+            )
         examples = _readable(question, self.probe.count)
         followed = [follow.follow(question, model, example) for model in models for example in examples]
         if folder is not None:
             write_csv(folder.path / "paths.csv", path_table(followed))
             write_csv(folder.path / "switches.csv", switch_table(followed, models, question))
         fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
-        return DiscontinuityResult(**(fields | {"drawing": _drawing(followed, models), "paths": followed}))
+        return DiscontinuityResult(
+            **(fields | {"drawing": _drawing(followed, models, chosen), "paths": followed})
+        )
+
+
+def _by_jump(question: Question, result: Result) -> tuple[Question, int]:
+    """Return the question with the images in order of the largest jump of any checkpoint, and how many there are."""
+    largest: dict[str, float] = {}
+    images = result.images.select(["image_id", "jump_largest"]).to_pydict()
+    for name, jump in zip(images["image_id"], images["jump_largest"], strict=True):
+        largest[name] = max(jump, largest.get(name, 0.0))
+    names = question.dataset.image_ids
+    measured = [index for index in question.indices if names[index] in largest]
+    ordered = sorted(measured, key=lambda index: -largest[names[index]])
+    return dataclasses.replace(question, indices=tuple(ordered)), len(largest)
 
 
 def _readable(question: Question, count: int) -> list[Example]:
@@ -185,15 +206,15 @@ def switch_table(
 
 
 def _drawing(
-    followed: Sequence[OutputPath], models: Sequence[Checkpoint]
+    followed: Sequence[OutputPath], models: Sequence[Checkpoint], chosen: str
 ) -> Callable[[Result], dict[str, Figure]]:
-    """Return what draws a result with these paths."""
+    """Return what draws a result with these paths; ``chosen`` says for what they were, empty = at random."""
     names = {model.name: model.class_names for model in models}
 
     def draw(result: Result) -> dict[str, Figure]:
         from moeprobe.probes.discontinuity import figure
 
         colors, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
-        return figure.draw(result.table, followed, colors=colors, unit=unit, class_names=names)
+        return figure.draw(result.table, followed, colors=colors, unit=unit, class_names=names, chosen=chosen)
 
     return draw

@@ -11,7 +11,7 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
 from moeprobe.probes.correspond.measure import correspond
-from moeprobe.probes.discontinuity import Discontinuity
+from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity
 from moeprobe.probes.engine import run as engine
 from moeprobe.probes.engine.applicability import routing_of_blank_input
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -235,7 +235,7 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
             source, data=data, count=2, options=options, watcher=watcher
         )
     if job.replayable:
-        drawn["discontinuity"] = draw(Discontinuity(), most=jump_images)
+        drawn["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), most=jump_images)
     for name, make in drawn.items():
         made(job, make, folder / name)
 
