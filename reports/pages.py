@@ -25,7 +25,9 @@ IN_SHORT = (
     "random_crop: κ",
     "random_crop: κ within image",
     "highest gate",
+    "entropy of the gates",
     "load entropy",
+    "dead experts",
 )
 OF_FIRST = (
     "random_crop: top-1 match",
@@ -35,7 +37,9 @@ OF_FIRST = (
     "prc_crops: κ",
     "prc_crops: κ within image",
     "highest gate",
+    "entropy of the gates",
     "load entropy",
+    "dead experts",
 )
 OF_SEEDS = (
     "random_crop: κ",
@@ -44,6 +48,7 @@ OF_SEEDS = (
     "prc_crops: κ within image",
     "highest gate",
     "load entropy",
+    "dead experts",
 )
 
 
@@ -109,8 +114,8 @@ def accuracies(folder: Path) -> list[str]:
     return lines
 
 
-def hardly_chosen(folder: Path) -> list[str]:
-    """Return the experts that are hardly chosen, a line per MoE layer and k, a cell per model."""
+def dead_experts(folder: Path) -> list[str]:
+    """Return the dead experts, a line per MoE layer and k, a cell per model: their numbers, seed by seed."""
     load = pd.read_csv(folder / "load.csv")
     models = dict.fromkeys(load["model"])
     lines = [f"| MoE layer | k | {' | '.join(models)} |", f"|{'---|' * (2 + len(models))}"]
@@ -179,7 +184,7 @@ MAKERS = {
     "the first seed": first_seed,
     "all seeds": all_seeds,
     "accuracies": accuracies,
-    "experts hardly chosen": hardly_chosen,
+    "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,
     "switches and jumps": switches,
     "accuracy of routers": router_accuracies,

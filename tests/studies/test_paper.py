@@ -52,7 +52,9 @@ def test_a_folder_holds_every_table_and_figure(
     for title in ("Table 2: accuracy, k = 2", "Table 4: match", "Table 5: confidence", "## Load"):
         assert title in text
     assert "Table 3" not in text.split("Tables 2 to 5", 1)[1], "these checkpoints have k = 2"
-    assert text.index("### blocks.1: MoE layer 1 of 2") < text.index("### blocks.3: MoE layer 2 of 2")
+    assert text.index("### blocks.1: first MoE layer of 2, as the paper's sixth") < text.index(
+        "### blocks.3: MoE layer 2 of 2"
+    )
     # The numbers are those of the probes' own tables.
     table = pd.read_csv(out / "seeds.csv")
     probe = pd.read_csv(out / "match-ratio-prc-crops" / "table.csv")
@@ -194,7 +196,7 @@ def test_the_papers_values_are_labeled_and_are_next_to_its_own_layer_alone() -> 
         for layer in ("blocks.5", "blocks.7")
         for kind, model in (("value", "A"), ("value", "B"), ("difference", "B"))
     ]
-    load = pd.DataFrame(columns=["top_k", "seed", "layer", "model", "expert", "first_choices", "share"])
+    load = pd.DataFrame(columns=["top_k", "seed", "layer", "model", "expert", "share"])
     text = markdown(pd.DataFrame(rows), load, data="photos")
     assert text.count("*reference: V-MoE with PRC in the paper, ImageNet-1K* | | 0.7578") == 1
     assert text.index("0.7578") < text.index("### blocks.7")
@@ -209,6 +211,6 @@ def test_the_published_values_are_complete() -> None:
     assert best["V-MoE with PRC"] == 0.9124 and best["V-MoE"] == 0.9021
 
 
-def test_an_expert_with_less_than_a_hundredth_of_the_choices_is_dead() -> None:
-    load = pd.DataFrame({"expert": [0, 1, 2, 3], "share": [0.98, 0.0, 0.0099, 0.01]})
+def test_an_expert_with_less_than_a_tenth_of_an_even_share_is_dead() -> None:
+    load = pd.DataFrame({"expert": [0, 1, 2, 3], "share": [0.951, 0.0, 0.024, 0.025]})
     assert dead(load) == [1, 2]

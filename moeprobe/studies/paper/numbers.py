@@ -8,18 +8,17 @@ token alone the routing of patches in the last block cannot reach the answer.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
-import pyarrow.compute as pc
 
 from moeprobe.inputs.modality import IMAGE
 from moeprobe.inputs.regions import REGIONS
+from moeprobe.metrics.load import DEAD_EXPERTS as DEAD
+from moeprobe.metrics.load import EXPERT_SHARE, dead_limit
 from moeprobe.results.folder import Result
 
 # The noise of the numbers called "noise".
 SIGMA = 0.2
-# An expert with less than this share of the first choices counts as dead.
-DEAD_SHARE = 0.01
+DEAD_EXPERTS = "dead experts"
 EVALUATION = "evaluation"
 
 
@@ -50,7 +49,9 @@ NUMBERS = (
     Number("highest gate", "confidence", "gate_highest"),
     Number("second gate", "confidence", "gate_second"),
     Number("sum of the rest", "confidence", "gate_rest"),
+    Number("entropy of the gates", "confidence", "gate_entropy"),
     Number("load entropy", "confidence", "load_entropy"),
+    Number(DEAD_EXPERTS, "confidence", DEAD.name),
     Number("accuracy", EVALUATION, "accuracy", tokens=""),
 )
 # By what the patches show, where the data have masks.
@@ -107,24 +108,18 @@ def _select(table: pd.DataFrame, number: Number) -> pd.DataFrame:
 def load_rows(
     confidence: Result, names: Mapping[str, str], *, top_k: int | None, seed: int | None
 ) -> list[dict[str, object]]:
-    """Return how many patches of clean images choose each expert first, and its share; arguments as above."""
-    images = confidence.images
-    rows: list[dict[str, object]] = []
-    for layer in dict.fromkeys(images["layer"].to_pylist()):
-        for name, called in names.items():
-            keep = pc.and_(pc.equal(images["layer"], layer), pc.equal(images["checkpoint"], name))
-            selected = images.filter(pc.and_(keep, pc.equal(images["tokens"], IMAGE.token)))
-            if not selected.num_rows:
-                continue
-            counts = np.sum(selected["load"].to_pylist(), axis=0)
-            rows += [
-                {"top_k": top_k, "seed": seed, "layer": layer, "model": called, "expert": expert}
-                | {"first_choices": int(count), "share": count / counts.sum()}
-                for expert, count in enumerate(counts)
-            ]
-    return rows
+    """Return each expert's share of the first choices of patches of clean images; arguments as above."""
+    table = confidence.table
+    table = table[(table["metric"] == EXPERT_SHARE.name) & (table["tokens"] == IMAGE.token)]
+    return [
+        {"top_k": top_k, "seed": seed, "layer": layer, "model": names[row["checkpoint"]]}
+        | {"expert": int(row["expert"]), "share": row["value"]}
+        | {name: row[name] for name in ("ci_low", "ci_high", "images", "trials")}
+        for layer, rows in table.groupby("layer", sort=False)
+        for row in rows.to_dict("records")
+    ]
 
 
 def dead(load: pd.DataFrame) -> Sequence[int]:
-    """Return the experts of one layer of one model with less than ``DEAD_SHARE`` of the first choices."""
-    return [int(expert) for expert in load.loc[load["share"] < DEAD_SHARE, "expert"]]
+    """Return the dead experts of one layer of one model, by the share of each of its experts."""
+    return [int(expert) for expert in load.loc[load["share"] < dead_limit(len(load)), "expert"]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.studies.paper.numbers import DEAD_SHARE, REGION_NUMBERS, SIGMA, dead
+from moeprobe.studies.paper.numbers import DEAD_EXPERTS, REGION_NUMBERS, SIGMA, dead
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 _OF_K = {2: "Table 2", 1: "Table 3"}
@@ -22,7 +22,12 @@ _MATCHES = {
     f"{_CROPS}κ": "",
     f"{_CROPS}κ within image": "",
 }
-_GATES = {"highest gate": "gate_highest", "second gate": "gate_second", "sum of the rest": "gate_rest"}
+_GATES = {
+    "highest gate": "gate_highest",
+    "second gate": "gate_second",
+    "sum of the rest": "gate_rest",
+    "entropy of the gates": "",
+}
 
 
 def published() -> pd.DataFrame:
@@ -47,9 +52,11 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
             table[table["top_k"] == top_k],
             paper[(paper["table"] == "4") & (paper["top_k"] == top_k)],
             title=f"Table 4: match of corresponding patches, prc_crops, k = {top_k}",
-            about="The paper's table is of its sixth layer, the first of its two MoE layers, and of randomly deformed "
-            "images; `prc_crops` are the crops that its released program trains on. κ is beyond the paper: the match "
-            "beyond what chance alone reaches, or beyond another patch of the same image.",
+            about="The paper's table is of its sixth layer, the first of its two MoE layers; so the first one comes "
+            "first here too. Where the head reads the class token alone, what patches choose in the last block cannot "
+            "even reach the answer. The paper's images are randomly deformed; `prc_crops` are the crops that its "
+            "released program trains on. κ is beyond the paper: the match beyond what chance alone reaches, or beyond "
+            "another patch of the same image.",
             columns=_MATCHES,
             first_only=True,
         )
@@ -58,7 +65,8 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
             table[table["top_k"] == top_k],
             paper[(paper["table"] == "5") & (paper["top_k"] == top_k)],
             title=f"Table 5: confidence, patches of clean images, k = {top_k}",
-            about="Which layer the paper's table is of is not said.",
+            about="Which layer the paper's table is of is not said. The entropy of the gates (1: all experts alike, 0: "
+            "all to one) is beyond its tables.",
             columns=_GATES,
         )
     parts.append("\n".join(load_lines(table, load)))
@@ -71,17 +79,22 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
 
 
 def cell(row: "pd.Series[float]") -> str:
-    """Return a value with its interval; a difference with its sign."""
-    sign = "+" if row["kind"] == "difference" else ""
-    text = f"{row['value']:{sign}.3f}"
-    return (
-        text if pd.isna(row["ci_low"]) else f"{text} [{row['ci_low']:{sign}.3f}, {row['ci_high']:{sign}.3f}]"
-    )
+    """Return a value with its interval; a difference with its sign; numbers of experts without decimals."""
+    form = f"{'+' if row['kind'] == 'difference' else ''}.{0 if row.get('number') == DEAD_EXPERTS else 3}f"
+    text = f"{row['value']:{form}}"
+    return text if pd.isna(row["ci_low"]) else f"{text} [{row['ci_low']:{form}}, {row['ci_high']:{form}}]"
 
 
 def layers_of(table: pd.DataFrame) -> list[str]:
     """Return the MoE layers, the first one first."""
     return [layer for layer in dict.fromkeys(table["layer"]) if layer]
+
+
+def _place(index: int, layers: int) -> str:
+    """Return which MoE layer of how many it is, in words for the first."""
+    if index == 0 and layers > 1:
+        return f"first MoE layer of {layers}, as the paper's sixth"
+    return f"MoE layer {index + 1} of {layers}"
 
 
 def _top_ks(table: pd.DataFrame) -> list[int]:
@@ -135,7 +148,7 @@ def _of_layers(
     sections = [f"## {title}\n\n{about}"]
     for index, layer in enumerate(layers):
         lines = [
-            f"### {layer}: MoE layer {index + 1} of {len(layers)}",
+            f"### {layer}: {_place(index, len(layers))}",
             "",
             f"| model | seed | {' | '.join(names)} |",
             f"|{'---|' * (len(names) + 2)}",
@@ -160,27 +173,32 @@ def _of_layers(
 
 
 def load_lines(table: pd.DataFrame, load: pd.DataFrame) -> list[str]:
-    """Return how evenly tokens choose: load entropy, and the experts that are hardly chosen, layer by layer."""
+    """Return how evenly tokens choose: load entropy, how many experts are dead, and which, layer by layer."""
     models = _models(table)
     lines = [
         "## Load: how evenly patches of clean images choose",
         "",
         "The paper says that PRC prevents the router from collapsing and gives no numbers. Load entropy is 1 where all "
-        "experts are chosen first equally often. Hardly chosen: experts, numbered from 0, with under "
-        f"{DEAD_SHARE * 100:g} % of the first choices.",
+        "experts are chosen first equally often. Dead: experts with less than a tenth of an even share of the first "
+        "choices, 1 / (10 E); behind the colon which, numbered from 0. Each expert's share is in `load.csv`.",
         "",
         f"| layer | k | seed | {' | '.join(f'load entropy, {model}' for model in models)} | difference | "
-        f"{' | '.join(f'hardly chosen, {model}' for model in models)} |",
+        f"{' | '.join(f'dead, {model}' for model in models)} |",
         f"|{'---|' * (4 + 2 * len(models))}",
     ]
-    entropy = table[table["number"] == "load entropy"]
+    entropy, number = (table[table["number"] == name] for name in ("load entropy", DEAD_EXPERTS))
     pairs = list(table[["top_k", "seed"]].drop_duplicates().itertuples(index=False, name=None))
     for layer, (top_k, seed) in itertools.product(layers_of(table), pairs):
         rows = entropy[(entropy["layer"] == layer) & _is_pair(entropy, top_k, seed)]
         cells = [cell(row) for _, row in rows.iterrows()]
         for model in models:
-            keep = (load["layer"] == layer) & (load["model"] == model) & _is_pair(load, top_k, seed)
-            cells.append(", ".join(map(str, dead(load[keep]))) or "none")
+            of_model, counted = (
+                rows[(rows["layer"] == layer) & (rows["model"] == model) & _is_pair(rows, top_k, seed)]
+                for rows in (load, number[number["kind"] == "value"])
+            )
+            which = "" if of_model.empty else ", ".join(map(str, dead(of_model)))
+            number_of = "–" if counted.empty else cell(counted.iloc[0])
+            cells.append(f"{number_of}: {which}" if which else number_of)
         lines.append(f"| {layer} | {top_k} | {_seed(seed)} | {' | '.join(cells)} |")
     return lines
 
