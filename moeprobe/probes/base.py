@@ -164,6 +164,7 @@ class Probe(Kind, ABC, Generic[R]):
         ends_with: what comes after the forward passes that a plan counts.
         at_least: whether there are more passes than are known beforehand.
         resumes: whether an interrupted run goes on where it stopped.
+        colorless: figures in which checkpoints have no colors, and which ``draw`` does not make.
 
     Raises:
         UserError: a field has a value of another type, or out of range.
@@ -183,6 +184,7 @@ class Probe(Kind, ABC, Generic[R]):
     ends_with: ClassVar[str] = "the statistics"
     at_least: ClassVar[bool] = False
     resumes: ClassVar[bool] = True
+    colorless: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Refuse keywords that are no field; the constructor of each probe is made later than this class."""

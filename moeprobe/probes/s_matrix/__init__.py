@@ -1,6 +1,6 @@
 """The declaration of ``s-matrix``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -9,6 +9,9 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 
@@ -17,7 +20,8 @@ class SMatrix(Probe["Result"]):
     """Which experts do the two views of a patch weigh together? The matrix S that PRC makes the identity.
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
-    of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv.
+    of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows
+    how one pair of patches enters S: two views, the gates of the patch in both, their product.
 
     Example: `moeprobe s-matrix checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/s-matrix`
     """
@@ -27,6 +31,7 @@ class SMatrix(Probe["Result"]):
     analyses: ClassVar[tuple[str, ...]] = ("s_matrix", "load")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("s_diagonal"),)
     views: ClassVar[Views] = Views.PAIRS
+    colorless: ClassVar[tuple[str, ...]] = ("s-matrix-steps",)
 
     view: Annotated[
         str,
@@ -34,6 +39,12 @@ class SMatrix(Probe["Result"]):
             "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
         ),
     ] = "random_crop"
+
+    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
+        """Return the measurement, which also keeps one pair of patches to be drawn."""
+        from moeprobe.probes.s_matrix.measure import SMatrixMeasurement
+
+        return SMatrixMeasurement(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what S is, with the view."""

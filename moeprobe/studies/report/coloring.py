@@ -52,12 +52,16 @@ def _recolored(run: Run, colors: Mapping[str, str]) -> Run:
     if not changed or not run.pictures:
         return run
     figures = redrawn(run, colors)
-    if figures.keys() != {picture.stem for picture in run.pictures}:
+    kind = of_kind(run.kind)
+    colorless = () if kind is None or not issubclass(kind, Probe) else kind.colorless
+    if figures.keys() != {picture.stem for picture in run.pictures} - set(colorless):
         return dataclasses.replace(run, miscolored=changed)
     from moeprobe.results.figures import rendered  # not before a figure is drawn: it brings matplotlib
 
     pictures = [
-        Picture(f"{picture.stem}.png", rendered(figures[picture.stem]), "image/png")
+        picture
+        if picture.stem in colorless
+        else Picture(f"{picture.stem}.png", rendered(figures[picture.stem]), "image/png")
         for picture in run.pictures
     ]
     return dataclasses.replace(run, pictures=pictures)

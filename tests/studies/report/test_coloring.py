@@ -121,8 +121,18 @@ def test_what_is_drawn_again_is_the_figure_of_the_run(kind: str, trained: Traine
     assert run.colors == {"prc": COLORS[0], "baseline": COLORS[1]}
     again = redrawn(run, run.colors)
     assert {name: rendered(figure) for name, figure in again.items()} == {
-        picture.stem: picture.content for picture in run.pictures
+        picture.stem: picture.content for picture in run.pictures if picture.stem != "s-matrix-steps"
     }
+
+
+def test_figures_without_colors_of_checkpoints_stay_as_they_are(trained: Trained, tmp_path: Path) -> None:
+    """The second run has the checkpoints the other way round: its heat maps are drawn again, its steps are not."""
+    for name, pair in (("one", ["prc", "baseline"]), ("two", ["baseline", "prc"])):
+        api.s_matrix([trained[checkpoint] for checkpoint in pair], out=tmp_path / name, limit=2)
+    _, two = api.report([tmp_path / "one", tmp_path / "two"]).runs
+    assert {picture.stem for picture in two.pictures} == {"s-matrix", "s-matrix-steps"} and not two.miscolored
+    (steps,) = (picture for picture in two.pictures if picture.stem == "s-matrix-steps")
+    assert steps.content == (tmp_path / "two" / "figures" / "s-matrix-steps.png").read_bytes()
 
 
 def test_a_comparison_is_drawn_again_from_its_table(trained: Trained, tmp_path: Path) -> None:
