@@ -11,6 +11,7 @@ first. Seeds are never pooled. To train and measure again:
 import sys
 from pathlib import Path
 
+import contrasts
 import pandas as pd
 
 from moeprobe import api
@@ -89,7 +90,12 @@ DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
 )
 _TOKENS = ("patch", "")
 # Numbers that are not shares: digits after the point, and what they are multiplied with.
-_SCALES = {"step_seconds": (1, 1e3), "flops_per_image": (1, 1e-6), "active_parameters": (2, 1e-6)}
+_SCALES = {
+    "training_spikes": (0, 1.0),
+    "step_seconds": (1, 1e3),
+    "flops_per_image": (1, 1e-6),
+    "active_parameters": (2, 1e-6),
+}
 
 
 def main(names: list[str]) -> None:
@@ -99,6 +105,7 @@ def main(names: list[str]) -> None:
         result = api.tradeoff([], out=out, command="make reports")
         differing = differences(out, result.table)
         write_csv(out / "differences.csv", differing)
+        contrasts.write(out, result.table)
         (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
 
 

@@ -15,6 +15,13 @@ TRAINING_SECONDS = Metric(
     better="less",
     unit="seconds",
 )
+TRAINING_SPIKES = Metric(
+    "training_spikes",
+    about="training losses, each the mean between two evaluations, that are above twice the median of those before; "
+    "trials are those that have at least three before them",
+    better="less",
+    unit="whole",
+)
 FLOPS_PER_IMAGE = Metric(
     "flops_per_image",
     about="floating-point operations of a forward pass, per image",
@@ -31,4 +38,12 @@ PARAMETERS = Metric(
     "parameters", about="parameters of the model, all experts included", better="less", unit="count"
 )
 
-measures = (TRAINING_STEPS, STEP_SECONDS, TRAINING_SECONDS, FLOPS_PER_IMAGE, ACTIVE_PARAMETERS, PARAMETERS)
+measures = (
+    TRAINING_STEPS,
+    STEP_SECONDS,
+    TRAINING_SECONDS,
+    TRAINING_SPIKES,
+    FLOPS_PER_IMAGE,
+    ACTIVE_PARAMETERS,
+    PARAMETERS,
+)

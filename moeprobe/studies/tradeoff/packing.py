@@ -20,14 +20,12 @@ from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import Stored, of_file
 from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime.filenames import CELLS, IMAGES, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import atomic_file, read_bytes, write_json
+from moeprobe.runtime.files import atomic_file, write_json
 from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Cell
 
 # Rows of a row group, about: what is decoded at least to read one run.
 _GROUP, _LARGEST_GROUP = 2**14, 2**16
-# Bytes of a training curve.
-_LONGEST = 2**26
 
 
 def pack(folder: OutputFolder, cells: Sequence[Cell]) -> None:
@@ -77,11 +75,7 @@ def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
                 sha256="".join(measured.runs.values()),
                 sidecar=read_sidecar(path),
             )
-    metrics = cell.folder / METRICS
-    curve = read_bytes(metrics, limit=_LONGEST).decode("utf-8") if metrics.is_file() else None
-    if curve is None and kept is not None:
-        curve = kept.metrics
-    return PackedCell(about=about, metrics=curve, runs=dict(sorted(runs.items())))
+    return PackedCell(about=about, metrics=cell.curve(), runs=dict(sorted(runs.items())))
 
 
 def _left(cell: Cell, packed: PackedCell) -> Iterator[str]:

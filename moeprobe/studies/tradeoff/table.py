@@ -4,6 +4,8 @@ Everything follows from what the cells' folders hold or is packed: values and in
 times and sizes from ``cell.json``. No model is needed.
 """
 
+import io
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import Cell
 
+# Losses before one that it is compared with, at least.
+_BEFORE = 3
 PAPER = Path(__file__).with_name("published.csv")
 
 
@@ -67,10 +71,12 @@ def _costs(cell: Cell) -> pd.DataFrame:
     about = cell.about()
     assert about is not None
     training, model = about["training"], about["model"]
+    spikes, judged = _spikes(cell.curve())
     amounts = [
         (costs.TRAINING_STEPS, training.get("steps"), 0, "training"),
         (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
         (costs.TRAINING_SECONDS, training.get("training_seconds"), 0, "training"),
+        (costs.TRAINING_SPIKES, spikes, judged, "training"),
         (costs.FLOPS_PER_IMAGE, model["flops_per_image"], 0, "model"),
         (costs.ACTIVE_PARAMETERS, model["active_parameters"], 0, "model"),
         (costs.PARAMETERS, model["parameters"], 0, "model"),
@@ -82,6 +88,20 @@ def _costs(cell: Cell) -> pd.DataFrame:
         if value is not None
     ]
     return pd.DataFrame(rows)
+
+
+def _spikes(curve: str | None) -> tuple[int | None, int]:
+    """Return how many training losses are above twice the median of those before, and how many could be.
+
+    Those with at least ``_BEFORE`` before them; None of a curve that is too short, or of none.
+    """
+    losses = (
+        [] if curve is None else pd.read_csv(io.StringIO(curve)).get("train_loss", pd.Series(dtype=float))
+    )
+    losses = [float(loss) for loss in losses]
+    judged = range(_BEFORE, len(losses))
+    spikes = sum(losses[place] > 2 * statistics.median(losses[:place]) for place in judged)
+    return (spikes, len(judged)) if judged else (None, 0)
 
 
 def _measured(cell: Cell, folder: Path) -> pd.DataFrame:

@@ -13,11 +13,13 @@ from moeprobe.models.config import TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.filenames import CELLS
-from moeprobe.runtime.files import read_json
+from moeprobe.runtime.files import read_bytes, read_json
 from moeprobe.studies.tradeoff.questions import Question, questions
 from moeprobe.studies.train import same_training
 
 ABOUT, METRICS = "cell.json", "metrics.csv"
+# Bytes of a training curve.
+_LONGEST = 2**26
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,14 @@ class Cell:
                 f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
             )
         return about
+
+    def curve(self) -> str | None:
+        """Return the curve of the training as CSV, from its folder or as it was packed; None where there is none."""
+        path = self.folder / METRICS
+        if path.is_file():
+            return read_bytes(path, limit=_LONGEST).decode("utf-8")
+        packed = find_cell(self.folder)
+        return None if packed is None else packed.metrics
 
     def missing(self) -> list[Question]:
         """Return what is still to be measured.
