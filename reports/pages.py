@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from contrasts import lines as contrast_lines
 from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
 
 from moeprobe.studies.paper.numbers import dead
@@ -25,7 +26,6 @@ IN_SHORT = (
     "random_crop: κ",
     "random_crop: κ within image",
     "highest gate",
-    "entropy of the gates",
     "load entropy",
     "dead experts",
 )
@@ -190,6 +190,7 @@ MAKERS = {
     "accuracy of routers": router_accuracies,
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
+    "contrasts of routers": contrast_lines,
 }
 
 

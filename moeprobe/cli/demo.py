@@ -117,7 +117,9 @@ def closing_table(outcome: "DemoResult") -> "Table":
     add("  by chance", outcome.match, "top1_match_chance", null="pooled")
     add("  beyond chance: κ", outcome.match, "top1_match_kappa", null="pooled")
     add("  beyond chance within the image: κ", outcome.match, "top1_match_kappa", null="image")
-    add("  κ, the paper's harder crops", outcome.match_prc_crops, "top1_match_kappa", null="pooled")
+    add(
+        "  κ, the released program's harder crops", outcome.match_prc_crops, "top1_match_kappa", null="pooled"
+    )
     add(f"same expert, noise {NOISE}", outcome.noise, "top1_match", severity=NOISE)
     add("  beyond chance: κ", outcome.noise, "top1_match_kappa", null="pooled", severity=NOISE)
     add("  beyond the position: κ", outcome.noise, "top1_match_kappa", null="position", severity=NOISE)

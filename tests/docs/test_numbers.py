@@ -84,3 +84,63 @@ def test_the_numbers_of_the_routers_are_those_of_their_reports(
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
     assert len(files) < 30
     assert not list(folder.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("data", "budgets"), [("digits", (1, 2)), ("shapes", (2,))])
+def test_contrasts_of_routers_are_differences_of_means(
+    data: str, budgets: tuple[int, ...], regenerating: Callable[[str], Any]
+) -> None:
+    """Of the accuracies in the table of all cells, which are over the same images, and of the paper's values."""
+    folder = ROOT / "reports" / "routers" / data
+    contrasts, names = pd.read_csv(folder / "contrasts.csv"), regenerating("contrasts").CONTRASTS
+    table = pd.read_csv(folder / "table.csv", low_memory=False)
+    budget = table["top_k"].fillna(table["capacity_factor"])
+    table = table[table["draw"].isna() & table["layer"].isna() & table["view"].eq("clean")].assign(
+        budget=budget
+    )
+    metrics = {"accuracy": ("accuracy", None), "10-shot accuracy": ("fewshot_accuracy", 10.0)}
+    assert set(contrasts["budget"]) == set(budgets)
+    own = contrasts[contrasts["source"] == "seed"]
+    assert len(own) == len(names) * len(metrics) * len(budgets) * 3
+    for row in own.itertuples():
+        metric, severity = metrics[row.measure]
+        here = table[(table["metric"] == metric) & (table["budget"] == row.budget)]
+        here = here[
+            (here["train_seed"] == int(row.which)) & (severity is None or here["severity"] == severity)
+        ]
+        values = here.drop_duplicates("router").set_index("router")["value"]
+        first, second = (sum(values[router] for router in side) / len(side) for side in names[row.contrast])
+        assert row.value == pytest.approx(first - second, abs=1e-8)
+        assert row.ci_low <= row.value <= row.ci_high and row.images == here["images"].iloc[0]
+    # By hand, of the paper's Table 1: (43.83 + 43.65 + 43.43) / 3 − (41.23 + 41.63) / 2.
+    theirs = contrasts[contrasts["source"] == "paper"]
+    if 1 in budgets:
+        first = theirs[(theirs["contrast"] == "expert choice − token choice") & (theirs["which"] == "B/32")]
+        assert first["value"].iloc[0] == pytest.approx(0.022067, abs=1e-6)
+        sinkhorn = theirs[theirs["contrast"] == "token choice: Sinkhorn − softmax"]
+        assert (len(sinkhorn), (sinkhorn["value"] < 0).sum()) == (12, 3), "as the page says"
+
+
+def test_prc_starves_experts_of_the_first_layer_on_digits_and_none_on_shapes() -> None:
+    """As README and page say: in every seed and at either k, beyond doubt, with opposite signs of the load entropy."""
+    for data, starved in (("digits", {1, 2}), ("shapes", {0})):
+        table = pd.read_csv(ROOT / "reports" / data / "seeds.csv")
+        dead = table[(table["number"] == "dead experts") & (table["kind"] == "value")]
+        assert len(dead) == 2 * 2 * 2 * 3 and (dead["ci_low"] == dead["ci_high"]).all()
+        first = (dead["layer"] == "blocks.1") & (dead["model"] == "V-MoE with PRC")
+        assert set(dead[first]["value"]) == starved and not dead[~first]["value"].any()
+        load = pd.read_csv(ROOT / "reports" / data / "load.csv")
+        counted = (
+            (load["share"] < 1 / 80)
+            .groupby([load[name] for name in ("layer", "model", "top_k", "seed")])
+            .sum()
+        )
+        found = dead.set_index(["layer", "model", "top_k", "seed"])["value"]
+        assert (counted.reindex(found.index) == found).all()
+    table = pd.read_csv(ROOT / "reports" / "digits" / "seeds.csv")
+    difference = table[(table["number"] == "load entropy") & (table["kind"] == "difference")].set_index(
+        "layer"
+    )
+    assert (difference.loc["blocks.1", "ci_high"] < 0).all() and (
+        difference.loc["blocks.3", "value"] >= 0
+    ).all()

@@ -6,6 +6,7 @@ import pytest
 from moeprobe import api
 from moeprobe.metrics.discontinuity import Path
 from moeprobe.probes.discontinuity import Discontinuity, figure
+from moeprobe.results.tables import frame
 from tests.commands import Trained, refused
 from tests.results.drawn import words
 
@@ -59,3 +60,27 @@ def test_images_are_picked_for_their_jump_when_asked(trained: Trained) -> None:
 def test_another_choice_is_refused(trained: Trained) -> None:
     said = refused("discontinuity", trained["prc"], "--pick", "best")
     assert "--pick is random or largest-jump; got 'best'" in said
+
+
+@pytest.mark.parametrize("level", [0.05, 0.95])
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_the_enlarged_jump_covers_no_line_where_there_is_room(level: float, place: float) -> None:
+    """A line that falls by 0.04 at a place, at the bottom or at the top of the panel."""
+    severity = np.linspace(0, 1, 201)
+    path = Path(
+        "i", "a", 0, severity, np.where(severity >= place, level - 0.04, level), np.array([place]), np.array([-0.04]),
+        np.ones((1, 1), dtype=np.int64),
+    )  # fmt: skip
+    drawn = figure.draw(
+        frame([{"checkpoint": "a", "view": "noise", "metric": "switches_above_0.01", "tokens": "", "images": 1,
+                "value": 1.0, "dataset": "d", "split": "test"}]),
+        [path], colors={"a": "red"}, unit="u", class_names={}, chosen="image chosen for its jump, among 1",
+    )["paths"]  # fmt: skip
+    drawn.draw_without_rendering()
+    (axes,) = (one for one in drawn.axes if one.child_axes)
+    (inset,) = axes.child_axes
+    points = axes.transData.transform(np.column_stack([path.severity, path.probability]))
+    box = inset.get_window_extent()
+    assert not any(box.contains(x, y) for x, y in points)
+    low, high = inset.get_xlim()
+    assert low < place < high

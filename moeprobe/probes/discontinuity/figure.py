@@ -1,5 +1,6 @@
 """The output along a severity, with the moments at which tokens switch, and how large the jumps are."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Jumps that are marked on a path.
 _LARGE = 0.01
+# Width and height of what shows one of them larger, in shares of the panel.
+_INSET = (0.3, 0.4)
 
 
 def draw(
@@ -51,10 +54,10 @@ def _draw_paths(
         of_image = [path for path in paths if path.image_id == image]
         for number, path in enumerate(of_image):
             _draw_path(panel, path, colors[path.checkpoint], lane=number)
-        if chosen:
-            _enlarge(panel, max(of_image, key=_largest_jump), colors)
         panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(of_image), 1.03))
         panel.set_yticks(np.linspace(0, 1, 6))
+        if chosen:
+            _enlarge(panel, of_image, colors)
         panel.set_title(f"{image}: {_predictions(of_image, class_names)}", fontsize=9)
     axes[-1, 0].set_xlabel(unit)
     return panels.finish(
@@ -103,8 +106,9 @@ def with_jumps(path: "Path") -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(x), np.concatenate(y)
 
 
-def _enlarge(axes: Axes, path: "Path", colors: Mapping[str, str]) -> None:
-    """Draw the surroundings of a path's largest jump once more, larger, where there is most room."""
+def _enlarge(axes: Axes, of_image: "Sequence[Path]", colors: Mapping[str, str]) -> None:
+    """Draw the surroundings of the largest jump of an image's paths once more, larger, where there is most room."""
+    path = max(of_image, key=_largest_jump)
     if not len(path.jump):
         return
     place = path.switch[np.abs(path.jump).argmax()]
@@ -113,12 +117,8 @@ def _enlarge(axes: Axes, path: "Path", colors: Mapping[str, str]) -> None:
     x, y = with_jumps(path)
     near = y[(x >= low) & (x <= high)]
     margin = max(0.2 * (near.max() - near.min()), 0.002)
-    # Beside the place itself, at the height that the line leaves free.
-    left = 0.62 if place < path.severity.mean() else 0.08
-    span = (path.severity - path.severity[0]) / (path.severity[-1] - path.severity[0])
-    beside = path.probability[(span >= left) & (span <= left + 0.3)]
-    bottom = 0.22 if np.median(beside) > 0.6 else 0.52
-    inset = axes.inset_axes((left, bottom, 0.3, 0.4))
+    left, bottom = _emptiest(axes, of_image, (low, high))
+    inset = axes.inset_axes((left, bottom, *_INSET))
     inset.plot(x, y, color=colors[path.checkpoint], linewidth=1.2)
     inset.set(xlim=(low, high), ylim=(near.min() - margin, min(near.max() + margin, 1.02)))
     inset.tick_params(labelsize=7)
@@ -126,6 +126,40 @@ def _enlarge(axes: Axes, path: "Path", colors: Mapping[str, str]) -> None:
     jump = f"{path.jump[np.abs(path.jump).argmax()]:+.3f}".replace("-", "−")
     inset.set_title(f"{path.checkpoint}: jump {jump}", fontsize=7)
     axes.indicate_inset_zoom(inset, edgecolor="#555555")
+
+
+def _emptiest(axes: Axes, of_image: "Sequence[Path]", taken: tuple[float, float]) -> tuple[float, float]:
+    """Return the corner, in shares of the panel, of the place for an inset that covers the least of the lines.
+
+    ``taken`` are severities that it must not cover if it can be helped.
+    """
+    width, height = _INSET
+    (first, last), (lowest, highest) = axes.get_xlim(), axes.get_ylim()
+    start, end = ((severity - first) / (last - first) for severity in taken)
+    # Points along the lines, also where they are steep.
+    between = [np.linspace(0, len(path.severity) - 1, 20 * len(path.severity)) for path in of_image]
+    drawn = np.concatenate(
+        [
+            np.column_stack(
+                [
+                    (np.interp(at, np.arange(len(path.severity)), path.severity) - first) / (last - first),
+                    (np.interp(at, np.arange(len(path.severity)), path.probability) - lowest)
+                    / (highest - lowest),
+                ]
+            )
+            for at, path in zip(between, of_image, strict=True)
+        ]
+    )
+
+    def covered(place: tuple[float, float]) -> float:
+        left, bottom = place
+        # With the numbers and the heading around it.
+        across = (drawn[:, 0] > left - 0.06) & (drawn[:, 0] < left + width + 0.02)
+        up = (drawn[:, 1] > bottom - 0.1) & (drawn[:, 1] < bottom + height + 0.08)
+        overlaps = start < left + width + 0.02 and end > left - 0.06
+        return float((across & up).sum()) + len(drawn) * overlaps
+
+    return min(itertools.product(np.linspace(0.08, 0.68, 13).tolist(), (0.24, 0.36, 0.48)), key=covered)
 
 
 def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str]]) -> str:

@@ -2,8 +2,8 @@
 
 Axes: G groups, S tokens per group, D width, E experts, K choices, C tokens that an expert takes of a group.
 
-Source: "priority routing" of the dense-to-sparse MoE-ViT study, which leaves open who yields to whom. Read here as the
-stable assignment of Gale and Shapley 1962.
+Source: "priority routing" of Teo, "Exploring Mixture of Experts and Sparse Vision Transformers" (thesis, Durham
+University), which leaves open who yields to whom. Read here as the stable assignment of Gale and Shapley 1962.
 """
 
 import torch
