@@ -352,6 +352,23 @@ def test_intervals_of_shares_are_those_of_the_ratio() -> None:
             assert row["images"] == len(own)
 
 
+def test_the_majority_of_an_image_is_one_expert() -> None:
+    random = np.random.default_rng(1)
+    labels, chosen = random.integers(0, 2, 40), random.integers(0, 3, (40, 4))
+    (cell,) = stored([chosen], labels)
+    table = class_table([tables_of(cell, num_classes=2)], ["x", "y"]).set_index(["class", "expert"])[
+        "majority"
+    ]
+    most = [
+        min(e for e in range(3) if list(one).count(e) == max(map(list(one).count, range(3))))
+        for one in chosen
+    ]
+    for number, name in enumerate(("x", "y")):
+        own = [expert for expert, label in zip(most, labels, strict=True) if label == number]
+        for expert in range(3):
+            assert table[name, expert] == pytest.approx(own.count(expert) / len(own))
+
+
 @pytest.mark.parametrize("classes", [5, 80])
 def test_routes_are_counted(classes: int) -> None:
     routes = np.random.default_rng(0).integers(0, 2, (3, classes, 3))

@@ -39,6 +39,7 @@ class Load:
         products: of these sums with the image's tokens ``(..., E)``.
         own: squares of the images' tokens ``(...)``.
         images: how many have any token ``(...)``.
+        majority: how many of them have most of their tokens at each expert ``(..., E)``; of a tie the lower one.
     """
 
     tokens: Array
@@ -46,6 +47,7 @@ class Load:
     products: Array
     own: Array
     images: Array
+    majority: Array
 
     def __add__(self, other: "Load") -> "Load":
         """Return what both come to."""
@@ -118,7 +120,7 @@ def _of_block(columns: dict[str, np.ndarray], num_classes: int) -> tuple[Load, L
     present = np.zeros((len(labels), places), dtype=bool)
     present[tokens.image, tokens.token] = True
     there = present.sum(0).astype(np.float64)
-    by_place = Load(weight, square, weight, there, there)
+    by_place = Load(weight, square, weight, there, there, np.zeros_like(weight))
     return by_class, by_place, _load(sums, np.zeros(len(sums), dtype=np.int64), 1)
 
 
@@ -149,21 +151,23 @@ def _load(sums: Array, group: np.ndarray, number: int) -> Load:
         np.add.at(out, group, values)
         return out
 
-    return Load(
-        add(sums),
-        add(sums**2),
-        add(sums * tokens[:, None]),
-        add(tokens**2),
-        add((tokens > 0).astype(np.float64)),
-    )
+    there = (tokens > 0).astype(np.float64)
+    most = np.eye(sums.shape[1])[sums.argmax(1)] * there[:, None]
+    return Load(add(sums), add(sums**2), add(sums * tokens[:, None]), add(tokens**2), add(there), add(most))
 
 
 def class_table(found: Sequence[Tables], names: Sequence[str]) -> pd.DataFrame:
-    """Return the share of the tokens of each class that each expert has; of all classes where the class is empty."""
+    """Return the share of the tokens of each class that each expert has; of all classes where the class is empty.
+
+    ``majority`` is the share of the class' images of whose tokens the expert has most.
+    """
     rows = []
     for one in found:
         for load, labels in ((one.total, [""]), (one.by_class, names)):
-            rows += _rows(one, load, "class", labels)
+            majority = load.majority / np.maximum(load.images, 1)[:, None]
+            there = (share for number in np.flatnonzero(load.images) for share in majority[number].tolist())
+            own = _rows(one, load, "class", labels)
+            rows += [row | {"majority": share} for row, share in zip(own, there, strict=True)]
     return pd.DataFrame(rows)
 
 
