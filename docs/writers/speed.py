@@ -79,4 +79,5 @@ def _ratio(row: dict[str, Any]) -> str:
     if not row["against"]:
         return ""
     low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
-    return f"{row['ratio_of']} {ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against'].removeprefix('of ')}"
+    of = f"{row['ratio_of']} " if row["unit"] == "s" else ""
+    return f"{of}{ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against'].removeprefix('of ')}"
