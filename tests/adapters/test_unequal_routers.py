@@ -140,6 +140,7 @@ def test_experts_that_choose_alone(kinds: Trained) -> None:
     rows = json.loads(run("confidence", kinds["experts"], *IMAGES, "--json").stdout)["table"]
     assert {row["metric"] for row in rows} == {
         "gate_highest", "gate_second", "gate_rest", "gate_margin", "gate_entropy", "unserved",
+        "experts_per_token", *(f"experts_per_token_{number}" for number in ("0", "1", "2", "3_or_more")),
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,7 +224,8 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
     analysis = LAYERED[name]
     monkeypatch.setattr(type(analysis), "applies", lambda *_: False)
     asked = probe("clean", None, indices=range(3), analyses=(analysis,))
-    model = checkpoint(adapter=Softened if name == "slot_match" else Vmoe)
+    router: dict[str, Any] = {"router": "softmax_expert_choice"} if name == "experts_per_token" else {}
+    model = checkpoint(adapter=Softened if name == "slot_match" else Vmoe, **router)
     images, _ = run(asked, model)
     assert images.num_rows == 0
     monkeypatch.undo()
@@ -241,19 +243,30 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
     [
         (
             routing(),
-            {"match", "set_match", "weights", "churn", "load", "balance", "coactivation", "unserved"}
+            {
+                "match",
+                "set_match",
+                "weights",
+                "churn",
+                "load",
+                "balance",
+                "coactivation",
+                "unserved",
+                "dropped",
+            }
             | {*USE, *GATES, *CONTAGION},
         ),
         (
             expert_choice(),
-            {"set_match", "weights", "churn", "coactivation", "unserved", *USE, *GATES, *CONTAGION},
+            {"set_match", "weights", "churn", "coactivation", "unserved", "experts_per_token"}
+            | {*USE, *GATES, *CONTAGION},
         ),
         (soft(), {"slot_match", "weights", *USE, *GATES, "batch_contagion", "attention_contagion"}),
         (soft(gates_sum_to_one=False), {"slot_match", "weights", "information", "color_bias"}),
-        (routing(num_experts=1, top_k=1), {"unserved", *CONTAGION}),
+        (routing(num_experts=1, top_k=1), {"unserved", "dropped", *CONTAGION}),
         (
             routing(num_experts=3, top_k=3),
-            {"match", "weights", "churn", "load", "balance", "coactivation", "unserved"}
+            {"match", "weights", "churn", "load", "balance", "coactivation", "unserved", "dropped"}
             | {*USE, *GATES, *CONTAGION},
         ),
     ],

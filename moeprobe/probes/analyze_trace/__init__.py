@@ -10,6 +10,13 @@ class AnalyzeTrace(Kind):
 
     name: ClassVar[str] = "analyze-trace"
     title: ClassVar[str] = "Recorded routing"
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "unserved")
+    analyses: ClassVar[tuple[str, ...]] = (
+        *AGREEMENT,
+        "confidence",
+        "load",
+        "unserved",
+        "dropped",
+        "experts_per_token",
+    )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(at="strongest"),)
     layout: ClassVar[Layout] = Layout.OWN

@@ -36,7 +36,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
 # What is said of a single trace.
-_ALONE = ("confidence", "load", "unserved")
+_ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
 # Inputs whose sums are held at a time.
 _PART = 1024
 # Inputs of a block that is read, and gates of one (64 MiB); the smaller of the two limits.

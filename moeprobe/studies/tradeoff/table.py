@@ -71,12 +71,12 @@ def _costs(cell: Cell) -> pd.DataFrame:
     about = cell.about()
     assert about is not None
     training, model = about["training"], about["model"]
-    spikes, judged = _spikes(cell.curve())
+    number, judged = spikes(cell.curve())
     amounts = [
         (costs.TRAINING_STEPS, training.get("steps"), 0, "training"),
         (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
         (costs.TRAINING_SECONDS, training.get("training_seconds"), 0, "training"),
-        (costs.TRAINING_SPIKES, spikes, judged, "training"),
+        (costs.TRAINING_SPIKES, number, judged, "training"),
         (costs.FLOPS_PER_IMAGE, model["flops_per_image"], 0, "model"),
         (costs.ACTIVE_PARAMETERS, model["active_parameters"], 0, "model"),
         (costs.PARAMETERS, model["parameters"], 0, "model"),
@@ -90,7 +90,7 @@ def _costs(cell: Cell) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _spikes(curve: str | None) -> tuple[int | None, int]:
+def spikes(curve: str | None) -> tuple[int | None, int]:
     """Return how many training losses are above twice the median of those before, and how many could be.
 
     Those with at least ``_BEFORE`` before them; None of a curve that is too short, or of none.
@@ -100,8 +100,8 @@ def _spikes(curve: str | None) -> tuple[int | None, int]:
     )
     losses = [float(loss) for loss in losses]
     judged = range(_BEFORE, len(losses))
-    spikes = sum(losses[place] > 2 * statistics.median(losses[:place]) for place in judged)
-    return (spikes, len(judged)) if judged else (None, 0)
+    above = sum(losses[place] > 2 * statistics.median(losses[:place]) for place in judged)
+    return (above, len(judged)) if judged else (None, 0)
 
 
 def _measured(cell: Cell, folder: Path) -> pd.DataFrame:

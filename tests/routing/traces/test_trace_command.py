@@ -75,7 +75,7 @@ def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> 
     alone = json.loads(run("analyze-trace", files[0], "--layers", "blocks.1", "--json").stdout)
     assert {row["metric"] for row in alone["table"]} == {
         "gate_highest", "gate_second", "gate_rest", "gate_margin", "unserved",
-        "load_entropy", "dead_experts", "expert_share", "expert_share_any",
+        "load_entropy", "dead_experts", "expert_share", "expert_share_any", "dropped",
     }  # fmt: skip
     assert "is a folder; name the traces in it" in refused("analyze-trace", recorded / "prc")
 
@@ -104,7 +104,7 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     assert "not known which of a token's experts" not in result.output
     # Nothing of confidence: the gates of the other experts are not known.
     load = {"load_entropy", "dead_experts", "expert_share", "expert_share_any"}
-    assert {row["metric"] for row in table} == load | {"unserved"}
+    assert {row["metric"] for row in table} == load | {"unserved", "dropped"}
     bare = log.with_name("bare.jsonl")
     bare.write_text(json.dumps({key: value for key, value in line.items() if key != "gates"}))
     said = run("import", "trace", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
