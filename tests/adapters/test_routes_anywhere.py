@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeprobe import api
@@ -78,3 +79,14 @@ def test_texts_have_places_and_classes_but_no_colors(tmp_path: Path) -> None:
     first = places[(places["layer"] == "layers.0") & (places["place"] == 0)]
     assert len(first) == 8 and first["value"].sum() == pytest.approx(1) and set(first["images"]) == {24}
     assert "places-one" in found[0].plot()
+
+
+def test_of_many_experts_a_sheet_shows_those_that_have_patches() -> None:
+    result = api.routes([checkpoint(num_experts=20, top_k=1)], data="digits", limit=20, count=1)
+    (sheet,) = result.sheets
+    figure = result.plot()["sheet-1-a"]
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    expected = [
+        f"expert {expert}" for marks in sheet.marks.values() for expert in np.flatnonzero(marks.sum((1, 2)))
+    ]
+    assert titles == expected and len(titles) < 40

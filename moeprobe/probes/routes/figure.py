@@ -124,9 +124,12 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
     if rows.empty or rows["expert_b"].max() >= _MOST_PAIRS:
         return {}
     layers, checkpoints = panels.layers(rows), panels.checkpoints(rows)
-    highest = rows["value"].max()
-    scale = Normalize(0, float(highest) if highest > 0 else 1.0)
-    figure, axes = heat.grid(len(checkpoints), len(layers), width=3.4, height=3.1)
+    # Of many, the few pairs of rare experts would leave the rest without contrast.
+    many = rows["expert_b"].max() >= _MOST_EXPERTS
+    highest = float(rows["value"].quantile(0.99) if many else rows["value"].max())
+    scale = Normalize(0, highest if highest > 0 else 1.0)
+    side = float(np.clip(0.22 * (rows["expert_b"].max() + 1), 3.3, 7.5))
+    figure, axes = heat.grid(len(checkpoints), len(layers), width=side, height=side - 0.2)
     for (i, j), panel in np.ndenumerate(axes):
         here = panels.select(rows, checkpoint=checkpoints[i], layer=layers[j])
         if here.empty:
@@ -140,9 +143,16 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
         heat.heat_map(panel, values, scale, rows=names, columns=names)
         panel.set(title=f"{checkpoints[i]}, {layers[j]}", xlabel="expert", ylabel="expert")
     marks = {"independent": 1.0} if scale.vmax and scale.vmax >= 1 else {}
-    heat.bar(figure, axes, scale, "lift of two experts", mark=marks)
+    heat.bar(
+        figure, axes, scale, "lift of two experts", mark=marks, above=bool(rows["value"].max() > highest)
+    )
     tokens = modality_of(rows["tokens"]).tokens
-    return {"coactivation": heat.finish(figure, rows, title=f"Experts that process the same {tokens}")}
+    notes = [f"White: an expert with itself, or without any {tokens}"]
+    return {
+        "coactivation": heat.finish(
+            figure, rows, title=f"Experts that process the same {tokens}", notes=notes
+        )
+    }
 
 
 def _sentence(text: str) -> str:

@@ -67,10 +67,24 @@ def outline(axes: Axes, places: Sequence[tuple[int, int]]) -> None:
             axes.add_patch(box)
 
 
-def bar(figure: Figure, axes: np.ndarray, scale: Normalize, label: str, *, mark: dict[str, float]) -> None:
-    """Add the color bar of all axes, with marked values by what they are called."""
+def bar(
+    figure: Figure,
+    axes: np.ndarray,
+    scale: Normalize,
+    label: str,
+    *,
+    mark: dict[str, float],
+    above: bool = False,
+) -> None:
+    """Add the color bar of all axes, with marked values by what they are called; ``above``: some are off its end."""
     height = figure.get_figheight()
-    added = figure.colorbar(ScalarMappable(scale, MAP), ax=axes, shrink=min(1.0, 3.2 / height), aspect=20)
+    added = figure.colorbar(
+        ScalarMappable(scale, MAP),
+        ax=axes,
+        shrink=min(1.0, 3.2 / height),
+        aspect=20,
+        extend="max" if above else "neither",
+    )
     added.set_label(label)
     added.outline.set_visible(False)
     for name, value in mark.items():

@@ -12,7 +12,7 @@ from moeprobe.probes.routes import heat
 from moeprobe.probes.routes.sheets import Sheet
 from moeprobe.results.figures import panels
 
-# Of more experts than this, those that have most of the image.
+# Of more experts than this only those that have any of the image, so many at the most.
 _MOST_EXPERTS = 16
 # What is left of the light of other patches.
 _DARK = 0.18
@@ -27,13 +27,12 @@ def draw(sheets: Sequence[Sheet]) -> dict[str, Figure]:
 
 
 def _sheet(sheet: Sheet) -> Figure:
-    most = max(len(marks) for marks in sheet.marks.values())
-    columns = min(most, _MOST_EXPERTS)
+    shown = {layer: _shown(marks) for layer, marks in sheet.marks.items()}
+    columns = max(1, *(len(experts) for experts in shown.values()))
     figure, axes = heat.grid(len(sheet.marks), columns, width=1.1, height=1.3)
-    figure.set_size_inches(figure.get_figwidth() - 0.9, figure.get_figheight())
+    figure.set_size_inches(max(figure.get_figwidth() - 0.9, 4.2), figure.get_figheight())
     for row, (layer, marks) in enumerate(sheet.marks.items()):
-        weight = marks.sum((1, 2))
-        chosen = np.sort(np.argsort(-weight, kind="stable")[:columns])
+        weight, chosen = marks.sum((1, 2)), shown[layer]
         largest = marks.max()
         for panel, expert in zip(axes[row], chosen, strict=False):
             own = marks[expert] / (largest or 1.0)
@@ -51,8 +50,19 @@ def _sheet(sheet: Sheet) -> Figure:
             panel.set_axis_off()
         axes[row, 0].set_ylabel(layer, fontsize=9)
     figure.suptitle(panels.wrapped(f"{sheet.checkpoint}: {sheet.image_id}", figure.get_figwidth()))
-    left_out = f" The {columns} experts with most patches." if columns < most else ""
+    left_out = " Left out: experts without a patch, or with the fewest." * any(
+        len(shown[layer]) < len(marks) for layer, marks in sheet.marks.items()
+    )
     return panels.below(figure, f"Bright and outlined: the patches of the expert; below: how many.{left_out}")
+
+
+def _shown(marks: np.ndarray) -> np.ndarray:
+    """Return the experts of ``marks`` ``(E, rows, columns)`` that are drawn, in their order."""
+    if len(marks) <= _MOST_EXPERTS:
+        return np.arange(len(marks))
+    weight = marks.sum((1, 2))
+    most = np.argsort(-weight, kind="stable")[:_MOST_EXPERTS]
+    return np.sort(most[weight[most] > 0])
 
 
 def _outline(panel: Axes, marked: np.ndarray, shape: tuple[int, ...]) -> None:
