@@ -19,7 +19,15 @@ class AlongSeverity(Probe["Result"]):
 
     kind: ClassVar[str] = "sweep"
     title: ClassVar[str] = "Routing along a perturbation"
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "unserved", "output")
+    analyses: ClassVar[tuple[str, ...]] = (
+        *AGREEMENT,
+        "confidence",
+        "load",
+        "unserved",
+        "dropped",
+        "experts_per_token",
+        "output",
+    )
     optional: ClassVar[tuple[str, ...]] = ("output",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Agreement(at="strongest"),

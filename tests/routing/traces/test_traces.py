@@ -258,7 +258,7 @@ def test_two_logs_of_a_server(tmp_path: Path) -> None:
     assert set(table["view"]) == {"recorded"}
     assert set(table["dataset"]) == {"requests"}
     assert found.comparison is not None
-    assert set(found.comparison["metric"]) == {"unserved"}
+    assert set(found.comparison["metric"]) == {"unserved", "dropped"}
     assert not table["metric"].str.contains("top1|top2_match|load").any()
     assert any("which expert came first in mlp.0, mlp.1" in note for note in found.sidecar["notes"])
     assert table["metric"].str.startswith("set_jaccard").any() and (table["metric"] == "churn").any()
@@ -363,7 +363,7 @@ def test_a_log_of_one_expert_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, lines)))
     path = api.import_trace(tmp_path / "l.jsonl", tmp_path / "l.parquet").path
     found = api.analyze_trace([path])
-    assert set(found.table["metric"]) <= {"unserved"}
+    assert set(found.table["metric"]) <= {"unserved", "dropped"}
 
 
 def test_an_interrupted_recording_goes_on(model: Checkpoint, tmp_path: Path) -> None:
