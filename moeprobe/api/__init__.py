@@ -60,6 +60,7 @@ from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
 from moeprobe.runtime import catalog
 from moeprobe.runtime.device import choose_device
@@ -88,6 +89,7 @@ __all__ = [
     "Exported",
     "Hooks",
     "Imported",
+    "ImportedExperts",
     "ImportedSwinMoe",
     "ImportedTrace",
     "Model",
@@ -117,6 +119,7 @@ __all__ = [
     "evaluate",
     "export_vmoe",
     "fewshot",
+    "import_routed_experts",
     "import_swin_moe",
     "import_trace",
     "import_vmoe",

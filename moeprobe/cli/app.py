@@ -18,6 +18,7 @@ from moeprobe.cli import (
     demo,
     doctor,
     explain,
+    import_experts,
     import_trace,
     inspect,
     listing,
@@ -138,6 +139,7 @@ importing = typer.Typer(
 importing.command("vmoe")(vmoe.import_vmoe)
 importing.command("swin-moe")(swin_moe.import_swin_moe)
 importing.command("trace")(import_trace.import_trace)
+importing.command("routed-experts")(import_experts.import_routed_experts)
 app.add_typer(importing, name="import")
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
 exporting.command("vmoe")(vmoe.export_vmoe)

@@ -263,6 +263,7 @@ ANALYSES = Catalog(
     ),
 )
 PROBES = Catalog("moeprobe.probes", "probe", base="Kind", others=("engine", "registry"))
+READERS = Catalog("moeprobe.routing.traces.readers", "reader", base="Reader")
 ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", others=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

@@ -28,6 +28,7 @@ OWN_MODEL = ROOT / "docs" / "guide" / "own-model.md"
 OUTSIDE = ROOT / "docs" / "guide" / "plugins.md"
 PLUGINS = ROOT / "docs" / "contributing" / "adding-a-view-router-data.md"
 PROBE = ROOT / "docs" / "contributing" / "adding-a-probe.md"
+RECORDED = ROOT / "docs" / "guide" / "recorded-routing.md"
 ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 
 
@@ -87,6 +88,19 @@ def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> N
     assert [command[0] for command in commands] == ["inspect", "noise-sweep"]
     assert "blocks.3.mlp.gate" in run(*commands[0]).output
     assert "2 checkpoints x 50 images" in run(*commands[1], "--dry-run").output
+
+
+def test_the_responses_of_the_page_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, response, config = blocks("json", RECORDED)
+    Path("responses.jsonl").write_text(json.dumps(json.loads(response)))
+    Path("config.json").write_text(config)
+    command = next(one for one in documented_commands("guide") if one[0] == "import routed-experts")
+    result = run(*command[0].split(), *command[1:])
+    assert result.exit_code == 0, result.output
+    assert "1 requests, 2 layers (layers.1 to layers.2): 3 tokens" in result.output
+    assert "1 tokens are -1 (or 255" in result.output
+    assert run("analyze-trace", "traces/served.parquet").exit_code == 0
 
 
 def test_every_setting_of_a_model_of_ones_own_is_explained() -> None:

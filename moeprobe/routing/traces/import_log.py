@@ -1,14 +1,12 @@
 """Make a routing trace of a server's log."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from moeprobe.errors import UserError
+from moeprobe.routing.traces.destination import check_destination, named
 from moeprobe.routing.traces.format import is_ordered, metadata, writing
 from moeprobe.routing.traces.log import Log
-from moeprobe.routing.traces.reading import TraceFile
-from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress, progress_of
 
@@ -54,23 +52,10 @@ def import_trace(
         UserError: a line is no routing of a layer, or the files cannot be read or written.
     """
     log, path = Path(log), Path(path)
-    if path.suffix != ".parquet":
-        raise UserError(f"A trace is one file; end its name in .parquet, e.g. {path}.parquet.")
-    if os.path.lexists(path):
-        if not overwrite:
-            raise UserError(f"{path} exists; add --overwrite to replace it.")
-        try:
-            TraceFile(path)
-        except UserError as error:
-            raise UserError(
-                f"--overwrite replaces traces alone; move {path} away or choose another name ({error})."
-            ) from None
+    check_destination(path, overwrite=overwrite)
     if num_experts is not None and num_experts < 1:
         raise UserError(f"--num-experts takes a positive number; got {num_experts}.")
-    about = {"name": name or path.stem, "sha256": None}
-    for value in (about["name"], data):
-        if not is_unicode(str(value)):
-            raise UserError(f"A trace calls things by names in UTF-8; got {value!r}.")
+    about = named(name or path.stem, data=data)
     watcher = progress_of(watcher)
     if not log.is_file():
         raise UserError(f"There is no log {log}.")

@@ -10,6 +10,7 @@ import torch
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces import log as trace_log
+from moeprobe.routing.traces import row_groups
 from moeprobe.routing.traces.import_log import import_trace
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.routing.traces.rows import to_routing
@@ -155,7 +156,7 @@ def test_a_request_that_lacks_a_layer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_long_log_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_log, "_ROWS", 4)
+    monkeypatch.setattr(row_groups, "_ROWS", 4)
     lines = [LINE | {"id": name, "layer": layer} for name in range(9) for layer in ("blocks.1", "blocks.3")]
     read: list[int] = []
     found = trace_log.Log(log(tmp_path, *lines), progress=read.append)

@@ -1,0 +1,76 @@
+"""``moeprobe import routed-experts``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_routed_experts(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Responses of the server, as JSON lines or JSON."),
+    ],
+    trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
+    model_config: Annotated[
+        Path,
+        typer.Option(
+            help="config.json of the model that was served: its experts, and which layers have them."
+        ),
+    ],
+    reader: Annotated[
+        str | None,
+        typer.Option(
+            help="How the responses hold experts: dynamo, nemo, sglang or vllm; default: by their keys."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What tables call the model; default: the file's name.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="What tables call the requests.")] = "requests",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Make a routing trace of an inference server's responses that hold routed experts.
+
+    vLLM, SGLang, Dynamo, SkyRL, prime-rl and NeMo-RL are known by their keys. Captures that no router can have chosen
+    are refused; what is missing is counted and named. docs/guide/recorded-routing.md has more.
+
+    Example: `moeprobe import routed-experts responses.jsonl traces/served.parquet --model-config config.json`
+    """
+    import json as json_module
+    from dataclasses import asdict
+
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.routing.traces.import_experts import import_routed_experts
+
+    with Bar("bytes") as bar:
+        imported = import_routed_experts(
+            files,
+            trace,
+            model_config=model_config,
+            reader=reader,
+            name=name,
+            data=data,
+            overwrite=overwrite,
+            watcher=bar,
+        )
+    if json:
+        content = asdict(imported) | {"path": str(imported.path)}
+        content["file"], content["bytes"] = content.pop("path"), content.pop("nbytes")
+        print(json_module.dumps(content, ensure_ascii=False))
+        return
+    layers = imported.layers
+    lines = [
+        f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
+        f"{imported.tokens:,} tokens, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
+        *imported.findings,
+    ]
+    if imported.unordered:
+        lines.append(
+            "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "
+            "match and load."
+        )
+    lines += [f"Written: {imported.path}", f"Next: moeprobe analyze-trace {imported.path} OTHER.parquet"]
+    for line in lines:
+        console().print(line, soft_wrap=True)

@@ -1,0 +1,201 @@
+"""Make a routing trace of the responses of inference servers that return routed experts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeprobe.errors import UserError
+from moeprobe.routing.traces.captured import Routed, routed
+from moeprobe.routing.traces.destination import check_destination, named
+from moeprobe.routing.traces.findings import Findings
+from moeprobe.routing.traces.format import is_ordered, metadata, writing
+from moeprobe.routing.traces.log_rows import Fault, Row
+from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
+from moeprobe.routing.traces.readers.base import Reader
+from moeprobe.routing.traces.responses import responses
+from moeprobe.routing.traces.row_groups import grouped
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import READERS
+from moeprobe.runtime.characters import is_unicode, quoted
+from moeprobe.runtime.files import check_regular, is_file
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Progress, progress_of
+
+
+@dataclass(frozen=True)
+class ImportedExperts:
+    """What came of responses: the file, and how many requests, layers and tokens (of a layer) are in it.
+
+    ``readers``: the dialects that were met. ``findings``: what was missing, a sentence each. ``left_out``: requests
+    without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
+    """
+
+    path: Path
+    requests: int
+    layers: list[str]
+    tokens: int
+    nbytes: int
+    readers: list[str]
+    findings: list[str]
+    left_out: list[str]
+    unordered: list[str]
+
+
+@checked
+def import_routed_experts(
+    files: str | Path | Sequence[str | Path],
+    path: str | Path,
+    *,
+    model_config: str | Path,
+    reader: str | None = None,
+    name: str | None = None,
+    data: str = "requests",
+    overwrite: bool = False,
+    watcher: Progress | None = None,
+) -> ImportedExperts:
+    """Make a trace of servers' responses that hold the experts of each token.
+
+    Args:
+        files: responses, as JSON lines or JSON.
+        path: of the new trace, ``.parquet``.
+        model_config: ``config.json`` of the model that was served: number of experts, and which layers have them.
+        reader: the responses' dialect, one of ``moeprobe.routing.traces.readers``; None = by their keys.
+        name: of the model in tables; None = that of the trace.
+        data: what the tables call the requests.
+        overwrite: replace an earlier trace.
+        watcher: shows the bytes read.
+
+    Raises:
+        UserError: a response is not as its dialect has it, does not fit the model, or holds what no router can have
+            chosen; or files cannot be read or written.
+    """
+    sources, path = [Path(file) for file in several(files)], Path(path)
+    check_destination(path, overwrite=overwrite)
+    if not sources:
+        raise UserError("Name at least one file of responses.")
+    about = named(name or path.stem, data=data)
+    for source in sources:
+        if not is_file(source):
+            raise UserError(f"There is no file of responses {source}.")
+        check_regular(source)
+    shape = read_moe_shape(Path(model_config))
+    known = {one: READERS.get(one)() for one in ([reader] if reader is not None else READERS.names())}
+    reading = _Reading(sources, shape, known, forced=reader is not None, watcher=progress_of(watcher))
+    with writing(path) as file:
+        for rows in grouped(reading.rows(), progress=reading.watcher.advance):
+            file.write([rows])
+        reading.findings.check(", ".join(map(str, sources)), shape)
+        left_out = [*reading.findings.nulls, *reading.findings.without]
+        file.close(metadata(checkpoint=about, layers=shape.names, skipped=left_out, data=data))
+    return ImportedExperts(
+        path,
+        len(reading.names) - len(left_out),
+        shape.names,
+        reading.findings.tokens,
+        path.stat().st_size,
+        sorted(reading.used),
+        reading.findings.sentences(),
+        left_out,
+        [] if is_ordered(top_k=shape.top_k, gates_kept="none") else shape.names,
+    )
+
+
+class _Reading:
+    """Responses that are read once, request by request."""
+
+    def __init__(
+        self,
+        sources: Sequence[Path],
+        shape: MoeShape,
+        readers: Mapping[str, Reader],
+        *,
+        forced: bool,
+        watcher: Progress,
+    ) -> None:
+        self.watcher = watcher
+        self.findings = Findings()
+        self.names: set[str] = set()
+        self.used: set[str] = set()
+        self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
+        self._alike = {
+            "num_experts": shape.num_experts,
+            "top_k": shape.top_k,
+            "num_prefix_tokens": 0,
+            "router": "recorded",
+            "token_local": False,
+            "gates_kept": "none",
+        }
+
+    def rows(self) -> Iterator[tuple[Row, int]]:
+        """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
+        self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
+        for source in self._sources:
+            for where, response in responses(source, progress=self.watcher.advance):
+                try:
+                    yield from self._of_response(response, f"{source.name}:{where.removeprefix('line ')}")
+                except Fault as fault:
+                    raise UserError(f"{source}, {where}: {fault}.") from None
+
+    def _of_response(self, response: Any, place: str) -> Iterator[tuple[Row, int]]:
+        if not isinstance(response, dict):
+            raise Fault("a response is due, a JSON object")
+        dialect = self._reader_of(response)
+        captures = self._readers[dialect].captures(response, self._shape)
+        if not captures:
+            raise Fault(f"the reader {dialect} finds no routed experts in it")
+        identity = _identity(response, place)
+        for number, capture in enumerate(captures):
+            name = identity if len(captures) == 1 else f"{identity}/{number}"
+            if name in self.names:
+                raise Fault(f"request {quoted(name)} was there before")
+            self.names.add(name)
+            if capture.ids is None:
+                self.findings.nulls.append(name)
+                continue
+            self.used.add(dialect)
+            try:
+                found = routed(capture, self._shape)
+            except Fault as fault:
+                raise Fault(f"request {quoted(name)}: {fault}") from None
+            self.findings.add(name, found)
+            if found.anything:
+                yield from self._rows_of(name, found)
+
+    def _reader_of(self, response: Mapping[str, Any]) -> str:
+        """Return the reader of a response by its keys, or the one that was asked for."""
+        if self._forced:
+            return next(iter(self._readers))
+        for name, reader in self._readers.items():
+            if reader.reads(response):
+                return name
+        keys = ", ".join(map(quoted, list(response)[:8])) or "none"
+        raise Fault(
+            f"no reader knows where this response keeps routed experts (its keys: {keys}); was the server asked to "
+            f"return them? Readers: {', '.join(self._readers)}"
+        )
+
+    def _rows_of(self, name: str, found: Routed) -> Iterator[tuple[Row, int]]:
+        for place, layer in enumerate(self._shape.names):
+            experts = found.experts[:, place]
+            chosen = experts >= 0
+            valid = np.asarray(chosen.any(-1))
+            yield Row(name, layer, self._alike, experts, chosen, valid, None, None), 0
+
+
+def _identity(response: Mapping[str, Any], place: str) -> str:
+    """Return the request's name; where it has none, the file and line."""
+    meta = response.get("meta_info")
+    values = (
+        response.get("id"),
+        response.get("request_id"),
+        meta.get("id") if isinstance(meta, dict) else None,
+    )
+    for value in values:
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+            if not is_unicode(str(value)):
+                raise Fault(f"its id holds half a character (a lone surrogate); got {value!r}")
+            return str(value)
+    return place

@@ -1,0 +1,138 @@
+"""What a reader of servers' responses is, and what readers share.
+
+Arrays are decoded without pickle, and only where the bytes that are there are as many as their shape asks for: what a
+shape claims is never allocated.
+
+Axes: T rows (tokens that were routed), L layers as they were sent, K experts per token.
+"""
+
+import base64
+import binascii
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.model_config import MoeShape
+
+KEY = "routed_experts"
+# More tokens than any sequence has.
+_MOST = 2**31 - 1
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Tokens of a choice as its response states them; None where it does not."""
+
+    prompt: int | None = None
+    generated: int | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The routing of one choice (one generated sequence) of a response.
+
+    Attributes:
+        ids: ``(T, L, K)`` as they were sent; None where the server sent null (aborted, or capture is off).
+        start: place in the sequence of the first row.
+        stated: how many tokens it should be of.
+        last: whether a row of the last token may be there too, which no layer has to route.
+    """
+
+    ids: NDArray[Any] | None
+    start: int = 0
+    stated: Stated = Stated()
+    last: bool = False
+
+
+class Reader(ABC):
+    """One way in which servers send routed experts."""
+
+    @abstractmethod
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether the keys and shapes of a response are those of this reader."""
+
+    @abstractmethod
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each choice of a response, in their order.
+
+        Raises:
+            Fault: it is not as it should be.
+        """
+
+
+def choices(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the choices of a response of an OpenAI-like server; none where there are none."""
+    listed = response.get("choices")
+    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+
+
+def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the objects that have routed experts under their usual key: those of the choices, else of the response.
+
+    The key may be in the object itself, or in its ``engine_data``.
+    """
+    for objects in (choices(response), [response]):
+        places = [place for one in objects for place in (one, one.get("engine_data"))]
+        own: list[Mapping[str, Any]] = [place for place in places if isinstance(place, dict) and KEY in place]
+        if own:
+            return own
+    return []
+
+
+def stated(counts: Any, *, several: bool = False) -> Stated:
+    """Return the tokens that a response states; ``several`` choices share one count of generated tokens."""
+    counts = counts if isinstance(counts, dict) else {}
+    prompt, generated = (count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    return Stated(prompt, None if several else generated)
+
+
+def count(value: Any) -> int | None:
+    """Return a number of tokens; None for what is none."""
+    return value if type(value) is int and 0 <= value <= _MOST else None
+
+
+def start_of(place: Mapping[str, Any], name: str) -> int:
+    """Return where the rows begin, 0 where it is not said."""
+    value = place.get(name)
+    if value is None:
+        return 0
+    if count(value) is None:
+        raise Fault(f"{name} takes a whole number from 0 to {_MOST:,}; got {str(value)[:40]}")
+    return value
+
+
+def decoded(text: Any, what: str) -> bytes:
+    """Return the bytes of base64."""
+    if not isinstance(text, str):
+        raise Fault(f"{what} takes base64; got {type(text).__name__}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Fault(f"{what} is not base64 ({error})") from None
+
+
+def array(content: bytes, *, dtype: Any, shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Return bytes as integers of a shape, which may have one -1; nothing is copied."""
+    if dtype not in DTYPES:
+        raise Fault(f"{what}: its type is one of {', '.join(DTYPES)}; got {dtype!r}")
+    kind = np.dtype(dtype).newbyteorder("<")
+    sizes = list(shape)
+    row = math.prod(size for size in sizes if size >= 0) * kind.itemsize
+    if -1 in sizes and row:
+        sizes[sizes.index(-1)] = len(content) // row
+    if math.prod(sizes) * kind.itemsize != len(content):
+        asked = " × ".join("?" if size < 0 else f"{size:,}" for size in shape)
+        raise Fault(
+            f"{what} holds {len(content):,} bytes, which are not {asked} numbers of {kind.itemsize} bytes; it is "
+            "truncated, or its shape, type or the model's config.json is another"
+        )
+    if not content:
+        return np.zeros((0, 0, 0), kind)
+    return np.frombuffer(content, kind).reshape(sizes)

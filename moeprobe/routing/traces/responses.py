@@ -1,0 +1,55 @@
+"""Files of servers' responses: JSON lines, one response each, or one JSON document of one or a list of them."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import open_regular
+
+# Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
+_MOST = 2**29
+
+
+def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
+    """Yield each response with the place where it stands, e.g. ``line 3``.
+
+    Args:
+        path: the file.
+        progress: called with the bytes read since the last call.
+
+    Raises:
+        UserError: the file cannot be read, or a response is no JSON or too large.
+    """
+    try:
+        with open_regular(path) as file:
+            number = 0
+            while line := file.readline(_MOST + 1):
+                number += 1
+                where = f"line {number}"
+                try:
+                    content = _parsed(path, where, line) if line.strip() else []
+                except UserError:
+                    # Not lines, but one document over several of them?
+                    if number > 1 or path.suffix == ".jsonl":
+                        raise
+                    line += file.read(_MOST + 1)
+                    where, content = "the document", _parsed(path, "the document", line)
+                several = isinstance(content, list)
+                for place, one in enumerate(content if several else [content], start=1):
+                    yield f"{where}, response {place}" if several else where, one
+                progress(len(line))
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def _parsed(path: Path, where: str, text: bytes) -> Any:
+    if len(text) > _MOST:
+        raise UserError(f"{path}, {where}: a response has more than {_MOST:,} bytes; split it.")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
+    except ValueError as error:
+        raise UserError(f"{path}, {where}: this is not JSON ({error}).") from None
