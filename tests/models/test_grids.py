@@ -119,8 +119,31 @@ def test_names_and_overrides_that_are_wrong(tmp_path: Path) -> None:
         grid.load_measure(["epochs=3"])
 
 
-@pytest.mark.parametrize("name", grid.names())
-def test_the_sweeps_that_come_along(name: str) -> None:
+def test_the_ablation_of_prc_has_each_term_alone() -> None:
+    """With three seeds each; 40 times the weights of the paper are among them."""
+    objectives = [cell.objective for cell in grid.load("prc-ablation").cells]
+    assert len(objectives) == 3 * len({str(objective) for objective in objectives}) == 39
+    weights = [
+        (one.parameters["diagonal_weight"], one.parameters["offdiagonal_weight"])
+        for one in objectives
+        if one.name == "prc" and not one.parameters.get("noisy")
+    ]
+    assert sorted(set(weights)) == [
+        (0.0, 0.5),
+        (0.005, 0.05),
+        (0.05, 0.0),
+        (0.05, 0.5),
+        (0.2, 2.0),
+        (0.5, 5.0),
+    ]
+
+
+def test_all_sweeps_are_tested() -> None:
+    assert grid.names() == ["prc-ablation", "routers-digits", "routers-shapes"]
+
+
+@pytest.mark.parametrize("name", ["routers-digits", "routers-shapes"])
+def test_the_sweeps_of_routers(name: str) -> None:
     """All routers but Swin-MoE's, with three seeds, on digits at two budgets; what some do not need is left out."""
     sweep = grid.load(name)
     assert sweep.name == name and grid.path_of(name).read_text(encoding="utf-8").startswith("# ")

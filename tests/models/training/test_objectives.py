@@ -50,6 +50,25 @@ def test_prc_is_a_loop_over_all_pairs_of_the_batch(seed: int) -> None:
 
 
 @SEEDS
+def test_noisy_prc_is_the_same_loop_over_the_gates_with_noise(seed: int) -> None:
+    views = random_views(seed=seed)
+    routed = route(views, noisy=True, seed=seed)
+    decision, pairs = routed.decision, list(references.pairs(views))
+    logits = decision.noisy_logits.detach().double().numpy()
+    gates = np.exp(logits - logits.max(-1, keepdims=True))
+    gates = (gates / gates.sum(-1, keepdims=True)).reshape(2 * len(views.source_size), -1, gates.shape[-1])
+    found = Prc(noisy=True).terms({"blocks.1": decision}, views)
+    clean = Prc().terms({"blocks.1": decision}, views)
+    matrix = references.correlation(gates, pairs)
+    for name, expected in (
+        ("prc_diagonal", references.diagonal(matrix)),
+        ("prc_offdiagonal", references.offdiagonal(matrix)),
+    ):
+        assert_golden(found[name].value.detach(), expected)
+        assert abs(float(clean[name].value.detach()) - expected) > 1e-3 * expected, "noise would not matter"
+
+
+@SEEDS
 def test_roles_that_are_mixed_up_would_show(seed: int) -> None:
     """The loss does not see a transposed S, so images whose second view is the smaller one must be told apart."""
     views = random_views(seed=seed)

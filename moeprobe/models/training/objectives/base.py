@@ -101,13 +101,13 @@ def balancing_terms(
 
 def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
     for decision in decisions.values():
-        _check_trained(decision)
+        _check_trained(decision.clean_gates)
     return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()
 
 
-def _check_trained(decision: Decision) -> None:
+def _check_trained(gates: Tensor) -> None:
     """Raise ``UserError`` in training if nothing that learns can change the gates: a loss on them would be idle."""
-    if torch.is_grad_enabled() and not decision.clean_gates.requires_grad:
+    if torch.is_grad_enabled() and not gates.requires_grad:
         raise UserError(
             "The gates of this router cannot learn, so a loss on them has no effect: "
             "set objective=balanced objective.importance_weight=0 objective.load_weight=0."
@@ -126,12 +126,12 @@ def _load(decision: Decision) -> Tensor:
 
 
 def paired_gates(
-    decision: Decision, first: NDArray[np.int64], second: NDArray[np.int64], *, num_images: int
+    gates: Tensor, first: NDArray[np.int64], second: NDArray[np.int64], *, num_images: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the clean gates of paired tokens, and which slots hold a pair.
+    """Return the gates of paired tokens, and which slots hold a pair.
 
     Args:
-        decision: a layer's decision on ``2 B`` rows, views interleaved.
+        gates: ``(G, S, E)`` of a layer's decision on ``2 B`` rows, views interleaved.
         first: ``(B, M)`` token of view 1 in each slot, -1 = no pair.
         second: ``(B, M)`` token of view 2.
         num_images: B.
@@ -142,8 +142,8 @@ def paired_gates(
     Raises:
         UserError: the gates cannot learn.
     """
-    _check_trained(decision)
-    gates = decision.clean_gates.reshape(num_images, 2, -1, decision.clean_gates.shape[-1])
+    _check_trained(gates)
+    gates = gates.reshape(num_images, 2, -1, gates.shape[-1])
     tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
     valid = (tokens[0] >= 0) & (tokens[1] >= 0)
     sides = [

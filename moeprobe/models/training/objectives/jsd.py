@@ -32,7 +32,7 @@ class Jsd(Objective):
         """Return the divergence and the two balancing terms."""
         first, second, _ = paired_tokens(views)
         divergences = [
-            mean_divergence(*paired_gates(decision, first, second, num_images=len(first)))
+            mean_divergence(*paired_gates(decision.clean_gates, first, second, num_images=len(first)))
             for decision in decisions.values()
         ]
         balancing = balancing_terms(

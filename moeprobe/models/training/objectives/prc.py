@@ -3,7 +3,8 @@
 S = E/N Σ r(x1, p1) r(x2, p2)ᵀ over the N pairs of corresponding patches of the whole batch (equation 3), and
 L = λ_diag/E Σ_i (1 − S_ii)² + λ_off/(E(E−1)) Σ_{i≠j} S_ij² (equation 4). Balancing losses are not used with it.
 
-The paper's r includes the router's noise; as in its authors' program the clean softmax is taken here.
+The paper's r includes the router's noise (equation 1); its authors' program takes the clean softmax, as is done here
+but with ``noisy``.
 
 Source: Kada et al. 2025, "Robustifying Routers Against Input Perturbations for Sparse Mixture-of-Experts Vision
 Transformers", section III-B.
@@ -25,10 +26,14 @@ from moeprobe.models.training.objectives.base import Objective, Term, Views, pai
 
 @dataclass(frozen=True)
 class Prc(Objective):
-    """Pairwise Router Consistency: the E x E correlation matrix of paired gates should be the identity."""
+    """Pairwise Router Consistency: the E x E correlation matrix of paired gates should be the identity.
+
+    With ``noisy`` the gates are those with the router's noise, as the paper writes them: each view has its own draw.
+    """
 
     diagonal_weight: float = 5e-3
     offdiagonal_weight: float = 5e-2
+    noisy: bool = False
 
     needs_pairs: ClassVar[bool] = True
 
@@ -37,7 +42,8 @@ class Prc(Objective):
         first, second, swapped = paired_tokens(views)
         diagonal, offdiagonal = [], []
         for decision in decisions.values():
-            gates1, gates2, valid = paired_gates(decision, first, second, num_images=len(first))
+            gates = decision.gates if self.noisy else decision.clean_gates
+            gates1, gates2, valid = paired_gates(gates, first, second, num_images=len(first))
             # View 1 of the paper is the one with the smaller source area.
             exchange = torch.from_numpy(swapped).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
