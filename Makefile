@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix bench reports docs clean
+.PHONY: help setup demo test test-slow check fix bench reports reports-fashion train-reports docs clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages
 
@@ -49,6 +49,14 @@ reports: setup ## Regenerate the committed reports, and the tables and pictures 
 	$(BIN)/python reports/regenerate_routers.py
 	$(BIN)/python reports/pages.py
 	$(BIN)/python docs/generate.py
+
+reports-fashion: setup ## The same of Fashion-MNIST, whose images must be there (Debian: dataset-fashion-mnist)
+	$(BIN)/python reports/regenerate_fashion.py
+	$(BIN)/python reports/pages.py
+	$(BIN)/python docs/generate.py
+
+train-reports: setup ## Train the checkpoints that reports are made from, those that are missing (hours; resumable)
+	$(BIN)/python checkpoints/train.py digits shapes fashion
 
 docs: setup ## Write the generated pages and build the site into site/, without a network
 	$(BIN)/python docs/generate.py

@@ -18,6 +18,9 @@ FIGURES = {
     "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
+    "fashion-classes.png": "reports/fashion/routes/figures/classes-fashion-prc-k2-seed0.png",
+    "fashion-sheet.png": "reports/fashion/routes/figures/sheet-1-fashion-prc-k2-seed0.png",
+    "fashion-overlay.png": "reports/fashion/overlay/figures/overlay-blocks.1.png",
     "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
 }

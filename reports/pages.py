@@ -12,6 +12,14 @@ from pathlib import Path
 
 import pandas as pd
 from contrasts import lines as contrast_lines
+from regenerate_fashion import (
+    fashion_accuracies,
+    fashion_capacity,
+    fashion_in_short,
+    fashion_information,
+    fashion_matches,
+    fashion_settings,
+)
 from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
 
 from moeprobe.studies.paper.numbers import dead
@@ -191,6 +199,12 @@ MAKERS = {
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
+    "Fashion-MNIST in short": fashion_in_short,
+    "accuracy on Fashion-MNIST": fashion_accuracies,
+    "match on Fashion-MNIST": fashion_matches,
+    "information on Fashion-MNIST": fashion_information,
+    "settings on Fashion-MNIST": fashion_settings,
+    "capacity on Fashion-MNIST": fashion_capacity,
 }
 
 
