@@ -1,4 +1,4 @@
-"""Views, data sets, routers, objectives, analyses and adapters: what the catalogs hold, by their docstrings."""
+"""Views, data sets, routers, objectives, analyses, adapters and readers: the catalogs by their docstrings."""
 
 import inspect
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def pages() -> dict[str, str]:
         "Plug-ins",
         "the docstrings of the plug-ins",
         "Each is one file, and its name is the file's. `moeprobe list views` (routers, data, analyses, objectives, "
-        "adapters) prints these names too. How to add one: "
+        "adapters, readers) prints these names too. How to add one: "
         "[adding a view, router or data set](../contributing/adding-a-view-router-data.md); from a file of your own: "
         "[plug-ins of your own](../guide/plugins.md).",
         "## Views\n\nA view with *severities* is compared with the clean input, as `sweep` does; a view that makes "
@@ -43,6 +43,9 @@ def pages() -> dict[str, str]:
         "## Adapters\n\nWhat makes a model traceable: our own, those of other programs, and `py:` and `hf:` "
         "([Your own model](../guide/own-model.md), [Language models](../guide/language-models.md)).",
         table(["adapter", "of what"], described(catalog.ADAPTERS)),
+        "## Readers\n\n`moeprobe import routed-experts --reader NAME`: what servers return, see "
+        "[Recorded routing](../guide/recorded-routing.md#what-a-server-answers).",
+        table(["reader", "what it reads"], described(catalog.READERS)),
     )
     return {"reference/plugins.md": text}
 

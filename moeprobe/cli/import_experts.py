@@ -20,9 +20,7 @@ def import_routed_experts(
     ],
     reader: Annotated[
         str | None,
-        typer.Option(
-            help="How the responses hold experts: dynamo, nemo, sglang or vllm; default: by their keys."
-        ),
+        typer.Option(help="How the responses hold experts (moeprobe list readers); default: by their keys."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="What tables call the model; default: the file's name.")

@@ -15,6 +15,7 @@ KINDS = {
     "metrics": "names of the column metric; moeprobe explain NAME says more",
     "objectives": "what a training adds to its loss: objective=NAME",
     "adapters": "what makes a model readable to probes",
+    "readers": "how servers return routed experts: --reader NAME of import routed-experts",
     "models": "architectures that moeprobe train builds: model.name=NAME",
     "configs": "trainings that are ready to run: moeprobe train --config NAME",
     "keys": "all keys of a training's configuration, with type, default and meaning",
@@ -127,6 +128,7 @@ def _find(kind: str) -> dict[str, str]:
         "analyses": catalog.ANALYSES,
         "objectives": catalog.OBJECTIVES,
         "adapters": catalog.ADAPTERS,
+        "readers": catalog.READERS,
     }[kind]
     return {name: plugins.describe(name) for name in plugins.names()}
 

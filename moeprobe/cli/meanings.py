@@ -37,6 +37,7 @@ _CATALOGS = (
     catalog.OBJECTIVES,
     catalog.ANALYSES,
     catalog.ADAPTERS,
+    catalog.READERS,
 )
 # What is made with parameters; data sets are opened.
 _MADE = ("view", "router", "objective")

@@ -211,7 +211,7 @@ def test_list_alone_names_what_can_be_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["routers", "views", "data", "analyses", "objectives", "adapters", "models", "configs"]
+    "kind", ["routers", "views", "data", "analyses", "objectives", "adapters", "readers", "models", "configs"]
 )
 def test_list_names_everything_with_a_description(kind: str) -> None:
     found = json.loads(run("list", kind, "--json").stdout)

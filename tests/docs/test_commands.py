@@ -23,7 +23,12 @@ def test_every_documented_command_parses(command: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plugins", "page"), [(catalog.ROUTERS, "reference/routers.md"), (catalog.DATA, "guide/data.md")]
+    ("plugins", "page"),
+    [
+        (catalog.ROUTERS, "reference/routers.md"),
+        (catalog.DATA, "guide/data.md"),
+        (catalog.READERS, "guide/recorded-routing.md"),
+    ],
 )
 def test_every_plugin_of_a_page_written_by_hand_is_named(plugins: catalog.Catalog, page: str) -> None:
     for name in plugins.names():

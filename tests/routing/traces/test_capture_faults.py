@@ -120,6 +120,14 @@ def test_few_zeros_of_one_expert_per_token_may_be_chance(tmp_path: Path) -> None
     assert "every expert is 0" in refused(*command(tmp_path, *many, config=config))
 
 
+def test_lists_may_have_a_row_of_the_last_token(tmp_path: Path) -> None:
+    """Lists hold as many rows as tokens were generated, or one less; two more are too many."""
+    for more, words in ((1, False), (2, True)):
+        output = said(tmp_path, serving.vllm_lists(routing(rows=ROWS + more)))
+        assert ("known as one off" in output) == words
+        (tmp_path / "t.parquet").unlink()
+
+
 def test_rows_are_counted_of_one_choice_alone(tmp_path: Path) -> None:
     """``completion_tokens`` is of all choices together."""
     response = serving.vllm(IDS)

@@ -301,6 +301,36 @@ def test_a_fifo_is_no_file_of_responses(tmp_path: Path) -> None:
         assert f"There is no file of responses {tmp_path / name}." in said
 
 
+def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOEPROBE_PLUGINS", "")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import numpy as np\nfrom moeprobe.routing.traces.readers.base import Capture, Reader\n\n\n"
+        'class Paged(Reader):\n    """Pages of rows."""\n\n'
+        '    def reads(self, response):\n        return "pages" in response\n\n'
+        "    def captures(self, response, shape):\n"
+        '        return [Capture(np.concatenate([np.array(one) for one in response["pages"]]))]\n'
+    )
+    ids = routing()
+    path, model = serving.write(tmp_path, {"id": "r", "pages": [ids[:5].tolist(), ids[5:].tolist()]})
+    trace = tmp_path / "paged.parquet"
+    result = run(
+        "--plugins",
+        plugin,
+        "import",
+        "routed-experts",
+        path,
+        trace,
+        "--model-config",
+        model,
+        "--name",
+        "served",
+    )
+    assert result.exit_code == 0 and "read as paged." in result.output, result.output
+    imported(tmp_path, serving.vllm(ids))
+    assert trace.read_bytes() == (tmp_path / "t.parquet").read_bytes()
+
+
 def test_the_command(tmp_path: Path) -> None:
     path, model = serving.write(tmp_path, serving.vllm(routing()))
     more = tmp_path / "more.json"
