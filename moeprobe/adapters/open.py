@@ -75,7 +75,7 @@ def load_model(
             "capacity": _capacity(traceable, trained=trained_capacity),
             "group_images": traceable.group_images,
             "training": info.training,
-            **({"settings": info.settings.plain()} if info.settings.suffix else {}),
+            **({"served": info.settings.plain()} if info.settings.suffix else {}),
             # Weights alone do not say how a router from outside of the package routes.
             **({"router": info.model.router_name} if info.model.router_name in ROUTERS.outside() else {}),
         },

@@ -89,7 +89,7 @@ def _subject(model: Model) -> _Subject | None:
         return None
     info, header = read_info(model)
     info.check_router()
-    about = {"path": str(info.path), "training": info.training, "settings": info.settings.plain()}
+    about = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
     return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
 
 
@@ -130,7 +130,7 @@ def _place(name: str, about: Mapping[str, Any]) -> Path:
     with the same settings by what makes them.
     """
     path = Path(about.get("path", name)).resolve().with_suffix("")
-    settings = Settings(**about.get("settings", {})).suffix
+    settings = Settings(**about.get("served", {})).suffix
     path = path.with_name(f"{path.name}{settings}")
     return path / about.get("factory", "").replace(":", ".")
 

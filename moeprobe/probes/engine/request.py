@@ -41,7 +41,7 @@ def make_request(
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             # Of a router from outside the package, and of settings other than the trained ones.
-            | {key: model.provenance[key] for key in ("router", "settings") if key in model.provenance}
+            | {key: model.provenance[key] for key in ("router", "served") if key in model.provenance}
             for model in models
         },
         # Named only where it is on, so that earlier runs without it still ask the same.

@@ -70,7 +70,7 @@ def test_a_folder_with_such_a_name_is_that_folder(tmp_path: Path) -> None:
     shutil.copytree(TRAINED, folder)
     checkpoint = api.load_model(folder, device="cpu")
     assert checkpoint.name == "a,top_k=1"
-    assert "settings" not in checkpoint.provenance
+    assert "served" not in checkpoint.provenance
     assert moe_layers(checkpoint.model.model)["blocks.1"].router.top_k == 2  # type: ignore[attr-defined]
 
 
@@ -177,7 +177,7 @@ def test_one_run_holds_a_checkpoint_against_itself(tmp_path: Path) -> None:
     assert set(paired.reference) == {names[0]}
     assert list(dict.fromkeys(paired.checkpoint)) == names[1:]
     request = json.loads((tmp_path / "run/run.json").read_text())["checkpoints"]
-    assert [request[name].get("settings") for name in names] == [None, {"top_k": 1}, {"experts": "off"}]
+    assert [request[name].get("served") for name in names] == [None, {"top_k": 1}, {"experts": "off"}]
     assert len({request[name]["sha256"] for name in names}) == 1
     same = refused("eval", f"{TRAINED},top_k=1,experts=off", f"{TRAINED},experts=off,top_k=1")
     assert "The same checkpoint was named twice" in same
