@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +15,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fail where a process is left that another test has not left before."""
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3, 9])
 def test_results_come_in_order(processes: int) -> None:
     base = 10
@@ -21,7 +30,6 @@ def test_results_come_in_order(processes: int) -> None:
     assert [value for value, _ in found] == list(range(10, 17))
     workers = {pid for _, pid in found}
     assert len(workers) == min(processes, 7) and (os.getpid() in workers) == (processes == 1)
-    assert not multiprocessing.active_children()
 
 
 def test_no_pieces() -> None:
@@ -38,7 +46,6 @@ def test_an_error_is_that_of_the_piece() -> None:
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UserError, match="The third cannot be read"):
         next(results)
-    assert not multiprocessing.active_children()
 
 
 def test_a_process_that_is_killed_is_a_sentence() -> None:
@@ -49,7 +56,6 @@ def test_a_process_that_is_killed_is_a_sentence() -> None:
 
     with pytest.raises(UserError, match="was ended from outside"):
         list(spread(work, 4, processes=2))
-    assert not multiprocessing.active_children()
 
 
 def test_processes_end_when_nobody_wants_more() -> None:
@@ -57,4 +63,3 @@ def test_processes_end_when_nobody_wants_more() -> None:
     results = spread(lambda piece: bytes(10**6), 50, processes=2)
     assert len(next(results)) == 10**6
     results.close()  # type: ignore[attr-defined]  # a generator
-    assert not multiprocessing.active_children()
