@@ -68,8 +68,10 @@ class CountBelow:
         return np.where(total > 0, (divide(counts, total) < self.limit).sum(0), np.nan)
 
     def _ends(self, totals: Totals, images: int) -> tuple[Array, Array]:
-        """Return the ends of the intervals of the shares ``(E,)``."""
+        """Return the ends of the intervals of the shares ``(E,)``, NaN where nothing is chosen."""
         counts, squares, products, (square, _) = totals
+        if not counts.any():
+            return np.full_like(counts, np.nan), np.full_like(counts, np.nan)
         share = divide(counts, counts.sum())
         # Σ (h − p N)², whose last bits may be below 0.
         spread = np.maximum(squares - 2 * share * products + share**2 * square, 0)

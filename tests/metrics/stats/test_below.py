@@ -125,3 +125,9 @@ def test_how_often_the_interval_holds_the_true_count() -> None:
         interval = replicates(drawn(shares.tolist(), images=200, seed=seed), linear=True).interval()
         held += interval.low <= truth <= interval.high
     assert held >= 0.9 * 300
+
+
+def test_where_nothing_is_chosen_nothing_is_known() -> None:
+    nothing = CountBelow(np.zeros((30, 4)), 0.1)
+    assert np.isnan(nothing.evaluate(np.ones((30, 1)))).all()
+    assert np.isnan(nothing.influence()).all()
