@@ -53,11 +53,16 @@ def regenerate(data: str) -> None:
     ]
     options = api.Options(out=staging, device="cpu", command="make reports")
     api.paper(models, data=data, names=NAMES, remarks=REMARKS, options=options)
+    replace(staging, REPORTS / data)
+
+
+def replace(staging: Path, report: Path) -> None:
+    """Put a new report in the place of the committed one, without what is not kept."""
     for pattern in DROPPED:
         for path in staging.rglob(pattern):
             path.unlink()
-    shutil.rmtree(REPORTS / data, ignore_errors=True)
-    staging.rename(REPORTS / data)
+    shutil.rmtree(report, ignore_errors=True)
+    staging.rename(report)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from typing import Any
 
 import pandas as pd
 import torch
+from regenerate import CHECKPOINTS, replace
 
 from moeprobe import api
 
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
 REPORT = Path("reports/fashion")
-CHECKPOINTS = Path("checkpoints/reference")
 SEED = 0
 NAMES = {
     f"fashion-{objective}-k{top_k}-seed{SEED}": f"{model}, k = {top_k}"
@@ -37,8 +37,6 @@ SERVED = {
 # How much room an expert has, as a multiple of its even share.
 FACTORS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 PRIORITIES = {"order": "in their order", "gate": "the surest first"}
-# Large, and made again by anyone in minutes: what is kept is what is read.
-DROPPED = ("images.parquet", "overlay-*-0??.png", ".moeprobe.*")
 
 
 def main() -> None:
@@ -57,11 +55,7 @@ def main() -> None:
             command="make reports-fashion",
             **more,
         )
-    for pattern in DROPPED:
-        for path in staging.rglob(pattern):
-            path.unlink()
-    shutil.rmtree(REPORT, ignore_errors=True)
-    staging.rename(REPORT)
+    replace(staging, REPORT)
 
 
 def questions() -> list[tuple[str, Any, list[str], dict[str, Any]]]:

@@ -1,14 +1,11 @@
 """Views as they are named: ``NAME``, ``NAME:PATH``, and parameters after commas, ``NAME,key=value``."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.yaml import NotYamlError, parse_yaml
-
-# Commas inside a value, e.g. of [0.1, 0.3], are followed by no key.
-_PARAMETER = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,10 @@ def parse_view(text: str) -> ViewName:
     Raises:
         UserError: a parameter is named twice, or its value cannot be read.
     """
-    named, *assignments = _PARAMETER.split(text)
+    named, assignments = split_assignments(text)
     name, _, location = named.partition(":")
     parameters: dict[str, Any] = {}
-    for assignment in assignments:
-        key, _, value = (part.strip() for part in assignment.partition("="))
+    for key, value in assignments:
         if key == "name":
             raise UserError(f"The view {text!r} is named first; its parameters have other names.")
         if key in parameters:

@@ -12,10 +12,8 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import NUM_EXPERTS, ROUTER, ModelConfig
+from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.schema import Plugin, Section, sentence
-
-# A comma in the name of a folder is followed by no key.
-_SETTING = re.compile(r",(?=\s*[A-Za-z_]\w*\s*=)")
 
 
 class Settings(Section):
@@ -103,12 +101,11 @@ def split_settings(source: str | Path) -> tuple[str | Path, Settings]:
     Raises:
         UserError: there is no such setting, one is named twice, or its value does not fit.
     """
-    path, *assignments = _SETTING.split(str(source))
+    path, assignments = split_assignments(str(source))
     if not assignments or Path(source).exists():
         return source, Settings()
     values: dict[str, str] = {}
-    for assignment in assignments:
-        key, _, value = (part.strip() for part in assignment.partition("="))
+    for key, value in assignments:
         if key in values:
             raise UserError(f"{str(source)!r} has the setting {key} twice; name it once.")
         values[key] = value
@@ -120,8 +117,7 @@ def split_settings(source: str | Path) -> tuple[str | Path, Settings]:
 
 def refuse_settings(source: str) -> None:
     """Raise ``UserError`` where settings follow the name of another program's model, which serves as it does."""
-    name, *assignments = _SETTING.split(source)
+    name, assignments = split_assignments(source)
     if assignments:
-        raise UserError(
-            f"Settings are for checkpoints of moeprobe; leave {','.join(assignments)!r} out after {name!r}."
-        )
+        settings = source.removeprefix(f"{name},")
+        raise UserError(f"Settings are for checkpoints of moeprobe; leave {settings!r} out after {name!r}.")

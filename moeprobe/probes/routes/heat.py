@@ -1,22 +1,21 @@
 """Heat maps of shares, with numbers in cells that have room for them."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from moeprobe.inputs.modality import modality_of
 from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.numbers import number
 
-# Perceptually even, and made to look the same with the common color deficiencies.
-MAP = "cividis"
 # More columns or rows than this have no numbers in their cells, and not all of their names.
 _MOST_NUMBERED, _MOST_NAMED = 12, 40
 
@@ -47,14 +46,7 @@ def heat_map(
     axes.spines[:].set_visible(False)
     if max(values.shape[1], 1) > _MOST_NUMBERED or values.shape[0] > _MOST_NAMED:
         return
-    color = mpl.colormaps[MAP]
-    for i, j in np.ndindex(values.shape):
-        if np.isfinite(values[i, j]):
-            bright = np.dot(color(scale(values[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
-            axes.text(
-                j, i, number(float(values[i, j]), decimals=2), ha="center", va="center", fontsize=7,
-                color="black" if bright else "white",
-            )  # fmt: skip
+    write_numbers(axes, values, scale, size=7, written=partial(number, decimals=2))
 
 
 def outline(axes: Axes, places: Sequence[tuple[int, int]]) -> None:
@@ -77,16 +69,7 @@ def bar(
     above: bool = False,
 ) -> None:
     """Add the color bar of all axes, with marked values by what they are called; ``above``: some are off its end."""
-    height = figure.get_figheight()
-    added = figure.colorbar(
-        ScalarMappable(scale, MAP),
-        ax=axes,
-        shrink=min(1.0, 3.2 / height),
-        aspect=20,
-        extend="max" if above else "neither",
-    )
-    added.set_label(label)
-    added.outline.set_visible(False)
+    added = color_bar(figure, axes, scale, label, largest=1.0, above=above)
     for name, value in mark.items():
         added.ax.axhline(value, color="#D55E00", linewidth=2)
         added.ax.annotate(

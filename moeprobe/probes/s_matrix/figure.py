@@ -6,7 +6,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
@@ -14,10 +13,9 @@ from moeprobe.inputs.modality import TEXT, modality_of
 from moeprobe.metrics.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
-# Perceptually even, and made to look the same with the common color deficiencies.
-_MAP = "cividis"
 # More experts than this, and numbers in the cells would be too small to read.
 _MOST_NUMBERED = 10
 # Of more experts than this the largest entries do not stretch the scale.
@@ -57,16 +55,7 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str] | None = None) -> dic
 
 
 def _bar(figure: Figure, axes: np.ndarray, scale: Normalize, *, many: bool) -> None:
-    height = figure.get_figheight()
-    bar = figure.colorbar(
-        ScalarMappable(scale, _MAP),
-        ax=axes,
-        shrink=min(0.7, 3.2 / height),
-        aspect=20,
-        extend="max" if many else "neither",
-    )
-    bar.set_label("$S_{ij}$ (ideal: the identity)")
-    bar.outline.set_visible(False)
+    color_bar(figure, axes, scale, "$S_{ij}$ (ideal: the identity)", largest=0.7, above=many)
 
 
 def _large(table: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Figure:
@@ -105,7 +94,7 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
             if rows.empty:
                 continue
             panel = axes[number * rows_each + place // columns, place % columns]
-            panel.imshow(_matrix(rows), cmap=_MAP, norm=scale, interpolation="nearest")
+            panel.imshow(_matrix(rows), cmap=MAP, norm=scale, interpolation="nearest")
             name = f"{checkpoint}\n{layer}" if place == 0 else layer
             panel.set_title(name, fontsize=8, loc="left")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
@@ -133,7 +122,7 @@ def _matrix(rows: pd.DataFrame) -> np.ndarray:
 def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     matrix = _matrix(rows[rows["metric"] == S.name])
     # The panels are nearly square as they are; a fixed shape would push headings over one another.
-    axes.imshow(matrix, cmap=_MAP, norm=scale, interpolation="nearest", aspect="auto")
+    axes.imshow(matrix, cmap=MAP, norm=scale, interpolation="nearest", aspect="auto")
     first = "" if modality_of(rows["tokens"]) is TEXT else " (covers less)"
     axes.set(xlabel="expert, view 2", ylabel=f"expert, view 1{first}")
     step = int(np.ceil(len(matrix) / 10))
@@ -143,14 +132,7 @@ def _heat_map(axes: Axes, rows: pd.DataFrame, scale: Normalize) -> None:
     axes.spines[:].set_visible(False)
     if len(matrix) > _MOST_NUMBERED:
         return
-    color = mpl.colormaps[_MAP]
-    for i, j in np.ndindex(matrix.shape):
-        if np.isfinite(matrix[i, j]):
-            bright = np.dot(color(scale(matrix[i, j]))[:3], (0.299, 0.587, 0.114)) > 0.5
-            axes.text(
-                j, i, f"{matrix[i, j]:.2f}", ha="center", va="center", fontsize=7.5,
-                color="black" if bright else "white",
-            )  # fmt: skip
+    write_numbers(axes, matrix, scale, size=7.5, written="{:.2f}".format)
 
 
 def _summary(rows: pd.DataFrame) -> str:

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,14 @@ def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         if own:
             return own
     return []
+
+
+def held(response: Mapping[str, Any], capture: Callable[[Any, Stated], Capture]) -> list[Capture]:
+    """Return ``capture`` of the value, and of the stated tokens, of each of a response's holders."""
+    places = holders(response)
+    several = max(len(places), len(choices(response))) > 1
+    tokens = stated(response.get("usage"), several=several)
+    return [capture(place[KEY], tokens) for place in places]
 
 
 def stated(counts: Any, *, several: bool = False) -> Stated:

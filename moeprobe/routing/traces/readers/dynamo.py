@@ -11,12 +11,11 @@ from moeprobe.routing.traces.readers.base import (
     Reader,
     Stated,
     array,
-    choices,
     count,
     decoded,
+    held,
     holders,
     start_of,
-    stated,
 )
 
 _KEYS = {"data", "shape", "dtype"}
@@ -34,10 +33,7 @@ class Dynamo(Reader):
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice."""
-        places = holders(response)
-        several = max(len(places), len(choices(response))) > 1
-        tokens = stated(response.get("usage"), several=several)
-        return [_capture(place[KEY], tokens) for place in places]
+        return held(response, _capture)
 
 
 def _capture(value: Any, tokens: Stated) -> Capture:

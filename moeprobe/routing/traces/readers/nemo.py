@@ -12,10 +12,9 @@ from moeprobe.routing.traces.readers.base import (
     Reader,
     Stated,
     array,
-    choices,
     decoded,
+    held,
     holders,
-    stated,
 )
 
 _HEAD = re.compile(r"nrlre1:(int8|int16|int32):(\d{1,9})x(\d{1,9})x(\d{1,9}):")
@@ -31,10 +30,7 @@ class Nemo(Reader):
 
     def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
         """Return the routing of each choice."""
-        places = holders(response)
-        several = max(len(places), len(choices(response))) > 1
-        tokens = stated(response.get("usage"), several=several)
-        return [_capture(place[KEY], tokens) for place in places]
+        return held(response, _capture)
 
 
 def _capture(value: Any, tokens: Stated) -> Capture:
