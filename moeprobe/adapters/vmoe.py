@@ -18,7 +18,7 @@ from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
 
 class Vmoe:
-    """A timm ``VisionTransformer`` with MoE layers (``nn.vit.make_sparse``), ready to be probed.
+    """A timm ``VisionTransformer`` with MoE layers (``nn.vit.make_sparse``) or without, ready to be probed.
 
     Args:
         model: a ``VisionTransformer``; put into evaluation mode; its routers' evaluation capacity is replaced.
@@ -30,7 +30,7 @@ class Vmoe:
             tokens); the groups of training do not matter here.
 
     Raises:
-        UserError: the model has no MoE layer, or ``group_images`` is not positive.
+        UserError: ``group_images`` is not positive.
     """
 
     def __init__(
@@ -45,8 +45,6 @@ class Vmoe:
     ) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         self._layers = moe_layers(model)
-        if not self._layers:
-            raise UserError("The model has no MoE layer, so there is no routing to probe.")
         if group_images < 1:
             raise UserError(f"A group needs at least one image; got group_images {group_images}.")
         routers = [layer.router for layer in self._layers.values()]

@@ -50,7 +50,7 @@ def inspect(
         if key != "layers":
             table.add_row(_label(key), _text(value))
     screen.print(table)
-    screen.print(_layers(found["layers"]))
+    screen.print(_layers(found["layers"]) if found["layers"] else "No MoE layers: the model is dense.")
 
 
 def _layers(layers: list[dict[str, Any]]) -> "Table":

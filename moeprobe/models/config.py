@@ -17,6 +17,7 @@ from moeprobe.runtime.schema import Plugin, Section, sentence
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
 # How a transformer is made sparse where nothing is configured: as V-MoE's are.
 NUM_EXPERTS, LAYERS, ROUTER = 8, "last-2", "softmax_token_choice"
+DEFAULT_OBJECTIVE = "balanced"
 
 
 class UpcycleConfig(Section):
@@ -82,7 +83,7 @@ class MoeConfig(Section):
 
     num_experts: int | None = Field(None, gt=0, description=f"experts of a layer; null: {NUM_EXPERTS}")
     layers: list[int] | str | None = Field(
-        None, description=f'MoE blocks, from 0; or "last-2", "every-2"; null: {LAYERS}'
+        None, description=f'MoE blocks, from 0; "last-2", "every-2"; [] or none: dense; null: {LAYERS}'
     )
     router: Plugin | None = Field(None, description=f"null: {ROUTER}; moeprobe list routers")
     top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
@@ -110,6 +111,11 @@ class MoeConfig(Section):
     def router_name(self) -> str:
         """The router's catalog name."""
         return ROUTER if self.router is None else self.router.name
+
+    @property
+    def dense(self) -> bool:
+        """Whether there is no MoE layer, so that no other key of this section matters."""
+        return self.layers in ("none", [])
 
 
 class ModelConfig(MoeConfig, TransformerConfig):
@@ -184,7 +190,7 @@ class TrainConfig(Section):
     view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")
     views_per_image: int = Field(2, ge=1, le=2, description="how many of each image in a batch")
     objective: Plugin = Field(
-        Plugin(name="balanced"), description="what is added to the loss; moeprobe list objectives"
+        Plugin(name=DEFAULT_OBJECTIVE), description="what is added to the loss; moeprobe list objectives"
     )
     loss: Literal["softmax", "sigmoid"] = Field("softmax", description="the supervised loss")
     mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")

@@ -151,6 +151,7 @@ class Probe(Kind, ABC, Generic[R]):
 
     Attributes:
         views: what it perturbs; a field ``view`` says how, a field ``severities`` how far.
+        needs_routing: whether dense models, which have no MoE layer, are refused.
         labels_required: whether data without the model's classes are refused.
         optional: analyses that are left out where no model has scores.
         leaves_out: whether it can do without single inputs whose gates or scores are not finite.
@@ -171,6 +172,7 @@ class Probe(Kind, ABC, Generic[R]):
     """
 
     views: ClassVar[Views] = Views.NONE
+    needs_routing: ClassVar[bool] = True
     labels_required: ClassVar[bool] = False
     optional: ClassVar[tuple[str, ...]] = ()
     leaves_out: ClassVar[bool] = True

@@ -25,6 +25,7 @@ class Evaluate(Probe["Result"]):
     analyses: ClassVar[tuple[str, ...]] = ("output",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("accuracy"),)
     layout: ClassVar[Layout] = Layout.ALL
+    needs_routing: ClassVar[bool] = False
     labels_required: ClassVar[bool] = True
     timed: ClassVar[bool] = True
 

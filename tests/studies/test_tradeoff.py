@@ -467,3 +467,24 @@ def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> 
     soft = found[(found["router"] != "softmax_expert_choice") | ~found["metric"].str.endswith("_kappa")]
     titles = [axes.get_title() for axes in draw(soft)["tradeoff"].axes]
     assert "does not exist for softmax_expert_choice" in [" ".join(title.split()) for title in titles]
+
+
+def test_a_dense_cell_stands_beside_sparse_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SWEEP.replace(
+        "  - model.router: softmax_expert", "  - {model.layers: none}\n  - model.router: softmax_expert"
+    )
+    sweep_file(tmp_path, text.replace("seeds: [0, 1]", "seeds: [0]"))
+    made = run("tradeoff", "small.yaml", "--out", "out", "--device", "cpu")
+    assert made.exit_code == 0, made.output
+    table = pd.read_csv(tmp_path / "out" / "table.csv")
+    dense = table[table["checkpoint"] == "layers-none-seed0"]
+    assert set(dense["router"]) == {"none"} and dense["layer"].isna().all() and dense["top_k"].isna().all()
+    assert {"accuracy", "parameters", "active_parameters", "flops_per_image"} <= set(dense["metric"])
+    sizes = dense.set_index("metric")["value"]
+    assert sizes["parameters"] == sizes["active_parameters"]
+    assert "layers-none-seed0" in made.stdout
+    again = run("tradeoff", "--out", "out", "--device", "cpu")
+    assert "3 kept" in again.stdout, again.output

@@ -68,8 +68,10 @@ class Settings(Section):
         """Return the description of a model that serves as these settings say.
 
         Raises:
-            UserError: there are not so many experts.
+            UserError: there are not so many experts, or none at all.
         """
+        if config.dense and self.suffix:
+            raise UserError(f"The model is dense: leave the settings {self.suffix.removeprefix(',')!r} out.")
         num_experts = config.num_experts or NUM_EXPERTS
         if self.top_k is not None and self.top_k > num_experts:
             raise UserError(f"top_k={self.top_k} is more than the {num_experts} experts of a layer.")

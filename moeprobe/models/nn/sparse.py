@@ -49,19 +49,21 @@ def make_sparse(model: "VisionTransformer", config: MoeConfig) -> "VisionTransfo
 
 
 def sparse_blocks(config: MoeConfig, *, depth: int) -> tuple[int, ...]:
-    """Return the sparse blocks of a transformer of ``depth`` blocks, from 0.
+    """Return the sparse blocks of a transformer of ``depth`` blocks, from 0; none of a dense one.
 
     "last-N" = the last N odd blocks, "every-N" = every N-th block, the N-th first.
 
     Raises:
         UserError: a block that does not exist.
     """
+    if config.dense:
+        return ()
     layers = LAYERS if config.layers is None else config.layers
     if isinstance(layers, str):
         pattern = re.fullmatch(r"(last|every)-([1-9]\d*)", layers)
         if pattern is None:
             raise UserError(
-                f"MoE layers are blocks, as in [1, 3], or last-N or every-N, as in last-2; got {layers!r}."
+                f"MoE layers are blocks, as in [1, 3], or last-N or every-N, as in last-2, or none; got {layers!r}."
             )
         number = int(pattern[2])
         odd, every = tuple(range(1, depth, 2)), tuple(range(number - 1, depth, number))
@@ -70,7 +72,7 @@ def sparse_blocks(config: MoeConfig, *, depth: int) -> tuple[int, ...]:
             raise UserError(f"{layers} names no block of a transformer of {depth}.")
         return blocks
     wrong = [layer for layer in layers if not 0 <= layer < depth]
-    if wrong or not layers:
+    if wrong:
         raise UserError(f"MoE layers must be among the blocks 0 to {depth - 1}; got {layers}.")
     return tuple(sorted(set(layers)))
 

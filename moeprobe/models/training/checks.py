@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
-from moeprobe.models.config import TrainConfig
+from moeprobe.models.config import DEFAULT_OBJECTIVE, TrainConfig
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.training import tensorboard
 from moeprobe.models.training.dense_weights import check_dense
@@ -49,10 +49,16 @@ def make_objective(config: TrainConfig) -> Objective:
     """Return the configured objective.
 
     Raises:
-        UserError: there is none of that name, it does not take these parameters, or the batch does not fit it.
+        UserError: there is none of that name, it does not take these parameters, or the batch or the model does not
+            fit it.
     """
     name = config.objective.name
     kind = OBJECTIVES.get(name)
+    if config.model.dense and name != DEFAULT_OBJECTIVE:
+        raise UserError(
+            f"The objective {name!r} is about routing, and a dense model has none: set "
+            f"objective={DEFAULT_OBJECTIVE}, which adds nothing then."
+        )
     if kind.needs_pairs and config.views_per_image != 2:
         raise UserError(f"The objective {name!r} compares two views: set views_per_image to 2.")
     if kind.needs_pairs and config.mixup > 0:

@@ -47,6 +47,7 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
     """
     sources = check_some(models)
     subjects = [one for one in map(_subject, sources) if one is not None]
+    _check_routing(probe, subjects)
     names = distinct_names([(one.name, one.about) for one in subjects])
     origins = [
         make_origin(name, one.about, modality=one.modality) for name, one in zip(names, subjects, strict=True)
@@ -91,6 +92,17 @@ def _subject(model: Model) -> _Subject | None:
     info.check_router()
     about = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
     return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
+
+
+def _check_routing(probe: Probe[Any], subjects: Sequence[_Subject]) -> None:
+    """Raise ``UserError`` where routing is asked for and a model has none."""
+    dense = [one.name for one in subjects if not one.layers]
+    if dense and probe.needs_routing:
+        others = _listed([kind.name for kind in registry.probes() if not kind.needs_routing])
+        raise UserError(
+            f"{dense[0]} is dense: it has no MoE layer, so there is no routing for {probe.name}; {others} can "
+            "measure it."
+        )
 
 
 def check_some(models: Models) -> list[Model]:

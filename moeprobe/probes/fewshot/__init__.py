@@ -39,6 +39,7 @@ class Fewshot(Probe["Result"]):
     )
     layout: ClassVar[Layout] = Layout.FEW_SHOTS
     joinable: ClassVar[bool] = False
+    needs_routing: ClassVar[bool] = False
     leaves_out: ClassVar[bool] = False
 
     shots: Annotated[

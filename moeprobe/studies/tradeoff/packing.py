@@ -21,7 +21,6 @@ from moeprobe.results.stored import Stored, of_file
 from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime.filenames import CELLS, IMAGES, PACK, PACKED_IMAGES
 from moeprobe.runtime.files import atomic_file, write_json
-from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Cell
 
 # Rows of a row group, about: what is decoded at least to read one run.
@@ -63,7 +62,7 @@ def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
     about = cell.about()
     assert about is not None
     runs = {} if kept is None else dict(kept.runs)
-    for question in questions(cell.measure):
+    for question in cell.questions():
         # Of one that is packed the folder is what a kill left.
         if question.folder not in runs:
             path = cell.folder / question.folder

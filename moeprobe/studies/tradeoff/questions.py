@@ -67,8 +67,8 @@ class Question:
         return True
 
 
-def questions(measure: MeasureConfig) -> list[Question]:
-    """Return what is to be measured.
+def questions(measure: MeasureConfig, *, dense: bool = False) -> list[Question]:
+    """Return what is to be measured; of a dense model, what needs no routing.
 
     On clean images, between pairs of views, under noise, with few labels, and where the context of tokens is exchanged.
     """
@@ -81,4 +81,4 @@ def questions(measure: MeasureConfig) -> list[Question]:
         asked.append(Question("fewshot", Fewshot(shots=measure.shots), shots))
     if measure.contagion:
         asked.append(Question("contagion", Contagion()))
-    return asked
+    return [one for one in asked if not (dense and one.probe.needs_routing)]

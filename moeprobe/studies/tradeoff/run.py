@@ -248,7 +248,8 @@ class _Work:
             if about["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
             return
-        layer, metrics = inspected["layers"][0], cell.checkpoint / METRICS
+        dense = {"router": "none", "top_k": None, "capacity_factor": None}
+        layer, metrics = next(iter(inspected["layers"]), dense), cell.checkpoint / METRICS
         if metrics.is_file():
             write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
         summary = cell.checkpoint / "finished.json"

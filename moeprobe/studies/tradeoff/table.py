@@ -18,7 +18,6 @@ from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
 from moeprobe.runtime.progress import Advance
 from moeprobe.studies.compare_sources import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
-from moeprobe.studies.tradeoff.questions import questions
 from moeprobe.studies.tradeoff.trainings import Cell
 
 # Losses before one that it is compared with, at least.
@@ -32,7 +31,7 @@ def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _:
     for cell in cells:
         parts += [
             _costs(cell),
-            *(_measured(cell, cell.folder / one.folder) for one in questions(cell.measure)),
+            *(_measured(cell, cell.folder / one.folder) for one in cell.questions()),
         ]
         progress(1)
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)

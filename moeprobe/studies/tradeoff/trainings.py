@@ -85,6 +85,10 @@ class Cell:
         packed = find_cell(self.folder)
         return None if packed is None else packed.metrics
 
+    def questions(self) -> list[Question]:
+        """Return what is to be measured of it."""
+        return questions(self.measure, dense=self.config.model.dense)
+
     def missing(self) -> list[Question]:
         """Return what is still to be measured.
 
@@ -93,9 +97,7 @@ class Cell:
         """
         if self.measure is None:
             return []
-        return [
-            one for one in questions(self.measure) if not one.answered(self.folder, self.data, self.measure)
-        ]
+        return [one for one in self.questions() if not one.answered(self.folder, self.data, self.measure)]
 
     def done(self) -> bool:
         """Whether nothing is left to do."""
