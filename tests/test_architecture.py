@@ -29,7 +29,12 @@ LINES = 300
 # what a command or a call of the API offers.
 PARAMETERS = 8
 # Those from below that ``moeprobe.api`` offers as they are: their keywords are what a call of it configures.
-WIDE = {"probes.correspond.measure.correspond", "studies.compare.compare", "studies.tradeoff.run.tradeoff"}
+WIDE = {
+    "probes.correspond.measure.correspond",
+    "routing.traces.import_experts.import_routed_experts",
+    "studies.compare.compare",
+    "studies.tradeoff.run.tradeoff",
+}
 # How a file that is longer says why, in its docstring.
 REASON = f"more than {LINES} lines"
 

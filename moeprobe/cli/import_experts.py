@@ -22,6 +22,13 @@ def import_routed_experts(
         str | None,
         typer.Option(help="How the responses hold experts (moeprobe list readers); default: by their keys."),
     ] = None,
+    ordered_by: Annotated[
+        str | None,
+        typer.Option(
+            help="What the server orders a token's experts by, where you know it: gates, logits, or scores (with a "
+            "bias, say). Default: they are sets."
+        ),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What tables call the model; default: the file's name.")
     ] = None,
@@ -48,6 +55,7 @@ def import_routed_experts(
             trace,
             model_config=model_config,
             reader=reader,
+            ordered_by=ordered_by,
             name=name,
             data=data,
             overwrite=overwrite,
@@ -67,7 +75,7 @@ def import_routed_experts(
     if imported.unordered:
         lines.append(
             "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "
-            "match and load."
+            "match, and the load will be that of all choices."
         )
     lines += [f"Written: {imported.path}", f"Next: moeprobe analyze-trace {imported.path} OTHER.parquet"]
     for line in lines:

@@ -24,7 +24,7 @@ def import_trace(
     """Make a routing trace of a server's log: JSON lines with id, layer, num_experts, experts, and gates if known.
 
     A line is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`: the experts that
-    each token chose, best first. docs/guide/recorded-routing.md describes the fields.
+    each token chose. docs/guide/recorded-routing.md describes the fields.
 
     Example: `moeprobe import trace routing.jsonl traces/monday.parquet --num-experts 64`
     """
@@ -56,8 +56,9 @@ def import_trace(
     )
     if imported.unordered:
         screen.print(
-            f"No gates were logged of {', '.join(imported.unordered)}, so it is not known which of a token's experts "
-            "came first: sets of experts will be compared, without top-1 match and load.",
+            f"Neither gates nor ordered_by were logged of {', '.join(imported.unordered)}, so it is not known which of "
+            "a token's experts came first: sets of experts will be compared, without top-1 match, and the load will be "
+            "that of all choices.",
             soft_wrap=True,
         )
     screen.print(f"Written: {imported.path}", soft_wrap=True)

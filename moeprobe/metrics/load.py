@@ -58,27 +58,65 @@ EXPERT_SHARE_ANY = Metric(
     "where K > 1",
     label="share of all choices",
 )
+LOAD_ENTROPY_ANY = Metric(
+    "load_entropy_any",
+    about="entropy of the experts' shares of all K choices, divided by log E: 1 = even; where it is not known which "
+    "choice came first (recorded sets)",
+    label="load entropy of all choices (1 = even)",
+    short="load entropy",
+    noun="load entropy of all choices",
+    rank=21,
+    headline=True,
+    along="tokens choose",
+    collapsed_at_zero=True,
+)
+DEAD_EXPERTS_ANY = Metric(
+    "dead_experts_any",
+    about="how many experts are hardly ever chosen: their share of all K choices is less than 1 / (10 E); where it is "
+    "not known which choice came first (recorded sets)",
+    label="dead experts (share of all choices < 1 / 10E)",
+    short="dead",
+    noun="number of dead experts",
+    better="less",
+    unit="whole",
+    rank=22,
+    headline=True,
+    along="tokens choose",
+)
 
 
 def dead_limit(num_experts: int) -> float:
-    """Return the share of the first choices below which one of E experts counts as dead: 1 / (10 E)."""
+    """Return the share of the choices below which one of E experts counts as dead: 1 / (10 E)."""
     return 1 / (10 * num_experts)
 
 
 class Load(LayerAnalysis):
     """How the choices are spread over the experts: entropy, experts hardly chosen, and the share of each."""
 
-    measures = (LOAD_ENTROPY, DEAD_EXPERTS, EXPERT_SHARE, EXPERT_SHARE_ANY)
+    measures = (
+        LOAD_ENTROPY,
+        DEAD_EXPERTS,
+        EXPERT_SHARE,
+        EXPERT_SHARE_ANY,
+        LOAD_ENTROPY_ANY,
+        DEAD_EXPERTS_ANY,
+    )
     signature = "load"
 
     def applies(self, layer: LayerRouting) -> bool:
-        """Whether tokens choose experts, there is more than one, and it is known which was chosen first."""
-        return layer.tokens_choose and layer.num_experts > 1 and layer.ordered
+        """Whether tokens choose experts, and there is more than one."""
+        return layer.tokens_choose and layer.num_experts > 1
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
-        """Return how many patches of the view, or of both views, chose each expert, ``(B, E)``: first, and at all."""
+        """Return how many patches of the view, or of both views, chose each expert, ``(B, E)``: first, and at all.
+
+        Of sets ``load`` is that of all choices, and ``load_of_sets`` says so.
+        """
         import torch
 
+        if not pair.view.ordered:
+            load = torch.stack([_histogram(layer, layer.top_k) for layer in pair.views]).sum(0)
+            return {pair.view.modality.token: {"load": load, "load_of_sets": torch.ones_like(load[:, 0])}}
         columns = {"load": torch.stack([_histogram(layer, 1) for layer in pair.views]).sum(0)}
         if pair.view.top_k > 1:
             every = [_histogram(layer, layer.top_k) for layer in pair.views]
@@ -87,11 +125,17 @@ class Load(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the entropy of the pooled load, the number of dead experts, and the shares of each."""
-        first, trials = columns["load"].astype(np.float64), columns["load"].sum(1)
+        load, trials = columns["load"].astype(np.float64), columns["load"].sum(1)
+        sets = "load_of_sets" in columns
+        entropy, dead, share = (
+            (LOAD_ENTROPY_ANY, DEAD_EXPERTS_ANY, EXPERT_SHARE_ANY)
+            if sets
+            else (LOAD_ENTROPY, DEAD_EXPERTS, EXPERT_SHARE)
+        )
         metrics = [
-            LOAD_ENTROPY.raw(Entropy(first), trials),
-            DEAD_EXPERTS.raw(CountBelow(first, dead_limit(first.shape[1])), trials),
-            *_shares(EXPERT_SHARE, columns["load"]),
+            entropy.raw(Entropy(load), trials),
+            dead.raw(CountBelow(load, dead_limit(load.shape[1])), trials),
+            *_shares(share, columns["load"]),
         ]
         # Runs from before all choices were counted have the first alone.
         return metrics + (_shares(EXPERT_SHARE_ANY, columns["load_any"]) if "load_any" in columns else [])

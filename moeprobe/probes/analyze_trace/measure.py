@@ -4,7 +4,6 @@ The analyses are those of the probes, fed with the same records, so that the num
 """
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,22 +15,21 @@ from moeprobe.errors import UserError
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.weights import Weights
 from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.analyze_trace.describe import LONGEST, most_tokens, notes_of, request_of, sidecar_of
 from moeprobe.probes.analyze_trace.figure import figures_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
-from moeprobe.results.folder import Result, output_folder, provenance
-from moeprobe.results.palette import colors
+from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator
 from moeprobe.results.tables import image_table
 from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.traces.format import is_ordered
 from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all, pair, weighted
 from moeprobe.routing.traces.reading import TraceFile
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import Scratch, sha256
+from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
@@ -41,8 +39,6 @@ _ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
 _PART = 1024
 # Inputs of a block that is read, and gates of one (64 MiB); the smaller of the two limits.
 _BLOCK, _GATES = 256, 2**24
-# Tokens up to which weights are compared: their chance takes steps that grow with the square.
-_LONGEST = 512
 
 
 @with_options
@@ -76,7 +72,7 @@ def analyze_trace(
     files = [named.trace for named in traces]
     layers = common_layers(files, options.layers)
     ids = common_ids(files, layers)
-    request = _request(traces, ids, options)
+    request = request_of(traces, ids, options)
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start(_KIND, len(ids))
         sums = _measure(traces, layers, ids, watcher)
@@ -100,7 +96,7 @@ def analyze_trace(
             table,
             comparison,
             sums,
-            _sidecar(traces, request, _notes(traces, layers, ids), options, started),
+            sidecar_of(traces, request, notes_of(traces, layers, ids), options, started),
             figures_of,
         )
         if folder is not None:
@@ -115,7 +111,7 @@ def analyze_trace(
 
 def _measure(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress) -> Stored:
     """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-    tokens = {layer: _most_tokens(traces, layer, ids) for layer in layers}
+    tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
     parts: list[Stored] = []
     scratch = Scratch() if len(ids) > _PART else None
     for start in range(0, len(ids), _PART):
@@ -141,7 +137,7 @@ def _sums(
             blocks = [named.trace.read(layer, block, num_tokens=most) for named in traces]
             for number, (named, recorded) in enumerate(zip(traces, blocks, strict=True)):
                 subject = pair(blocks[0], recorded, named=named)
-                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= _LONGEST
+                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= LONGEST
                 names = AnalyzeTrace.analyses if number else _ALONE
                 analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
                 _add(
@@ -166,129 +162,3 @@ def _add(
         placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
         label = {"label": np.full(len(ids), -1)}
         accumulator.add(placed, ids, label | {name: to_host(column) for name, column in columns.items()})
-
-
-def _request(traces: Sequence[Named], ids: Sequence[str], options: Options) -> dict[str, Any]:
-    """Return what determines the numbers, as other probes have it."""
-    others = traces[1:] or traces
-    first = traces[0].trace.about
-    checkpoints: dict[str, dict[str, Any]] = {}
-    for named in traces:
-        about = named.trace.about["checkpoint"]
-        own = {key: about.get(key) for key in ("sha256", "capacity", "group_images")}
-        files = checkpoints.setdefault(named.name, own | {"traces": {}})["traces"]
-        files[named.label] = sha256(named.trace.path)
-    return {
-        "kind": _KIND,
-        "data": first["data"] or "requests",
-        "split": first["split"] or "",
-        "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
-        "aligned": not any(named.moved for named in traces) and len(traces) > 1,
-        "severities": [named.severity for named in others if named.severity == named.severity],
-        "analyses": list(AnalyzeTrace.analyses),
-        "replayed_gates": None,
-        "layers": None if options.layers is None else list(options.layers),
-        # Of which inputs: in runs that are compared they must be the same.
-        "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
-        "recorded": _recorded(traces),
-        "capacity": _capacities(traces),
-        "seed": options.seed,
-        "trained_capacity": False,
-        "class_null": False,
-        "labels_used": False,
-        "checkpoints": checkpoints,
-    }
-
-
-def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
-    """Return by view and severity what was shown: data, framing, parameters and seed of the view; None = not known.
-
-    Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
-    """
-    by_view: dict[str, list[dict[str, Any] | None]] = {}
-    for named in traces:
-        inputs = named.trace.about["inputs"]
-        content = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
-        alike = by_view.setdefault(named.view_label, [])
-        if content not in alike:
-            alike.append(content)
-    return by_view
-
-
-def _capacities(traces: Sequence[Named]) -> list[str | None]:
-    """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
-    capacities = {
-        named.trace.about["checkpoint"].get("capacity")
-        for named in traces
-        if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
-    }
-    return sorted(capacities, key=str)
-
-
-def _sidecar(
-    traces: Sequence[Named], request: dict[str, Any], notes: list[str], options: Options, started: float
-) -> dict[str, Any]:
-    checkpoints: dict[str, dict[str, Any]] = {}
-    for named in traces:
-        about = named.trace.about["checkpoint"]
-        training = {key: about.get(key) for key in ("seed", "group")}
-        own = {"path": str(named.trace.path), "sha256": about.get("sha256"), "training": training}
-        kept = {key: about.get(key) for key in ("capacity", "group_images")}
-        checkpoints.setdefault(named.name, own | kept)
-    units = [named.trace.about["severity_unit"] for named in traces if named.severity == named.severity]
-    return {
-        "request": request,
-        "severity_unit": units[0] if units else None,
-        "floor_dtype": None,
-        "command": options.command,
-        "checkpoints": checkpoints,
-        "colours": colors(list(checkpoints)),
-        "traces": [
-            {
-                "path": str(named.trace.path),
-                "checkpoint": named.name,
-                "view": named.view,
-                "severity": None if named.severity != named.severity else named.severity,
-                "label": named.label,
-                "inputs": len(named.trace.ids),
-            }
-            for named in traces
-        ],
-        "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
-        "notes": notes,
-        "wall_seconds": time.perf_counter() - started,
-        "device": "cpu",
-    } | provenance()
-
-
-def _notes(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> list[str]:
-    """Return what was not measured."""
-    notes = [
-        f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
-        "of the traces have"
-        for named in traces
-        if len(named.trace.ids) > len(ids)
-    ]
-    hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
-    if len({named.name for named in traces}) > 1 and len(hashes) > 1:
-        notes.append("whether expert e of one checkpoint does what expert e of another does")
-    recorded_layers = [(name, named.trace.layers[name]) for name in layers for named in traces]
-    lacking = dict.fromkeys(
-        name
-        for name, layer in recorded_layers
-        if not layer.experts_choose and not is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept)
-    )
-    if lacking:
-        notes.append(
-            f"which expert came first in {', '.join(lacking)} (and so top-1 match and load), as no gates were logged: "
-            "only sets of experts are compared"
-        )
-    long = [layer for layer in layers if _most_tokens(traces, layer, ids) > _LONGEST]
-    if long and len(traces) > 1:
-        notes.append(f"the weights in {', '.join(long)}, as inputs have more than {_LONGEST} tokens")
-    return notes
-
-
-def _most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
-    """Return the tokens of the longest of the inputs."""
-    return int(traces[0].trace.num_tokens(layer, ids).max())

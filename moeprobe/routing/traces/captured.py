@@ -1,7 +1,7 @@
 """Routed experts as a server captured them, checked and made the choices of a trace.
 
 A server does not say in which order it sends the experts of a token: they are a set, and are sorted here by their
-numbers, so that nothing can depend on the order.
+numbers, so that nothing can depend on the order. Who knows better says by what they are ordered.
 
 Axes: T rows, L layers (those with experts), K experts per token.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.routing.traces.format import as_set
 from moeprobe.routing.traces.log_rows import Fault
 from moeprobe.routing.traces.model_config import MoeShape
 from moeprobe.routing.traces.readers.base import Capture
@@ -26,8 +27,12 @@ _MOST = 2**28
 class Routed:
     """The choices of one request.
 
+    T includes the rows before ``start``.
+
     Attributes:
-        experts: ``(T, L, K)`` sorted, -1 last where there is none; the rows before ``start`` are all -1.
+        experts: ``(T, L, K)``, -1 last where there is none; the rows before ``start`` are all -1. Sorted by their
+            numbers, unless they are ordered.
+        prompt: tokens of the prompt; None where the response does not say.
         unset: rows of the capture with nothing in any layer (-1, or the highest number of an unsigned type).
         zeros: rows of the capture that are zero in every layer, and so were not captured.
         prompt_zero: whether these are the rows of the prompt, all of them.
@@ -41,6 +46,12 @@ class Routed:
     prompt_zero: bool
     before: int
     lacking: int
+    prompt: int | None
+
+    @property
+    def generated(self) -> NDArray[np.bool_] | None:
+        """``(T,)`` which tokens were generated."""
+        return None if self.prompt is None else np.arange(len(self.experts)) >= self.prompt
 
     @property
     def anything(self) -> bool:
@@ -48,8 +59,8 @@ class Routed:
         return bool((self.experts >= 0).any())
 
 
-def routed(capture: Capture, shape: MoeShape) -> Routed:
-    """Return the choices of a capture.
+def routed(capture: Capture, shape: MoeShape, *, ordered: bool = False) -> Routed:
+    """Return the choices of a capture; ``ordered``: somebody knows that the best comes first.
 
     Raises:
         Fault: it does not fit the model, or cannot be what a router chose.
@@ -71,14 +82,25 @@ def routed(capture: Capture, shape: MoeShape) -> Routed:
     unset = int(empty.all((1, 2)).sum())
     experts[zero] = -1
     _check_layers(experts, shape)
-    # The lowest first, none last.
-    experts = np.sort(experts.view(np.uint16), axis=-1).view(np.int16)
-    _check_twice(experts, shape)
+    as_sets = np.take_along_axis(experts, as_set(experts), axis=-1)
+    _check_twice(as_sets, shape)
+    if ordered:
+        _check_gaps(experts, shape)
+    else:
+        experts = as_sets
     prompt = (capture.stated.prompt or 0) - capture.start
     prompt_zero = 0 < prompt < len(zero) and bool(zero[:prompt].all())
     if capture.start:
         experts = np.concatenate([np.full((capture.start, *experts.shape[1:]), -1, np.int16), experts])
-    return Routed(experts, unset, int(zero.sum()), prompt_zero, capture.start, _lacking(capture, len(ids)))
+    return Routed(
+        experts,
+        unset,
+        int(zero.sum()),
+        prompt_zero,
+        capture.start,
+        _lacking(capture, len(ids)),
+        capture.stated.prompt,
+    )
 
 
 def bits(tokens: int, shape: MoeShape) -> float:
@@ -171,6 +193,16 @@ def _check_twice(experts: NDArray[np.int16], shape: MoeShape) -> None:
             f"row {token} of {shape.names[layer]} has expert {experts[token, layer, place]} twice, which no "
             "router chooses: known as a duplicate expert, of buffers that were written in part or of layers and "
             "experts per token in another order"
+        )
+
+
+def _check_gaps(experts: NDArray[np.int16], shape: MoeShape) -> None:
+    """Raise ``Fault`` where an expert stands after an absent one."""
+    gaps = (experts[..., 1:] >= 0) & (experts[..., :-1] < 0)
+    if gaps.any():
+        token, layer, _ = (int(one) for one in np.argwhere(gaps)[0])
+        raise Fault(
+            f"row {token} of {shape.names[layer]} has an expert after an absent one (-1), which no order by score has"
         )
 
 

@@ -9,12 +9,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.routing.traces.format import KEPT
+from moeprobe.routing.traces.format import KEPT, ORDERS
 
 # What is the same in all rows of a layer, and what it is.
 OF_LAYER: dict[str, type] = {
     "router": str, "num_experts": int, "top_k": int, "num_prefix_tokens": int, "grid_rows": int, "grid_columns": int,
     "patch_size": int, "gates_sum_to_one": bool, "token_local": bool, "experts_choose": bool, "gates_kept": str,
+    "ordered_by": str,
 }  # fmt: skip
 # Lists of gates for each value of ``gates_kept``.
 _KEPT_IN = {
@@ -106,6 +107,8 @@ def layer(path: Path, name: str, sizes: Mapping[str, Any], num_tokens: NDArray[n
         problem = f"where experts choose, a token may have all {experts}, and not {top_k}"
     elif sizes["gates_kept"] not in KEPT:
         problem = f"gates_kept is one of {', '.join(KEPT)}, and not {sizes['gates_kept']!r}"
+    elif sizes["ordered_by"] not in (None, *ORDERS):
+        problem = f"ordered_by is one of {', '.join(ORDERS)}, and not {sizes['ordered_by']!r}"
     elif prefix < 0 or (patches < 1).any():
         problem = f"an input has {num_tokens.min()} tokens, {prefix} of them a prefix"
     elif None in grid and any(grid):
@@ -135,6 +138,8 @@ def block(
         assert values is not None
         odd = ~(np.isfinite(values) & (values >= 0))
         problems[f"{name} that are no numbers from 0 up"] = odd & _spread(arrays["valid"], odd)
+    if arrays["token_ids"] is not None:
+        problems["a token_id below 0"] = arrays["token_ids"] < -1
     partner = arrays["partner"]
     if partner is not None:
         beyond = (partner < -1) | (partner >= partner.shape[1])

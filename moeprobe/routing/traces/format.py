@@ -6,7 +6,7 @@ token has several values they are concatenated: T tokens with K choices are a li
 
 Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprobe-trace``:
 
-* ``format``: "moeprobe-trace"; ``version``: 1; ``moeprobe``: the version that wrote it;
+* ``format``: "moeprobe-trace"; ``version``: 2; ``moeprobe``: the version that wrote it;
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,
   ``seed`` and ``group`` of its training;
 * ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: what was asked; null where it is not known;
@@ -18,7 +18,11 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 * ``skipped``: inputs that were to be recorded and could not be read.
 
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
-a row for every layer. A version that is not known is refused: what is added later gets another number.
+a row for every layer. A version that is not known is refused: what is added later gets another number. Version 1 has no
+``ordered_by``, ``generated`` and ``token_ids``; its choices are ordered where it holds gates, and otherwise sets.
+
+Choices that are in no known order (``ordered_by`` is empty, K > 1) are a set, written from the lowest number up, so
+that nothing can depend on an order that means nothing.
 
 Axes: T tokens, K choices, E experts, P tokens after the prefix (patches).
 """
@@ -37,10 +41,14 @@ from numpy.typing import ArrayLike, NDArray
 from moeprobe import __version__
 from moeprobe.runtime.files import atomic_file
 
-FORMAT, VERSION = "moeprobe-trace", 1
+FORMAT, VERSION = "moeprobe-trace", 2
+# Versions that are read.
+READ = (1, 2)
 KEY = FORMAT.encode()
 # What may be kept of the gates.
 KEPT = ("none", "chosen", "summary", "all")
+# What a token's choices may be ordered by, the highest first; ties go to the lower expert.
+ORDERS = ("gates", "logits", "scores")
 
 
 def _list(kind: pa.DataType) -> pa.DataType:
@@ -70,9 +78,20 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
         pa.string(), False,
         "what is recorded of the gates: none; chosen; summary (also highest, second, rest); all (also all_gates)",
     ),
-    "experts": (_list(pa.int16()), False, "T·K: the experts a token chose, best first, from 0; -1 = none"),
+    "ordered_by": (
+        pa.string(), True,
+        "what the experts of a token are ordered by, the best first: gates, logits, or scores (what the choice is read "
+        "off, where that is neither); empty where they are a set",
+    ),
+    "experts": (
+        _list(pa.int16()), False, "T·K: the experts a token chose, from 0; best first, of a set lowest first; -1 = none"
+    ),
     "processed": (_list(pa.bool_()), False, "T·K: whether the expert had room for the token"),
     "valid": (_list(pa.bool_()), False, "T: whether the token is one, and no padding"),
+    "generated": (
+        _list(pa.bool_()), True, "T: whether the token was generated, and is none of the prompt; empty where not known"
+    ),
+    "token_ids": (_list(pa.int32()), True, "T: the token in the model's vocabulary; empty where not known"),
     "gates": (_list(pa.float32()), True, "T·K: the gates of the chosen experts, 0 where there is none"),
     "highest": (_list(pa.float32()), True, "T: highest gate of all experts"),
     "second": (_list(pa.float32()), True, "T: second highest gate"),
@@ -87,6 +106,8 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
     "view_first": (pa.bool_(), True, "whether that view is this one, and not the reference's"),
 }  # fmt: skip
 SCHEMA = pa.schema([pa.field(name, kind, nullable=empty) for name, (kind, empty, _) in COLUMNS.items()])
+# What version 1 lacks.
+ADDED = ("ordered_by", "generated", "token_ids")
 # What tells a row, and what is one value of it.
 SCALARS = tuple(name for name, (kind, _, _) in COLUMNS.items() if not pa.types.is_list(kind))
 _FLOATS = ("gates", "highest", "second", "rest", "all_gates")
@@ -178,9 +199,12 @@ def writing(path: Path) -> Iterator[TraceWriter]:
         assert trace.closed, "a trace without its metadata"
 
 
-def is_ordered(*, top_k: int, gates_kept: str) -> bool:
-    """Whether it is known which of a token's experts came first: a server may log them in any order, the gates tell.
+def is_ordered(*, top_k: int, ordered_by: str | None) -> bool:
+    """Whether it is known which of a token's experts came first; of one expert there is nothing to know."""
+    return top_k < 2 or ordered_by is not None
 
-    What ``moeprobe trace`` records always has the gates of the chosen.
-    """
-    return top_k < 2 or gates_kept != "none"
+
+def as_set(experts: NDArray[np.int16]) -> NDArray[np.intp]:
+    """Return the order in which choices ``(..., K)`` are a set: the lowest expert first, absent ones (-1) last."""
+    # As an unsigned number -1 is the highest.
+    return np.argsort(experts.view(np.uint16), axis=-1, kind="stable")

@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.routing.traces.captured import Routed, routed
 from moeprobe.routing.traces.destination import check_destination, named
 from moeprobe.routing.traces.findings import Findings
-from moeprobe.routing.traces.format import is_ordered, metadata, writing
+from moeprobe.routing.traces.format import ORDERS, is_ordered, metadata, writing
 from moeprobe.routing.traces.log_rows import Fault, Row
 from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
 from moeprobe.routing.traces.readers.base import Reader
@@ -51,6 +51,7 @@ def import_routed_experts(
     *,
     model_config: str | Path,
     reader: str | None = None,
+    ordered_by: str | None = None,
     name: str | None = None,
     data: str = "requests",
     overwrite: bool = False,
@@ -63,6 +64,8 @@ def import_routed_experts(
         path: of the new trace, ``.parquet``.
         model_config: ``config.json`` of the model that was served: number of experts, and which layers have them.
         reader: the responses' dialect, one of ``moeprobe.routing.traces.readers``; None = by their keys.
+        ordered_by: what the server orders a token's experts by, the best first, where that is known: one of
+            ``format.ORDERS``; None = they are sets.
         name: of the model in tables; None = that of the trace.
         data: what the tables call the requests.
         overwrite: replace an earlier trace.
@@ -81,9 +84,13 @@ def import_routed_experts(
         if not is_file(source):
             raise UserError(f"There is no file of responses {source}.")
         check_regular(source)
+    if ordered_by not in (None, *ORDERS):
+        raise UserError(f"--ordered-by is one of {', '.join(ORDERS)}; got {ordered_by!r}.")
     shape = read_moe_shape(Path(model_config))
     known = {one: READERS.get(one)() for one in ([reader] if reader is not None else READERS.names())}
-    reading = _Reading(sources, shape, known, forced=reader is not None, watcher=progress_of(watcher))
+    reading = _Reading(
+        sources, shape, known, forced=reader is not None, ordered_by=ordered_by, watcher=progress_of(watcher)
+    )
     with writing(path) as file:
         for rows in grouped(reading.rows(), progress=reading.watcher.advance):
             file.write([rows])
@@ -99,7 +106,7 @@ def import_routed_experts(
         sorted(reading.used),
         reading.findings.sentences(),
         left_out,
-        [] if is_ordered(top_k=shape.top_k, gates_kept="none") else shape.names,
+        [] if is_ordered(top_k=shape.top_k, ordered_by=ordered_by) else shape.names,
     )
 
 
@@ -113,6 +120,7 @@ class _Reading:
         readers: Mapping[str, Reader],
         *,
         forced: bool,
+        ordered_by: str | None,
         watcher: Progress,
     ) -> None:
         self.watcher = watcher
@@ -127,6 +135,7 @@ class _Reading:
             "router": "recorded",
             "token_local": False,
             "gates_kept": "none",
+            "ordered_by": ordered_by,
         }
 
     def rows(self) -> Iterator[tuple[Row, int]]:
@@ -157,7 +166,7 @@ class _Reading:
                 continue
             self.used.add(dialect)
             try:
-                found = routed(capture, self._shape)
+                found = routed(capture, self._shape, ordered=self._alike["ordered_by"] is not None)
             except Fault as fault:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, found)
@@ -182,7 +191,7 @@ class _Reading:
             experts = found.experts[:, place]
             chosen = experts >= 0
             valid = np.asarray(chosen.any(-1))
-            yield Row(name, layer, self._alike, experts, chosen, valid, None, None), 0
+            yield Row(name, layer, self._alike, experts, chosen, valid, None, None, found.generated), 0
 
 
 def _identity(response: Mapping[str, Any], place: str) -> str:

@@ -15,7 +15,8 @@ from moeprobe.runtime.progress import Progress, progress_of
 class ImportedTrace:
     """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it.
 
-    ``unordered``: the layers of which it is not known which of a token's experts came first, as no gates were logged.
+    ``unordered``: the layers of which it is not known which of a token's experts came first, as neither gates nor what
+    the experts are ordered by were logged.
     """
 
     path: Path
@@ -68,7 +69,7 @@ def import_trace(
     unordered = [
         name
         for name, alike in entries.layers.items()
-        if not is_ordered(top_k=alike["top_k"], gates_kept=alike["gates_kept"])
+        if not is_ordered(top_k=alike["top_k"], ordered_by=alike["ordered_by"])
     ]
     size = path.stat().st_size
     return ImportedTrace(

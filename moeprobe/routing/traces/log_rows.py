@@ -5,14 +5,19 @@
 * ``id``: the request; what traces are matched by.
 * ``layer``: the MoE layer; every request has the same ones.
 * ``num_experts``: E, never guessed; may be left out where the caller tells it for all layers.
-* ``experts``: per token, in the order of the sequence, the K experts that it chose (from 0; -1 fills up), best first.
-* ``gates``, optional: per token the K weights of these experts. Where they are given they say which is best: the
-  choices are sorted by them, ties to the lower expert.
+* ``experts``: per token, in the order of the sequence, the K experts that it chose (from 0; -1 fills up).
+* ``gates``, optional: per token the K weights of these experts. Unless ``ordered_by`` says otherwise, they say which is
+  best: the choices are sorted by them, ties to the lower expert.
 * ``all_gates``, optional, instead of ``gates``: per token the E gates, a distribution. Without them there is no
   confidence.
 * ``processed``, optional: per token K times whether the expert had room; default yes.
 * ``valid``, optional: per token whether it is one, and no padding; default yes.
 * ``num_prefix_tokens``, optional: tokens at the beginning that are reported apart; default 0.
+* ``ordered_by``, optional: what the experts are ordered by, the best first: ``gates``, ``logits``, or ``scores`` (what
+  the choice is read off, where that is neither; with a bias, say). Default: ``gates`` where they are given; else the
+  experts are a set, whatever their order.
+* ``generated``, optional: per token whether it was generated, and is none of the prompt.
+* ``token_ids``, optional: per token its number in the model's vocabulary.
 * ``router``, optional: its name; default "recorded".
 * ``token_local``, optional: whether a token's choice depends on that token alone; default false.
 
@@ -29,15 +34,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.routing.traces.checks import expert_problems
+from moeprobe.routing.traces.format import ORDERS, as_set
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.characters import is_unicode
 
 _KNOWN = (
     "id", "layer", "num_experts", "experts", "gates", "all_gates", "processed", "valid", "num_prefix_tokens", "router",
-    "token_local",
+    "token_local", "ordered_by", "generated", "token_ids",
 )  # fmt: skip
 # What a column of 16 bits holds.
 _MOST = 2**15 - 1
+# What a column of 32 bits holds.
+MOST_TOKEN = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,8 @@ class Row:
     valid: NDArray[np.bool_]
     gates: NDArray[np.float32] | None
     all_gates: NDArray[np.float32] | None
+    generated: NDArray[np.bool_] | None = None
+    token_ids: NDArray[np.int32] | None = None
 
 
 class Fault(Exception):  # noqa: N818
@@ -94,11 +104,15 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
     processed = _array(fields, "processed", kinds="b", shape=experts.shape, default=experts >= 0)
     valid = _array(fields, "valid", kinds="b", shape=(tokens,), default=np.ones(tokens, bool))
     gates, whole = _gates(fields, experts, num_experts=most)
-    if gates is not None:
+    ordered_by = _order(fields, default=None if gates is None else "gates")
+    order = None
+    if gates is not None and ordered_by == "gates":
         order = np.lexsort((experts, -gates, experts < 0), axis=-1)
-        experts, processed, gates = (
-            np.take_along_axis(side, order, axis=-1) for side in (experts, processed, gates)
-        )
+    elif ordered_by is None:
+        order = as_set(experts)
+    if order is not None:
+        experts, processed = (np.take_along_axis(side, order, axis=-1) for side in (experts, processed))
+        gates = None if gates is None else np.take_along_axis(gates, order, axis=-1)
     alike = {
         "num_experts": most,
         "top_k": top_k,
@@ -106,8 +120,38 @@ def parse(line: bytes, *, num_experts: int | None) -> Row:
         "router": _text(fields, "router", "recorded"),
         "token_local": bool(_flag(fields, "token_local")),
         "gates_kept": "none" if gates is None else "chosen" if whole is None else "all",
+        "ordered_by": ordered_by,
     }
-    return Row(str(identity), layer, alike, experts, processed, valid, gates, whole)
+    generated = _array(fields, "generated", kinds="b", shape=(tokens,)) if "generated" in fields else None
+    return Row(
+        str(identity),
+        layer,
+        alike,
+        experts,
+        processed,
+        valid,
+        gates,
+        whole,
+        generated,
+        _token_ids(fields, tokens),
+    )
+
+
+def _order(fields: dict[str, Any], *, default: str | None) -> str | None:
+    """Return what the experts are ordered by."""
+    value = fields.get("ordered_by", default)
+    if value not in (None, *ORDERS):
+        raise Fault(f"ordered_by is one of {', '.join(ORDERS)}; got {value!r}")
+    return value
+
+
+def _token_ids(fields: dict[str, Any], tokens: int) -> NDArray[np.int32] | None:
+    if "token_ids" not in fields:
+        return None
+    values = _array(fields, "token_ids", kinds="iu", shape=(tokens,))
+    if (values < 0).any() or (values > MOST_TOKEN).any():
+        raise Fault(f"token_ids takes whole numbers from 0 to {MOST_TOKEN:,}")
+    return values.astype(np.int32)
 
 
 def _fields(line: bytes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Axes: B inputs, P tokens after the prefix.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -189,6 +190,9 @@ def pair(reference: Block, view: Block, *, named: Named) -> LayerPair:
         UserError: patches moved, and the layer does not say where.
     """
     sides = to_routing(reference), to_routing(view)
+    if reference.layer.ordered_by != view.layer.ordered_by:
+        # First by the gates is not first by biased scores: to the pair the choices are sets.
+        sides = dataclasses.replace(sides[0], ordered=view.layer.top_k < 2), sides[1]
     prefix = view.layer.num_prefix_tokens
     if not named.moved:
         patches = torch.arange(view.valid.shape[1] - prefix).expand(len(view.valid), -1)

@@ -5,7 +5,6 @@ A trace may come from anybody: whatever does not hold together is one sentence.
 Axes: n inputs of a block, T tokens (the most that one of them has), P of them after the prefix, K choices, E experts.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces import checks
-from moeprobe.routing.traces.format import FORMAT, KEY, SCALARS, SCHEMA, VERSION
-from moeprobe.runtime.files import check_regular
+from moeprobe.routing.traces.format import SCALARS, as_set, is_ordered
+from moeprobe.routing.traces.opening import UNREADABLE, metadata_of, open_file
 
 # Row groups that stay in memory. Where the inputs of two traces come in the same order, each is read once.
 _HELD = 8
-# What Arrow says of a damaged file.
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,12 @@ class Layer:
     token_local: bool
     experts_choose: bool
     gates_kept: str
+    ordered_by: str | None
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it is known which of a token's experts came first."""
+        return is_ordered(top_k=self.top_k, ordered_by=self.ordered_by)
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,11 @@ class Block:
     Attributes:
         layer: what holds for all of them.
         num_tokens: ``(n,)`` how many tokens each has; the rest is padding.
-        experts: ``(n, T, K)``, -1 = none.
+        experts: ``(n, T, K)``, -1 = none; where they are a set, the lowest first.
         processed: ``(n, T, K)``.
         valid: ``(n, T)``, False for padding.
+        generated: ``(n, T)`` int8, 1 = generated, 0 = of the prompt, -1 = not known; None where it is of no token.
+        token_ids: ``(n, T)`` tokens in the vocabulary, -1 = not known; None as ``generated``.
         gates: ``(n, T, K)`` of the chosen experts; None where they are not recorded, as the next ones.
         highest: ``(n, T)``; so are ``second`` and ``rest``.
         all_gates: ``(n, T, E)``.
@@ -68,6 +72,8 @@ class Block:
     experts: NDArray[np.int16]
     processed: NDArray[np.bool_]
     valid: NDArray[np.bool_]
+    generated: NDArray[np.int8] | None = None
+    token_ids: NDArray[np.int32] | None = None
     gates: NDArray[np.float32] | None = None
     highest: NDArray[np.float32] | None = None
     second: NDArray[np.float32] | None = None
@@ -95,16 +101,19 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _open(path)
-        self.about = _about(path, self._file.schema_arrow)
+        self._file = open_file(path)
+        self.about = metadata_of(path, self._file.schema_arrow)
+        self._columns = set(self._file.schema_arrow.names)
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         self._held: OrderedDict[int, pa.Table] = OrderedDict()
         self._filled: dict[tuple[str, str], bool] = {}
         try:
-            index = self._file.read(columns=list(SCALARS)).to_pandas()
-        except _UNREADABLE as error:
+            index = self._file.read(columns=[name for name in SCALARS if name in self._columns]).to_pandas()
+        except UNREADABLE as error:
             raise checks.damaged(path) from error
+        if "ordered_by" not in index:  # version 1: gates say in which order
+            index["ordered_by"] = index["gates_kept"].map(lambda kept: None if kept == "none" else "gates")
         checks.rows(path, index, layers=self.about["layers"])
         self.ids: list[str] = list(dict.fromkeys(index["id"]))
         by_layer = dict(tuple(index.groupby("layer", sort=False)))
@@ -159,6 +168,13 @@ class TraceFile:
         first = self._whole(layer, "view_first", table)
         if first is not None:
             arrays["view_first"] = first.to_numpy(zero_copy_only=False)
+        for name in ("generated", "token_ids"):
+            arrays[name] = self._where_known(layer, name, table, tokens, most)
+        if not about.ordered:
+            order = as_set(arrays["experts"])
+            for name in ("experts", "processed", "gates"):
+                if name in arrays:
+                    arrays[name] = np.take_along_axis(arrays[name], order, axis=-1)
         block = Block(about, tokens, **arrays)
         checks.block(f"{self.path}, {layer}", vars(about), vars(block), ids)
         return block
@@ -178,7 +194,7 @@ class TraceFile:
         if group not in self._held:
             try:
                 self._held[group] = self._file.read_row_group(group)
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise checks.damaged(self.path) from error
         self._held.move_to_end(group)
         while len(self._held) > _HELD:
@@ -196,6 +212,21 @@ class TraceFile:
                 f"{self.path}: some rows of {layer} have {name} and some have none; record it again."
             )
         return column if filled else None
+
+    def _where_known(
+        self, layer: str, name: str, table: pa.Table, tokens: NDArray[np.int64], most: int
+    ) -> NDArray[np.generic] | None:
+        """Return a column that only some rows may have, as ``(n, most)``, -1 elsewhere; None where no row has it."""
+        known = name in self._columns and table[name].is_valid().to_numpy()
+        if not np.any(known):
+            return None
+        column = table[name].drop_null().combine_chunks()
+        values = self._padded(layer, name, column, tokens[known], most, 0, False)
+        kind = np.int8 if values.dtype == bool else np.int32
+        within = np.arange(most) < tokens[known][:, None]
+        filled = np.full((len(tokens), most), -1, kind)
+        filled[known] = np.where(within, values, -1)
+        return filled
 
     def _padded(
         self,
@@ -224,48 +255,3 @@ class TraceFile:
             tokens.sum(), *shape[2:]
         )
         return padded
-
-
-def _open(path: Path) -> pq.ParquetFile:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; name the traces in it, e.g. {path}/clean.parquet.")
-    if not path.exists():
-        raise UserError(f"There is no trace {path}.")
-    check_regular(path)
-    try:
-        return pq.ParquetFile(path, page_checksum_verification=True)
-    except _UNREADABLE as error:
-        if path.suffix == ".jsonl":
-            raise UserError(
-                f"{path} is a log; make a trace of it: moeprobe import trace {path} DST."
-            ) from None
-        raise checks.damaged(path) from error
-
-
-def _about(path: Path, schema: pa.Schema) -> dict[str, Any]:
-    """Return the metadata of a trace of a version that is known."""
-    text = (schema.metadata or {}).get(KEY)
-    if text is None:
-        raise UserError(
-            f"{path} is a Parquet file, but no routing trace of moeprobe; record one: moeprobe trace."
-        )
-    try:
-        about = json.loads(text)
-        form, version = about["format"], about["version"]
-        # Half a character (a lone surrogate) could be neither printed nor written.
-        json.dumps(about, ensure_ascii=False).encode()
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise checks.damaged(path) from error
-    if form != FORMAT or version != VERSION:
-        raise UserError(
-            f"{path} is a trace of version {version}, and this moeprobe reads version {VERSION}; update moeprobe."
-        )
-    checks.about(path, about)
-    if not schema.remove_metadata().equals(SCHEMA):
-        wrong = [field.name for field in SCHEMA if schema.get_field_index(field.name) < 0]
-        wrong += [name for name in schema.names if SCHEMA.get_field_index(name) < 0]
-        wrong += [field.name for field in SCHEMA if not wrong and not schema.field(field.name).equals(field)]
-        raise UserError(
-            f"{path}: the column {(wrong or ['id'])[0]} is not as a trace has it; record it again."
-        )
-    return about

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from moeprobe.inputs.geometry import Correspondence, PatchGrid
 from moeprobe.routing.record import LayerRouting, highest_gates
-from moeprobe.routing.traces.format import COLUMNS, batch, is_ordered, lists
+from moeprobe.routing.traces.format import COLUMNS, as_set, batch, lists
 from moeprobe.routing.traces.reading import Block
 
 _SUMMARY = ("highest", "second", "rest")
@@ -43,9 +43,13 @@ def to_rows(
     """
     rows, tokens = routing.valid.shape
     top_k, gates, chosen = routing.top_k, routing.gates.float(), routing.selected.long()
+    processed = routing.processed
+    if not routing.ordered:
+        order = torch.from_numpy(as_set(chosen.to(torch.int16).cpu().numpy())).to(chosen.device)
+        chosen, processed = chosen.gather(-1, order), processed.gather(-1, order)
     columns: dict[str, tuple[Tensor | NDArray[Any], int]] = {
-        "experts": (routing.selected.to(torch.int16), tokens * top_k),
-        "processed": (routing.processed, tokens * top_k),
+        "experts": (chosen.to(torch.int16), tokens * top_k),
+        "processed": (processed, tokens * top_k),
         "valid": (routing.valid, tokens),
         "gates": (gates.gather(-1, chosen.clamp_min(0)).masked_fill(chosen < 0, 0), tokens * top_k),
     }
@@ -73,6 +77,7 @@ def to_rows(
         "token_local": routing.token_local,
         "experts_choose": routing.experts_choose,
         "gates_kept": kept,
+        "ordered_by": _order(routing),
         "view_first": None if pairs is None else pairs.view_first,
     }
     if routing.grid is not None:
@@ -82,6 +87,13 @@ def to_rows(
         values = value.cpu().numpy() if isinstance(value, Tensor) else value
         cells[name] = lists(values, length, rows=rows, kind=COLUMNS[name][0])
     return batch(cells, rows=rows)
+
+
+def _order(routing: LayerRouting) -> str | None:
+    """Return what the choices are ordered by."""
+    if not routing.ordered:
+        return None
+    return "gates" if routing.scores is None else "scores"
 
 
 def to_routing(block: Block) -> LayerRouting:
@@ -109,7 +121,7 @@ def to_routing(block: Block) -> LayerRouting:
         router=layer.router,
         slot=None if block.slot is None else torch.from_numpy(block.slot).long(),
         experts_choose=layer.experts_choose,
-        ordered=is_ordered(top_k=layer.top_k, gates_kept=layer.gates_kept),
+        ordered=layer.ordered,
         every_gate=layer.gates_kept == "all",
     )
 

@@ -109,5 +109,5 @@ def test_a_log_is_imported(tmp_path: Path) -> None:
     bare.write_text(json.dumps({key: value for key, value in line.items() if key != "gates"}))
     said = run("import", "trace", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
     assert (
-        "No gates were logged of blocks.3, so it is not known which of a token's experts came first" in said
+        "Neither gates nor ordered_by were logged of blocks.3, so it is not known which of a token's" in said
     )

@@ -1,0 +1,151 @@
+"""What a run over traces says of itself: what was asked, and what was not measured."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.engine.options import Options
+from moeprobe.results.folder import provenance
+from moeprobe.results.palette import colors
+from moeprobe.routing.traces.pairs import Named
+from moeprobe.runtime.files import sha256
+
+# Tokens up to which weights are compared: their chance takes steps that grow with the square.
+LONGEST = 512
+
+
+def request_of(traces: Sequence[Named], ids: Sequence[str], options: Options) -> dict[str, Any]:
+    """Return what determines the numbers, as other probes have it."""
+    others = traces[1:] or traces
+    first = traces[0].trace.about
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        own = {key: about.get(key) for key in ("sha256", "capacity", "group_images")}
+        files = checkpoints.setdefault(named.name, own | {"traces": {}})["traces"]
+        files[named.label] = sha256(named.trace.path)
+    return {
+        "kind": AnalyzeTrace.kind,
+        "data": first["data"] or "requests",
+        "split": first["split"] or "",
+        "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
+        "aligned": not any(named.moved for named in traces) and len(traces) > 1,
+        "severities": [named.severity for named in others if named.severity == named.severity],
+        "analyses": list(AnalyzeTrace.analyses),
+        "replayed_gates": None,
+        "layers": None if options.layers is None else list(options.layers),
+        # Of which inputs: in runs that are compared they must be the same.
+        "inputs": hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest(),
+        "recorded": _recorded(traces),
+        "capacity": _capacities(traces),
+        "seed": options.seed,
+        "trained_capacity": False,
+        "class_null": False,
+        "labels_used": False,
+        "checkpoints": checkpoints,
+    }
+
+
+def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
+    """Return by view and severity what was shown: data, framing, parameters and seed of the view; None = not known.
+
+    Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
+    """
+    by_view: dict[str, list[dict[str, Any] | None]] = {}
+    for named in traces:
+        inputs = named.trace.about["inputs"]
+        content = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
+        alike = by_view.setdefault(named.view_label, [])
+        if content not in alike:
+            alike.append(content)
+    return by_view
+
+
+def _capacities(traces: Sequence[Named]) -> list[str | None]:
+    """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
+    capacities = {
+        named.trace.about["checkpoint"].get("capacity")
+        for named in traces
+        if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
+    }
+    return sorted(capacities, key=str)
+
+
+def sidecar_of(
+    traces: Sequence[Named], request: dict[str, Any], notes: list[str], options: Options, started: float
+) -> dict[str, Any]:
+    """Return the sidecar of a run."""
+    checkpoints: dict[str, dict[str, Any]] = {}
+    for named in traces:
+        about = named.trace.about["checkpoint"]
+        training = {key: about.get(key) for key in ("seed", "group")}
+        own = {"path": str(named.trace.path), "sha256": about.get("sha256"), "training": training}
+        kept = {key: about.get(key) for key in ("capacity", "group_images")}
+        checkpoints.setdefault(named.name, own | kept)
+    units = [named.trace.about["severity_unit"] for named in traces if named.severity == named.severity]
+    return {
+        "request": request,
+        "severity_unit": units[0] if units else None,
+        "floor_dtype": None,
+        "command": options.command,
+        "checkpoints": checkpoints,
+        "colours": colors(list(checkpoints)),
+        "traces": [
+            {
+                "path": str(named.trace.path),
+                "checkpoint": named.name,
+                "view": named.view,
+                "severity": None if named.severity != named.severity else named.severity,
+                "label": named.label,
+                "inputs": len(named.trace.ids),
+            }
+            for named in traces
+        ],
+        "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
+        "notes": notes,
+        "wall_seconds": time.perf_counter() - started,
+        "device": "cpu",
+    } | provenance()
+
+
+def notes_of(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> list[str]:
+    """Return what was not measured, or only in part."""
+    notes = [
+        f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
+        "of the traces have"
+        for named in traces
+        if len(named.trace.ids) > len(ids)
+    ]
+    hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
+    if len({named.name for named in traces}) > 1 and len(hashes) > 1:
+        notes.append("whether expert e of one checkpoint does what expert e of another does")
+    recorded_layers = [(name, named.trace.layers[name]) for name in layers for named in traces]
+    lacking = dict.fromkeys(name for name, layer in recorded_layers if not layer.ordered)
+    if lacking:
+        notes.append(
+            f"which expert came first in {', '.join(lacking)} (and so top-1 match and first choices), as a trace holds "
+            "sets of experts: sets are compared, and the load is that of all choices"
+        )
+    differ = [
+        name
+        for name in layers
+        if name not in lacking
+        and traces[0].trace.layers[name].top_k > 1
+        and len({one.trace.layers[name].ordered_by for one in traces}) > 1
+    ]
+    if differ:
+        notes.append(
+            f"which expert came first in {', '.join(differ)}, as the traces order them by different things: sets of "
+            "experts are compared"
+        )
+    long = [layer for layer in layers if most_tokens(traces, layer, ids) > LONGEST]
+    if long and len(traces) > 1:
+        notes.append(f"the weights in {', '.join(long)}, as inputs have more than {LONGEST} tokens")
+    return notes
+
+
+def most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
+    """Return the tokens of the longest of the inputs."""
+    return int(traces[0].trace.num_tokens(layer, ids).max())
