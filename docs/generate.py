@@ -22,7 +22,10 @@ FIGURES = {
     "fashion-sheet.png": "reports/fashion/routes/figures/sheet-1-fashion-prc-k2-seed0.png",
     "fashion-overlay.png": "reports/fashion/overlay/figures/overlay-blocks.1.png",
     "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
+    "routers-digits-steadiness.png": "reports/routers/digits/figures/steadiness.png",
+    "routers-digits-time.png": "reports/routers/digits/figures/time.png",
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
+    "routers-shapes-steadiness.png": "reports/routers/shapes/figures/steadiness.png",
 }
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)
 

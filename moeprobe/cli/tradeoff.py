@@ -136,7 +136,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
     timed = sorted({about["device"] for about in result.sidecar["checkpoints"].values() if about["device"]})
     screen.print(
         f"{len(result.states)} cells: {said}; [low, high]: 95 % interval over images; training seeds "
-        f"are cells of their own; last MoE layer; times are of {' and '.join(timed) or 'no training'}.",
+        f"are cells of their own; first MoE layer; times are of {' and '.join(timed) or 'no training'}.",
         style="dim",
         soft_wrap=True,
     )
@@ -148,13 +148,13 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
 
 
 def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
-    """Return a line per cell: last MoE layer, patches."""
+    """Return a line per cell: first MoE layer, patches."""
     from rich.table import Table
 
     from moeprobe.metrics import costs
     from moeprobe.metrics.output import ACCURACY
     from moeprobe.metrics.registry import find
-    from moeprobe.results.figures.tradeoff import numbers_of, shared_kappa
+    from moeprobe.results.figures.tradeoff.numbers import TRAINING_TIME, numbers_of, shared_kappa
     from moeprobe.results.numbers import interval
 
     numbers = numbers_of(rows)
@@ -168,9 +168,7 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     scales = {costs.STEP_SECONDS.name: ("ms per step", 1e3), costs.FLOPS_PER_IMAGE.name: ("MFLOPs", 1e-6)}
     scales |= {costs.ACTIVE_PARAMETERS.name: ("active, M", 1e-6)}
     columns = {
-        name: values_of
-        for name, values_of in numbers.items()
-        if name not in scales and name != "training_time"
+        name: values_of for name, values_of in numbers.items() if name not in scales and name != TRAINING_TIME
     }
     spent_on = {name: rows[rows["metric"] == name].set_index("checkpoint")["value"] for name in scales}
     for name in columns:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from moeprobe import api
@@ -17,7 +18,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
 from moeprobe.probes.base import Probe
-from moeprobe.results.figures.tradeoff import draw, draw_published, setting, shared_kappa
+from moeprobe.results.figures.tradeoff import draw, draw_published, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images
 from moeprobe.results.stored import of_table, write
 from moeprobe.results.tables import COLUMNS
@@ -112,6 +113,10 @@ def table(folder: Path) -> pd.DataFrame:
     return found.fillna(dict.fromkeys(words, ""))
 
 
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left").split("\n")[0] for axes in figure.axes if axes.has_data()]
+
+
 @pytest.mark.slow
 def test_the_table_says_what_was_measured(finished: Path) -> None:
     found = table(finished)
@@ -144,6 +149,8 @@ def test_the_table_says_what_was_measured(finished: Path) -> None:
     assert read_pack(finished / "out")[CELLS[0]].metrics == curve
     assert {path.name for path in (finished / "out" / "figures").glob("*.png")} == {
         "tradeoff.png",
+        "steadiness.png",
+        "time.png",
         "paper.png",
     }
 
@@ -168,7 +175,7 @@ def test_nothing_is_done_twice(copy: Path) -> None:
 @pytest.mark.slow
 def test_drawn_anew_without_weights(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From what is packed alone: no checkpoints are needed."""
-    names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/paper.png")
+    names = ("table.csv", "paper.csv", "figures/tradeoff.png", "figures/time.png", "figures/paper.png")
     first = {name: (copy / "out" / name).read_bytes() for name in names}
     shutil.rmtree(copy / "checkpoints")
     for name in names:
@@ -236,9 +243,9 @@ def test_what_is_asked_later_is_measured_then(copy: Path, monkeypatch: pytest.Mo
     assert list(packed[CELLS[0]].runs) == ["confidence", "contagion", "eval", "fewshot", "match-random_crop"]
     assert list(packed[CELLS[1]].runs) == ["confidence", "eval", "match-random_crop"]
     assert packed[CELLS[0]].about["measure"]["shots"] == [1]
-    panels = [axes.get_ylabel() for axes in draw(found)["tradeoff"].axes if axes.containers]
     contagion = [f"{kind} contagion" for kind in ("batch", "token", "attention")]
-    assert panels[3:] == ["κ, random_crop", "load entropy", "1-shot accuracy", *contagion]
+    assert titles(draw(found)["steadiness"]) == ["κ, random_crop", "load entropy", *contagion]
+    assert "1-shot accuracy" in titles(draw(found)["tradeoff"])
 
 
 @pytest.mark.slow
@@ -438,35 +445,26 @@ def test_the_papers_values() -> None:
     }  # fmt: skip
     assert set(missing["architecture"]) == {"L/16"} and len(missing) == 4
     figure = draw_published(paper)
-    assert sum(len(axes.containers) for axes in figure.axes) == 72 - 4
+    marks = [line for axes in figure.axes for line in axes.get_lines() if line.get_markersize() == 6]
+    points = [len(np.asarray(line.get_xydata())) for line in marks if line.get_marker() in ("o", "s")]
+    assert points.count(1) == 72 - 4
 
 
 @pytest.mark.slow
-def test_points_lie_in_their_panels_and_seeds_are_not_pooled(finished: Path) -> None:
+def test_what_was_measured_is_drawn(finished: Path) -> None:
+    """What a figure is of: ``tests/results/test_tradeoff_figures.py``."""
     found = table(finished)
-    figure = draw(found)["tradeoff"]
-    panels = [axes for axes in figure.axes if axes.containers]
-    assert len(panels) == 5  # three costs; kappa of a view, load entropy
-    # A container holds the seeds of a cell. Where experts choose, there is no load to be even: half of the cells.
-    points = [[bars.lines[0].get_xydata() for bars in axes.containers] for axes in panels]  # type: ignore[attr-defined]
-    assert [sum(map(len, seeds)) for seeds in points] == [len(CELLS)] * 4 + [len(CELLS) // 2]
-    for axes, seeds in zip(panels, points, strict=True):
-        large = [line.get_xydata() for line in axes.get_lines() if line.get_markersize() == 7]
-        np.testing.assert_allclose(np.vstack(large), [found.mean(0) for found in seeds])
-        low, high = np.transpose([axes.get_xlim(), axes.get_ylim()])
-        assert all(((low <= found) & (found <= high)).all() for found in seeds)
-    # What a training costs is where it stands: nothing is moved aside.
-    costs = found[found["metric"] == "flops_per_image"]["value"] / 1e6
-    assert {round(x, 9) for seeds in points[1] for x in seeds[:, 0]} == {round(x, 9) for x in costs}
     assert shared_kappa(found) == "set_jaccard_kappa"
-    kinds = found.drop_duplicates("group")
-    assert [setting(row) for _, row in kinds.iterrows()] == ["k = 1", "c = 1"]
-    twice = pd.concat([found, found.assign(dataset="shapes:64")])
-    assert set(draw(twice)) == {"tradeoff-digits", "tradeoff-shapes-64"}
-    # A router without a number is named, not silently left out.
-    soft = found[(found["router"] != "softmax_expert_choice") | ~found["metric"].str.endswith("_kappa")]
-    titles = [axes.get_title() for axes in draw(soft)["tradeoff"].axes]
-    assert "does not exist for softmax_expert_choice" in [" ".join(title.split()) for title in titles]
+    figures = draw(found)
+    assert titles(figures["tradeoff"]) == [
+        "accuracy", "ms per training step", "MFLOPs per image", "active parameters, millions",
+    ]  # fmt: skip
+    assert titles(figures["steadiness"]) == ["κ, random_crop", "load entropy"]
+    costs = found[found["metric"] == "flops_per_image"]["value"] / 1e6
+    drawn = [axes for axes in figures["tradeoff"].axes if axes.get_title(loc="left") == "MFLOPs per image"]
+    marks = [np.asarray(line.get_xydata()) for line in drawn[0].get_lines() if line.get_marker() == "o"]
+    places = {float(points[0, 0]) for points in marks if len(points)}
+    np.testing.assert_allclose(sorted(places), sorted(set(costs)))
 
 
 def test_a_dense_cell_stands_beside_sparse_ones(

@@ -1,0 +1,84 @@
+"""Trainings side by side: what is reached for what cost, how steady the routing is, accuracy against time."""
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS
+from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
+from moeprobe.metrics.output import ACCURACY
+from moeprobe.metrics.registry import find
+from moeprobe.results.figures import panels
+from moeprobe.results.figures.tradeoff.groups import groups, setting
+from moeprobe.results.figures.tradeoff.numbers import TRAINING_TIME, numbers_of, shared_kappa
+from moeprobe.results.figures.tradeoff.rows import draw_rows
+from moeprobe.results.figures.tradeoff.times import draw_published, draw_times
+
+__all__ = ["draw", "draw_published", "numbers_of", "setting", "shared_kappa"]
+
+_OF_OUTPUT = (ACCURACY.name, FEWSHOT_ACCURACY.name)
+_COSTS = {
+    STEP_SECONDS.name: ("ms per training step", 1e3),
+    FLOPS_PER_IMAGE.name: ("MFLOPs per image", 1e-6),
+    ACTIVE_PARAMETERS.name: ("active parameters, millions", 1e-6),
+}
+_BARS = "Marks: mean over training seeds; bars: lowest to highest of them"
+# Of one training: what the figure's own bars are to be held against.
+_WIDTH = "gray bars, as wide as those of one training (median)"
+
+
+def draw(table: pd.DataFrame) -> dict[str, Figure]:
+    """Return the figures of a table of trainings, by name; of several data sets each has its own.
+
+    ``tradeoff``: accuracies and costs; ``steadiness``: the routing, first MoE layer; ``time``: accuracies against the
+    time of training. A figure without any number is left out.
+    """
+    figures: dict[str, Figure] = {}
+    datasets = list(dict.fromkeys(table["dataset"]))
+    for dataset in datasets:
+        end = "" if len(datasets) == 1 else f"-{dataset.replace(':', '-').replace('/', '-')}"
+        found = _figures(table[table["dataset"] == dataset])
+        figures |= {f"{name}{end}": figure for name, figure in found.items()}
+    return figures
+
+
+def _figures(table: pd.DataFrame) -> dict[str, Figure]:
+    numbers, all_groups = numbers_of(table), groups(table)
+    kinds = {name: rows["metric"].iloc[0] for name, rows in numbers.items()}
+    reached = {name: rows for name, rows in numbers.items() if kinds[name] in _OF_OUTPUT}
+    routing = {name: rows for name, rows in numbers.items() if kinds[name] not in (*_OF_OUTPUT, *_COSTS)}
+    drawn = panels.select(table, metric=ACCURACY.name)
+    several = any(len(group.cells) > 1 for group in all_groups)
+    bars = _BARS if several else "Bars: 95 % over images"
+    figure = draw_rows(reached | _costs(table), all_groups)
+    figures = {
+        "tradeoff": panels.finish(
+            figure, drawn, title="What is reached, and what it costs", notes=[bars], mark=_WIDTH
+        )
+    }
+    if routing:
+        kappa = shared_kappa(table)
+        notes = [] if kappa is None else [f"κ is that of {find(kappa).metric.label}, against pooled chance"]
+        figures["steadiness"] = panels.finish(
+            draw_rows(routing, all_groups), drawn, title="How steady and how even the routing is: first MoE layer",
+            notes=[*notes, bars], mark=_WIDTH,
+        )  # fmt: skip
+    if TRAINING_TIME in numbers:
+        against = {name: rows for name, rows in reached.items() if name == "accuracy" or "-shot" in name}
+        figures["time"] = panels.finish(
+            draw_times(against, numbers[TRAINING_TIME], all_groups), drawn, title="Accuracy against training time",
+            notes=[
+                "Time: median step × steps, as each training took it; compare what one machine did under the same load",
+                bars,
+            ], mark=None,
+        )  # fmt: skip
+    return figures
+
+
+def _costs(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return what trainings cost, in the units of the figure, by the titles of its panels."""
+    found = {}
+    for name, (title, unit) in _COSTS.items():
+        rows = panels.select(table, metric=name).set_index("checkpoint")
+        if len(rows):
+            found[title] = rows.assign(value=rows["value"] * unit)
+    return found
