@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from moeprobe.results.columns import BENCH_COLUMNS, COLUMNS, COMPARISON_COLUMNS, TRADEOFF_COLUMNS
+from moeprobe.results.columns import (
+    BENCH_COLUMNS,
+    COLUMNS,
+    COMPARISON_COLUMNS,
+    CURVE_COLUMNS,
+    TRADEOFF_COLUMNS,
+)
 from writers.markdown import code, page, table
 
 
@@ -19,6 +25,8 @@ def pages() -> dict[str, str]:
         columns(COMPARISON_COLUMNS),
         "## Of `moeprobe tradeoff`\n\n`tradeoff` adds to its `table.csv`:",
         columns(TRADEOFF_COLUMNS),
+        "## Of `moeprobe curves`\n\nIts `curves.csv` has a line per training and evaluation:",
+        columns(CURVE_COLUMNS),
         "## Of `moeprobe bench`\n\nThe `table.csv` of `bench` is of times, and has columns of its own:",
         columns(BENCH_COLUMNS),
     )

@@ -11,7 +11,7 @@ MODELS = {
     "load_model", "wrap", "trace", "train", "open_data", "open_view", "choose_device", "downloads", "import_vmoe",
     "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
-STUDIES = {"compare", "paper", "report", "tradeoff"}
+STUDIES = {"compare", "curves", "paper", "report", "tradeoff"}
 PICTURES = {"overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts"}
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}

@@ -68,6 +68,7 @@ from moeprobe.runtime.hub import downloads
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import Comparison, compare, plan_comparison
+from moeprobe.studies.curves import Curves, curves
 from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
 from moeprobe.studies.report import Document, report
 from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
@@ -84,6 +85,7 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "CorrespondResult",
+    "Curves",
     "DiscontinuityResult",
     "Document",
     "Exported",
@@ -114,6 +116,7 @@ __all__ = [
     "confidence",
     "contagion",
     "correspond",
+    "curves",
     "discontinuity",
     "downloads",
     "evaluate",

@@ -15,6 +15,7 @@ from moeprobe.cli import (
     bench,
     compare,
     correspond,
+    curves,
     demo,
     doctor,
     explain,
@@ -123,6 +124,7 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("tradeoff")(tradeoff.tradeoff)
+app.command("curves")(curves.curves)
 _probes = registry.probes()
 for _probe in _probes:
     app.command(_probe.name)(probe_command(_probe))

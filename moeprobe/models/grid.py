@@ -184,7 +184,7 @@ def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str) -> list[TrainConf
 def _cell(
     sweep: SweepConfig, base: str, own: list[tuple[str, Any]], named: dict[str, Any], seed: int
 ) -> TrainConfig:
-    group = "-".join(_part(key, value) for key, value in named.items()) or sweep.name
+    group = "-".join(part(key, value) for key, value in named.items()) or sweep.name
     about = [("name", f"{group}-seed{seed}"), ("group", group), ("seed", seed)]
     try:
         return change(base, [*sweep.fixed.items(), *own, *about])
@@ -192,10 +192,10 @@ def _cell(
         raise UserError(f"In the cell {group} of the sweep {sweep.name!r}: {error}") from None
 
 
-def _part(key: str, value: Any) -> str:
-    """Return what a value is called in the name of its cell."""
+def part(key: str, value: Any) -> str:
+    """Return what the value of a key is called in the name of its cell."""
     if isinstance(value, dict):  # a plug-in with parameters: its name, then each of them
-        return "-".join(str(own) if name == "name" else _part(name, own) for name, own in value.items())
+        return "-".join(str(own) if name == "name" else part(name, own) for name, own in value.items())
     short = _SHORT.get(key, f"{key.rpartition('.')[2]}-")
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return short + re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")

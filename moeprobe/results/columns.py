@@ -83,6 +83,17 @@ TRADEOFF_COLUMNS: dict[str, str] = {
     "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
     "`model` if counted",
 }
+# What the table of ``moeprobe curves`` has.
+CURVE_COLUMNS: dict[str, str] = {
+    "run": "the training's name",
+    "group": "shared by trainings that differ in their seed alone; its line in the figure",
+    "train_seed": "seed of the training",
+    "panel": "value of the key of `--by`; empty without",
+    "step": "optimizer steps made",
+    "epoch": "passes over the training data made",
+    "metric": "column of metrics.csv",
+    "value": "its value: of training, the mean of the steps since the row before; of validation, on clean images",
+}
 # What the table of ``moeprobe bench`` has.
 BENCH_COLUMNS: dict[str, str] = {
     "part": "part of the benchmark",

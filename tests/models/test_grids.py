@@ -138,8 +138,26 @@ def test_the_ablation_of_prc_has_each_term_alone() -> None:
     ]
 
 
-def test_all_sweeps_are_tested() -> None:
-    assert grid.names() == ["prc-ablation", "routers-digits", "routers-shapes"]
+@pytest.mark.parametrize("name", grid.names())
+def test_a_sweep_says_what_it_is_and_how_it_is_run(name: str) -> None:
+    """What it trains: a test of its own for each."""
+    assert grid.load(name).name == name
+    text = grid.path_of(name).read_text(encoding="utf-8")
+    assert text.startswith("# ") and f"moeprobe tradeoff {name} --out reports/" in text
+
+
+def test_outputs_are_combined_by_softmax_and_by_plan() -> None:
+    """Wherever there is a plan, at both budgets; nothing else differs between the two."""
+    sweep = grid.load("combine-digits")
+    pairs: dict[tuple[object, ...], set[str]] = {}
+    for cell in sweep.cells:
+        assert cell.model.router is not None
+        key = (cell.model.router_name, cell.model.top_k, cell.model.capacity_factor, cell.seed)
+        pairs.setdefault(key, set()).add(cell.model.router.parameters["combine"])
+    assert len(pairs) == 3 * 2 * 3 and all(found == {"softmax", "plan"} for found in pairs.values())
+    assert {router for router, *_ in pairs} == {
+        "sinkhorn_token_choice", "sinkhorn_expert_choice", "sparse_expert_choice",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["routers-digits", "routers-shapes"])
