@@ -64,11 +64,12 @@ class Churn(LayerAnalysis):
             take_tokens(layer.processed_mask, token) & paired.present[..., None]
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
-        kept_by_others = had_by_others = torch.zeros_like(paired.present[:, 0], dtype=torch.int64)
-        for shift, apart in others(paired, paired.present):
-            kept = (reference & view.roll(shift, 1)).sum(-1)
-            kept_by_others = kept_by_others + kept.masked_fill(~apart, 0).sum(1)
-            had_by_others = had_by_others + reference.sum(-1).masked_fill(~apart, 0).sum(1)
+        kept_by_others, had_by_others = torch.zeros((2, len(view)), dtype=torch.int64, device=view.device)
+        # Counts of the pairs of an image: float32 holds them exactly.
+        one, other = reference.float(), view.float()
+        for each in others(paired, paired.present):
+            kept_by_others[each.images] += each.products(one, other).long()
+            had_by_others[each.images] += each.products(one, torch.ones_like(other)).long()
         return {
             pair.view.modality.token: {
                 "churn_pairs": paired.present.sum(1),

@@ -24,6 +24,8 @@ EXPERTS = "experts"
 NO_PAIR = -2
 # Choices are kept as int16.
 _MOST_EXPERTS = 2**15
+# Numbers of pairs beside pairs that are in memory at once.
+_AT_ONCE = 2**18
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,41 @@ def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     }
 
 
-def others(paired: Paired, trial: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (shift, which) for every two pairs of an image: pair j of ``(B, J)`` and pair j − shift, in a circle.
+@dataclass(frozen=True)
+class Others:
+    """Pairs of an image beside other pairs of it: ``apart[b, r, j]`` says whether pair r is compared with pair j.
 
-    ``which`` ``(B, J)`` are trials on both, without a token in common on either side: see ``within_image``.
+    ``images`` and ``rows`` say which the first two axes are of; the third is of all J pairs.
     """
-    for shift in range(1, trial.shape[1]):
-        apart = trial & trial.roll(shift, 1)
-        for token in (paired.reference, paired.view):
-            apart &= token != token.roll(shift, 1)
-        yield shift, apart
+
+    images: slice
+    rows: slice
+    apart: Tensor
+
+    def products(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return the summed products ``(b,)`` of vectors ``(B, J, E)``: of pair r on one side, of j on the other."""
+        sums = self.apart.to(other.dtype) @ other[self.images]
+        return (sums * one[self.images, self.rows]).sum((1, 2))
+
+
+def others(paired: Paired, trial: Tensor, *, entries: int = 1) -> Iterator[Others]:
+    """Yield every two different pairs of an image that are trials without a token in common: see ``within_image``.
+
+    Args:
+        paired: the pairs, ``(B, J)``.
+        trial: which of them are trials, ``(B, J)``.
+        entries: how many numbers two pairs take, so that what is yielded at once stays small.
+    """
+    images, pairs = trial.shape
+    at_once = max(1, _AT_ONCE // max(1, pairs * entries))
+    for image in range(0, images, step := max(1, at_once // max(1, pairs))):
+        which = slice(image, image + step)
+        for row in range(0, pairs, at_once):
+            rows = slice(row, row + at_once)
+            apart = trial[which, rows, None] & trial[which, None]
+            for token in (paired.reference, paired.view):
+                apart &= token[which, rows, None] != token[which, None]
+            yield Others(which, rows, apart)
 
 
 def double(values: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ import numpy as np
 from moeprobe.inputs.modality import ORDINARY
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.stats.divergence import SparseRows, jensen_shannon_distance, shares
+from moeprobe.metrics.stats.divergence import FewShares, jensen_shannon_distance, shares
 from moeprobe.metrics.stats.kappa import Complement, Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import Paired, by_token_kind, double, others, take_tokens
+from moeprobe.metrics.token_kinds import Others, Paired, by_token_kind, double, others, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from moeprobe.routing.record import LayerRouting
 
 
-# Rows of K entries are quicker compared as such where E is so many times K².
-_SPARSE = 4
+# Rows of K entries are quicker compared as such where K² is at most so many times E.
+_FEW = 2
 
 WEIGHT_COSINE = Metric(
     "weight_cosine",
@@ -183,12 +183,12 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         units = [side[:, there] for side in (one, other)]
         number = torch.zeros_like(columns["weight_trials"])
         distance, cosine = torch.zeros_like(columns["weight_distance"]), torch.zeros_like(one[:, 0, 0])
-        compare = _comparison(parts, units, pair)
-        for shift, apart in others(places, places.present):
-            number += apart.sum(1)
-            moved, alike = compare(shift)
-            distance += double(moved.masked_fill(~apart.to(moved.device), 0)).sum(1)
-            cosine += alike.masked_fill(~apart.to(alike.device), 0).sum(1)
+        few = pair.view.top_k > 0 and pair.view.top_k**2 <= _FEW * pair.view.num_experts
+        compare = _comparison(parts, entries=pair.view.top_k if few else None)
+        for each in others(places, places.present, entries=1 if few else pair.view.num_experts):
+            number[each.images] += each.apart.sum((1, 2))
+            distance[each.images] += compare(each)
+            cosine[each.images] += each.products(*units)
         columns |= {
             "weight_others": number,
             "weight_distance_others": distance,
@@ -197,23 +197,24 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     return columns
 
 
-def _comparison(
-    parts: Sequence[Tensor], units: Sequence[Tensor], pair: LayerPair
-) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Return what compares row j of one side with row j − shift of the other: distances and cosines ``(B, J)``."""
-    top_k = pair.view.top_k
-    if 0 < _SPARSE * top_k**2 <= pair.view.num_experts:
-        one, other = (
-            SparseRows.of(part.to(unit.device), unit, entries=top_k)
-            for part, unit in zip(parts, units, strict=True)
-        )
-        return lambda shift: one.compare(other.roll(shift))
+def _comparison(parts: Sequence[Tensor], *, entries: int | None) -> Callable[[Others], Tensor]:
+    """Return what sums the distances of some pairs from others, ``(b,)``; rows may have few ``entries``."""
+    if entries == 1:
+        # A row is one expert: a distance of 1 from all that have another.
+        one, other = (double(part) for part in parts)
+        return lambda each: double(each.apart).sum((1, 2)) - each.products(one, other)
+    dtype = parts[0].dtype
+    rows = None if entries is None else [FewShares.of(double(part), entries=entries) for part in parts]
 
-    def dense(shift: int) -> tuple[Tensor, Tensor]:
-        distances = jensen_shannon_distance(parts[0], parts[1].roll(shift, 1))
-        return distances, (units[0] * units[1].roll(shift, 1)).sum(-1)
+    def summed(each: Others) -> Tensor:
+        if rows is None:
+            one, other = parts[0][each.images, each.rows, None], parts[1][each.images, None]
+            distances = double(jensen_shannon_distance(one, other))
+        else:
+            distances = rows[0].at(each.images, each.rows).distances(rows[1].at(each.images), dtype=dtype)
+        return distances.masked_fill(~each.apart.to(distances.device), 0).sum((1, 2))
 
-    return dense
+    return summed
 
 
 def _unit(weights: Tensor) -> Tensor:

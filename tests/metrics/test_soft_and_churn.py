@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine, jensenshannon
 
-from moeprobe.metrics import weights
+from moeprobe.metrics import token_kinds, weights
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.churn import Churn
 from moeprobe.metrics.set_match import SetMatch
@@ -104,11 +104,13 @@ def combined(layer: LayerRouting, image: int, token: int) -> np.ndarray | None:
     return gates if gates.any() else None
 
 
-@pytest.mark.parametrize("sparse", [1, 1000])
+@pytest.mark.parametrize("at_once", [1, 7, 2**18])
+@pytest.mark.parametrize("few", [0, 1000])
 @pytest.mark.parametrize("case", pairs())
-def test_weights_by_a_loop(case: str, sparse: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows compared by their few entries, where two of five experts are chosen, and as a whole."""
-    monkeypatch.setattr(weights, "_SPARSE", sparse)
+def test_weights_by_a_loop(case: str, few: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows compared by their few entries and as a whole, however many pairs are compared at once."""
+    monkeypatch.setattr(weights, "_FEW", few)
+    monkeypatch.setattr(token_kinds, "_AT_ONCE", at_once)
     pair = pairs()[case]
     for tokens in Weights().sums(pair):
         every = [

@@ -5,11 +5,13 @@ Source: Lin 1991 (divergence), Endres and Schindelin 2003 (its root is a metric)
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -35,38 +37,51 @@ def jensen_shannon_distance(one: Tensor, other: Tensor) -> Tensor:
         ``(...)``. A row without any weight is 1 from one that has some, and 0 from another without. Equal rows are 0
         exactly, and so are rows that differ by no more than their type rounds (float32: a distance below 1e-6).
     """
-    return _distance(one, other, _parts(one, other) + _parts(other, one))
+    return _distance(one, other, _part(one, other) + _part(other, one))
 
 
 @dataclass(frozen=True)
-class SparseRows:
-    """Rows with K entries at most: distributions and vectors of length one ``(..., K)``, of experts ``(..., K)``."""
+class FewShares:
+    """Distributions with K entries at most: their experts and shares ``(B, J, K)``."""
 
     experts: Tensor
     shares: Tensor
-    units: Tensor
 
     @classmethod
-    def of(cls, shares: Tensor, units: Tensor, *, entries: int) -> SparseRows:
-        """Return rows ``(..., E)`` by their ``entries`` largest; the others are 0."""
+    def of(cls, shares: Tensor, *, entries: int) -> FewShares:
+        """Return rows ``(B, J, E)`` by their ``entries`` largest; the others are 0."""
         experts = shares.topk(entries, sorted=False).indices
-        return cls(experts, shares.gather(-1, experts), units.gather(-1, experts))
+        return cls(experts, shares.gather(-1, experts))
 
-    def roll(self, shift: int) -> SparseRows:
-        """Return row j − shift in the place of row j, in a circle; rows are the second axis."""
-        return SparseRows(*(each.roll(shift, 1) for each in (self.experts, self.shares, self.units)))
+    def at(self, images: slice, rows: slice = slice(None)) -> FewShares:
+        """Return some rows of some images."""
+        return FewShares(self.experts[images, rows], self.shares[images, rows])
 
-    def compare(self, other: SparseRows) -> tuple[Tensor, Tensor]:
-        """Return Jensen-Shannon distances and cosines ``(...)``, row by row."""
-        same = self.experts[..., :, None] == other.experts[..., None, :]
-        theirs = (same * other.shares[..., None, :]).sum(-1)
-        ours = (same * self.shares[..., :, None]).sum(-2)
-        cosine = (same * self.units[..., :, None] * other.units[..., None, :]).sum((-2, -1))
-        terms = _parts(self.shares, theirs), _parts(other.shares, ours)
-        return _distance(self.shares, other.shares, terms[0] + terms[1]), cosine
+    def distances(self, other: FewShares, *, dtype: torch.dtype) -> Tensor:
+        """Return the Jensen-Shannon distance ``(B, J, I)`` of every row from every row of ``other`` ``(B, I, K)``.
+
+        A share that the other row lacks adds its half to the divergence; so only those of both are looked at.
+
+        Args:
+            other: what is compared with.
+            dtype: what the shares were computed in: how far equal rows may be apart.
+        """
+        import torch
+
+        divergence = (self.shares.sum(-1)[:, :, None] + other.shares.sum(-1)[:, None]) / 2
+        rows, columns = divergence.shape[1:]
+        for one, two in itertools.product(range(self.experts.shape[-1]), range(other.experts.shape[-1])):
+            same = self.experts[:, :, None, one] == other.experts[:, None, :, two]
+            place = same.flatten().nonzero()[:, 0]
+            row = place // columns
+            p = self.shares[..., one].flatten()[row]
+            q = other.shares[..., two].flatten()[row // rows * columns + place % columns]
+            apart = (_part(p, q) + _part(q, p)) / (2 * math.log(2))
+            divergence.view(-1).index_add_(0, place, apart - (p + q) / 2)
+        return torch.where(divergence <= _rounding(dtype), 0, divergence).clamp_max(1).sqrt()
 
 
-def _parts(one: Tensor, other: Tensor) -> Tensor:
+def _part(one: Tensor, other: Tensor) -> Tensor:
     """Return what the entries of ``one`` have in the divergence, in nats, times 2; ``other`` at the same places."""
     import torch
 
@@ -81,6 +96,12 @@ def _distance(one: Tensor, other: Tensor, terms: Tensor) -> Tensor:
     import torch
 
     divergence = terms.sum(-1) / (2 * math.log(2))
-    rounding = _ROUNDING * (torch.finfo(one.dtype).eps / torch.finfo(torch.float32).eps) ** 2
-    distance = torch.where(divergence <= rounding, 0, divergence).clamp_max(1).sqrt()
+    distance = torch.where(divergence <= _rounding(one.dtype), 0, divergence).clamp_max(1).sqrt()
     return distance.masked_fill((one > 0).any(-1) != (other > 0).any(-1), 1)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Return the divergence up to which rows of a type are equal."""
+    import torch
+
+    return _ROUNDING * (torch.finfo(dtype).eps / torch.finfo(torch.float32).eps) ** 2

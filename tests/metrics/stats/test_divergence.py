@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.special import rel_entr
 
-from moeprobe.metrics.stats.divergence import SparseRows, jensen_shannon_distance, shares
+from moeprobe.metrics.stats.divergence import FewShares, jensen_shannon_distance, shares
 
 
 def _distance(one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
@@ -76,13 +76,21 @@ def test_rows_with_few_entries_are_compared_as_whole_rows_are(num_experts: int, 
     whole = torch.rand(2, 4, 30, num_experts)
     kept = whole.topk(entries).indices[..., : torch.randint(1, entries + 1, (1,)).item()]
     rows = torch.zeros_like(whole).scatter(-1, kept, whole.gather(-1, kept))
-    rows[0, 0], rows[:, 1, :3], rows[1, 2] = rows[1, 0], 0, rows[0, 2] * 3
+    rows[0, 0], rows[1, 2] = rows[1, 0], rows[0, 2] * 3
+    # Next to nothing beside nearly all, of the same expert.
+    rows[0, 1, 0], rows[1, 1, 0] = 0, 0
+    rows[0, 1, 0, :2], rows[1, 1, 0, 0] = torch.tensor([1.0, 1e-40]), 1
     parts = [shares(side) for side in rows]
-    units = [torch.nn.functional.normalize(side.double(), dim=-1) for side in rows]
-    one, other = (SparseRows.of(*each, entries=entries) for each in zip(parts, units, strict=True))
-    for shift in (0, 1, 29):
-        distance, cosine = one.compare(other.roll(shift))
-        expected = jensen_shannon_distance(parts[0], parts[1].roll(shift, 1))
-        torch.testing.assert_close(distance, expected, rtol=0, atol=3e-7)
-        assert torch.equal(distance == 0, expected == 0) and torch.equal(distance == 1, expected == 1)
-        torch.testing.assert_close(cosine, (units[0] * units[1].roll(shift, 1)).sum(-1), rtol=0, atol=1e-14)
+    one, other = (FewShares.of(part.double(), entries=max(entries, 2)) for part in parts)
+    distance = one.at(slice(0, 3), slice(0, 29)).distances(other.at(slice(0, 3)), dtype=torch.float32)
+    expected = jensen_shannon_distance(parts[0][:3, :29, None], parts[1][:3, None])
+    assert distance.shape == (3, 29, 30)
+    torch.testing.assert_close(distance.float(), expected, rtol=0, atol=3e-7)
+    assert torch.equal(distance == 0, expected == 0)
+    assert distance[0].diagonal().eq(0).all() and distance[2, 0, 0] == 0
+
+
+def test_what_is_not_a_number_makes_no_distance() -> None:
+    rows = torch.tensor([[[0.5, 0.5, 0.0], [float("nan"), 0.5, 0.0]]])
+    few = FewShares.of(rows.double(), entries=2)
+    assert few.distances(few, dtype=torch.float32).isnan().tolist() == [[[False, True], [True, True]]]
