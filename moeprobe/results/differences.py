@@ -243,6 +243,7 @@ def sentences(table: pd.DataFrame) -> pd.DataFrame:
             reference=about["reference"],
             margin=rows["margin"].iloc[0],
             units=units,
+            whole=find(about["metric"]).metric.unit == "whole",
         )
         found.append(about | {"sentence": said})
     return pd.DataFrame(found, columns=[*FAMILY, "sentence"])

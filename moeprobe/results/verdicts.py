@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Difference, Judged
+from moeprobe.results.numbers import number
 
 MARGIN = 0.02
 
@@ -63,26 +64,41 @@ class Line:
 
 
 def sentence(
-    lines: Sequence[Line], *, checkpoint: str, reference: str, margin: float, units: str = "images"
+    lines: Sequence[Line],
+    *,
+    checkpoint: str,
+    reference: str,
+    margin: float,
+    units: str = "images",
+    whole: bool = False,
 ) -> str:
-    """Return what a whole family comes to, each kind of verdict with its number of cells; ``units`` are sampled."""
+    """Return what a whole family comes to, each kind of verdict with its number of cells.
+
+    Args:
+        lines: the cells of the family.
+        checkpoint: what is compared.
+        reference: what with.
+        margin: up to where a difference is called small.
+        units: what is sampled.
+        whole: whether the values are whole numbers.
+    """
     words = Counter(line.judgement or line.verdict for line in lines)
     parts = []
-    for word, number in words.most_common():
+    for word, times in words.most_common():
         these = [line for line in lines if (line.judgement or line.verdict) == word]
-        share = "" if len(lines) == 1 else f" in {number} of {len(lines)} cells"
-        parts.append(f"{word}{share}{_detail(word, these, margin, units)}")
+        share = "" if len(lines) == 1 else f" in {times} of {len(lines)} cells"
+        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole else 3)}")
     return f"{checkpoint} against {reference}: {'; '.join(parts)}."
 
 
-def _detail(word: str, lines: Sequence[Line], margin: float, units: str) -> str:
+def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimals: int) -> str:
     if word == "collapsed":
         who = ", ".join(dict.fromkeys(line.collapsed for line in lines if line.collapsed))
         return f" ({who}: everything goes to one choice)" if who else " (chance is 1)"
     if word in ("better", "worse", "higher", "lower"):
         small = all(max(abs(line.low), abs(line.high)) < margin for line in lines)
         inside = f", all by less than {margin:g}" if small else ""
-        return f" ({_range([line.value for line in lines], signed=True)}{inside})"
+        return f" ({_range([line.value for line in lines], signed=True, decimals=decimals)}{inside})"
     if word == "no difference":
         return f" (all inside ±{margin:g})"
     if word == "cannot tell":
@@ -92,6 +108,6 @@ def _detail(word: str, lines: Sequence[Line], margin: float, units: str) -> str:
     return ""
 
 
-def _range(values: Sequence[float], *, signed: bool = False) -> str:
-    texts = [f"{value:+.3f}" if signed else f"{value:.3f}" for value in (min(values), max(values))]
+def _range(values: Sequence[float], *, signed: bool = False, decimals: int = 3) -> str:
+    texts = [number(value, signed=signed, decimals=decimals) for value in (min(values), max(values))]
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to {texts[1]}"

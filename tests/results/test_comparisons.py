@@ -324,6 +324,13 @@ def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
     assert said == "b against a: better (+0.010, all by less than 0.02)."
 
 
+def test_differences_of_whole_numbers_have_no_decimals() -> None:
+    line = verdicts.Line("higher", "worse", 1.0, 1.0, 1.0, 0.4, 50, "")
+    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole=True)
+    assert said == "b against a: worse (+1)."
+    assert find("dead_experts").metric.unit == "whole"
+
+
 def test_different_images_are_not_compared() -> None:
     found = {"a": {cell(): routed(1)}, "b": {cell(): routed(2)}}
     with pytest.raises(UserError, match=r"different images \(100 and 100, 99 in common\)"):

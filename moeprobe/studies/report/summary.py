@@ -14,7 +14,7 @@ from moeprobe.metrics import registry
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, trials_of, value
-from moeprobe.results.numbers import interval, number
+from moeprobe.results.numbers import decimals_of, interval, number
 from moeprobe.results.phrases import sentence_case
 from moeprobe.studies.report.headlines import Found, Row, find
 from moeprobe.studies.report.reading import Run
@@ -260,13 +260,13 @@ def difference(row: Row, checkpoint: Row, reference: Row, *, noun: str) -> str:
         why = f" ({row['flag'].replace('_', ' ')})" if row["flag"] else ""
         return (
             f"nothing can be said of the {noun} of {one} and {other}: their difference of "
-            f"{number(by, signed=True)} has no interval{why}."
+            f"{number(by, signed=True, decimals=decimals_of(row))} has no interval{why}."
         )
     if by == low == high == 0:
         return f"the {noun} of {one} and {other} is the same in every resample."
     if low > 0 or high < 0:
         word, (low, high) = "higher" if by > 0 else "lower", sorted((abs(low), abs(high)))
-        size = f"{number(abs(by))} [{number(low)}, {number(high)}]"
+        size = interval({**row, "value": abs(by), "ci_low": low, "ci_high": high})
         return f"the {noun} of {one} is {word} than that of {other} by {size}."
     return f"{one} and {other} cannot be distinguished by their {noun} (difference {interval(row, signed=True)})."
 
