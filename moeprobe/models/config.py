@@ -171,10 +171,11 @@ class ScheduleConfig(Section):
 
 
 class InitialiseConfig(Section):
-    """Start from a checkpoint: everything but the head and the pre-logits, positions resampled."""
+    """Start from a checkpoint: everything but the head, the pre-logits and what is fresh, positions resampled."""
 
     checkpoint: str = Field(description="run folder or .safetensors file")
     keep_head: bool = Field(False, description="take over the head and the pre-logits too")
+    fresh: list[str] = Field([], description='patterns of parameters that start new, e.g. "*.router.*"')
 
 
 class TrainConfig(Section):
@@ -196,6 +197,10 @@ class TrainConfig(Section):
     mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    freeze: list[str] = Field(
+        [],
+        description='patterns of parameters that stay as they start; ["*", "!*.router.*"]: all but routers',
+    )
     batch_size: int = Field(64, gt=0, description="source images of a step")
     epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
     steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")

@@ -9,6 +9,7 @@ run is unfinished, ``metrics.csv`` and the training curve. Where a command wants
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.models.nn.switch import switch_experts
 from moeprobe.models.nn.transfer import transfer
+from moeprobe.models.selection import choose
 from moeprobe.runtime.files import atomic_file, write_json
 
 
@@ -121,15 +123,18 @@ def initialise_from(
     source: str | Path,
     *,
     keep_head: bool = False,
+    fresh: Sequence[str] = (),
     class_names: tuple[str, ...] | None = None,
 ) -> None:
     """Start ``model`` from a checkpoint of another resolution, head or top-k.
 
-    Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too); position embeddings are
-    resampled. ``class_names`` are those of the data, None where they are not known.
+    Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too), and but what patterns
+    say is ``fresh``, which stays as it was initialized; position embeddings are resampled. ``class_names`` are those of
+    the data, None where they are not known.
 
     Raises:
-        UserError: a parameter has no partner or another shape, or a head is to be kept that is of other classes.
+        UserError: a parameter has no partner or another shape, a pattern matches none, or a head is to be kept that is
+            of other classes.
     """
     info, tensors = read_info(source)
     if keep_head and class_names is not None and info.class_names != class_names:
@@ -137,8 +142,12 @@ def initialise_from(
             f"The head of {info.path} is of other classes than the data; set initialise.keep_head to false."
         )
     wanted = model.state_dict()
-    fresh = () if keep_head else ("head.", "fc_norm.")
-    taken = {name: tensor for name, tensor in tensors.items() if not name.startswith(fresh)}
+    new = () if keep_head else ("head.", "fc_norm.")
+    # A router of another kind has parameters of its own: what is fresh may be of either side.
+    chosen = choose(fresh, dict.fromkeys([*wanted, *tensors]), key="initialise.fresh")
+    taken = {
+        name: tensor for name, tensor in tensors.items() if not name.startswith(new) and name not in chosen
+    }
     if ("cls_token" in taken) != ("cls_token" in wanted):
         of_checkpoint, of_model = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
         raise UserError(
@@ -146,4 +155,4 @@ def initialise_from(
             f"set model.head={of_checkpoint}."
         )
     advice = "are the MoE layers and the head the same?"
-    transfer(model, taken, fresh=fresh, source=str(info.path), advice=advice)
+    transfer(model, taken, fresh=(*new, *chosen), source=str(info.path), advice=advice)

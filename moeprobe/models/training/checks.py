@@ -89,6 +89,19 @@ def check_groups(model: nn.Module, config: TrainConfig) -> None:
             )
 
 
+def check_routers_learn(model: nn.Module) -> None:
+    """Raise ``UserError`` where routers alone are trained, and the weight of a token's one expert is always 1."""
+    routers = [layer.router for layer in moe_layers(model).values()]
+    own = {id(parameter) for router in routers for parameter in router.parameters()}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    idle = all(router.renormalise and router.top_k == 1 for router in routers)
+    if idle and all(id(parameter) in own for parameter in trained):
+        raise UserError(
+            "Only routers are trained, and with top_k 1 and renormalized weights nothing that they decide changes with "
+            "their parameters a little: set model.router.renormalise=false."
+        )
+
+
 def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None:
     """Raise ``UserError`` unless a run goes on with as many images as it was started on."""
     if before != now:

@@ -20,7 +20,7 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimizer; weight decay acts on the kernels alone.
+    """Return the optimizer of what is not frozen; weight decay acts on the kernels alone.
 
     ``adamw`` is Adam with decoupled decay, ``momentum`` heavy-ball SGD (timm's ``sgd`` is Nesterov's).
 
@@ -28,7 +28,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         UserError: timm has no such optimizer, or it does not take these values.
     """
     decayed = kernel_names(model)
-    parameters = dict(model.named_parameters())
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     groups = [
         {
             "params": [p for name, p in parameters.items() if name in decayed],

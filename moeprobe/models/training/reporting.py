@@ -82,5 +82,6 @@ def training_record(
         "step": step,
         "total_steps": total_steps,
         "val_accuracy": val_accuracy,
+        **({"freeze": config.freeze} if config.freeze else {}),
         **({"plugins": used} if used else {}),
     }

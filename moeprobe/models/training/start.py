@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
+from torch import nn
 
+from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn.build import build_model
+from moeprobe.models.selection import choose
 from moeprobe.models.training import checks
 from moeprobe.models.training.dense_weights import upcycle_from
 from moeprobe.runtime.seeds import torch_seed
@@ -31,10 +34,30 @@ def start_model(
             model,
             config.initialise.checkpoint,
             keep_head=config.initialise.keep_head,
+            fresh=config.initialise.fresh,
             class_names=tuple(class_names),
         )
     checks.check_groups(model, config)
+    freeze(model, config.freeze)
     return model, upcycled
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Take the parameters that patterns choose out of training: without a gradient, no optimizer and no decay has them.
+
+    Raises:
+        UserError: a pattern matches no parameter, or nothing is left that could learn.
+    """
+    parameters = dict(model.named_parameters())
+    frozen = choose(patterns, parameters, key="freeze")
+    if len(frozen) == len(parameters):
+        raise UserError(
+            f"freeze={list(patterns)} leaves no parameter to train; take some out again, e.g. '!*.router.*'."
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    if frozen:
+        checks.check_routers_learn(model)
 
 
 def compile_model(model: Any) -> None:

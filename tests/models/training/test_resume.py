@@ -189,6 +189,7 @@ def test_interrupted_again_and_again(uninterrupted_run: dict[str, bytes], tmp_pa
         {"amp": True},
         {"data__workers": 1},
         {"initialise": "FOLDER/first"},
+        {"freeze": ["blocks.*", "!*.router.*"]},
     ],
     ids=lambda changes: "-".join(map(str, changes)),
 )
