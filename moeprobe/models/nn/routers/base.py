@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
+from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, FullPlan, SoftPlan
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Decision:
     processed: Tensor
     top_k: int | None
     noise_scale: float
-    plan: DispatchPlan | SoftPlan
+    plan: DispatchPlan | SoftPlan | FullPlan
 
 
 class Router(nn.Module, ABC):

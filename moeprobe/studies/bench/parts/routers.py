@@ -1,4 +1,4 @@
-"""What a router costs: a training step of one MoE layer with every router of the catalog.
+"""What a router costs: a training step of one MoE layer with every router of the catalog but the dense gate.
 
 A step is forward and backward of the layer, to its parameters and its input; the second race is of the routers alone.
 All experts get as many places, so they cost as much everywhere: capacity factor 1.05 where tokens choose k experts,
@@ -15,7 +15,7 @@ from torch import Tensor
 from moeprobe.models.config import MoeConfig
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.moe import MoeLayer
-from moeprobe.models.nn.plans import SoftPlan
+from moeprobe.models.nn.plans import DispatchPlan, SoftPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import make_router
 from moeprobe.runtime.catalog import ROUTERS
@@ -27,6 +27,8 @@ REFERENCE = "softmax_token_choice"
 _FACTOR = 1.05
 # An expert's places are a whole number, in every group.
 _SLACK = 1.35
+# With it every expert runs on every token, which is more work than any budget here.
+_WITHOUT_BUDGET = "dense"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Routers(Part):
         """Yield the race of whole steps and that of the routers alone."""
         sizes = QUICK if settings.quick else FULL
         torch.manual_seed(0)
-        layers = {name: layer(name, sizes).to(settings.device) for name in ROUTERS.names()}
+        names = [name for name in ROUTERS.names() if name != _WITHOUT_BUDGET]
+        layers = {name: layer(name, sizes).to(settings.device) for name in names}
         tokens = torch.randn(sizes.images, sizes.tokens, sizes.width, device=settings.device)
         _check_places(layers, tokens)
         for name, work in (("training step", _step), ("router alone", _route)):
@@ -82,6 +85,7 @@ def places(decision: Decision) -> int:
     plan = decision.plan
     if isinstance(plan, SoftPlan):
         return plan.dispatch[:, 0].numel()
+    assert isinstance(plan, DispatchPlan)
     assert plan.capacity is not None
     return plan.num_groups * plan.num_experts * plan.capacity
 
