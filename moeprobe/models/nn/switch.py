@@ -1,6 +1,6 @@
 """Switch experts of a trained model off, by its parameters: nothing is left on the model that every pass would ask.
 
-After A. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", section 4.3. Routers decide as before, and
+After C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", section 4.3. Routers decide as before, and
 nothing is routed elsewhere.
 """
 

@@ -16,6 +16,7 @@ from moeprobe.models.training.objectives.base import Objective, Views
 from moeprobe.models.training.objectives.jsd import Jsd
 from moeprobe.models.training.objectives.prc import Prc
 from moeprobe.models.training.objectives.prc_released import PrcReleased
+from moeprobe.models.training.objectives.variation import Variation, image_variation, token_variation
 from moeprobe.models.training.step import total_loss
 from tests.golden import GRADIENTS, assert_golden, oracle
 from tests.models.nn import references as nn_references
@@ -204,3 +205,76 @@ def test_released_values_and_gradients(objective: Objective, monkeypatch: pytest
         to_inputs, to_kernel = torch.autograd.grad(value, (inputs, router.gate.weight), retain_graph=True)
         assert_golden(to_inputs, arrays[f"grad_inputs/{name}"], GRADIENTS)
         assert_golden(to_kernel.T, arrays[f"grad_kernel/{name}"], GRADIENTS)
+
+
+@SEEDS
+def test_variation_is_a_loop_over_tokens_and_over_experts(seed: int) -> None:
+    views = random_views(seed=seed)
+    for num_groups in (1, 2, 4):
+        found, gates = values(
+            Variation(token_epsilon=0.03, image_epsilon=0.2), views, num_groups=num_groups, seed=seed
+        )
+        rows, length, num_experts = gates.shape
+        assert (rows, length, num_experts) == (8, 10, 4)
+        tokens = []
+        for row, token in np.ndindex(rows, length):
+            mean = sum(gates[row, token]) / num_experts
+            variance = sum((gate - mean) ** 2 for gate in gates[row, token]) / num_experts
+            tokens.append(mean / (variance + 0.03))
+        assert_golden(found["token_inverse_variation"], np.mean(tokens))
+        experts = []
+        for expert in range(num_experts):
+            loads = [sum(gates[row, token, expert] for token in range(1, length)) for row in range(rows)]
+            mean = sum(loads) / rows
+            experts.append(mean / (sum((load - mean) ** 2 for load in loads) / rows + 0.2))
+        assert_golden(found["image_inverse_variation"], np.mean(experts))
+
+
+def test_variation_of_gates_that_are_even_or_sure() -> None:
+    """μ is 1/E: even gates give 1 / (E ε), one expert with all the weight (1/E) / ((E − 1)/E² + ε), about E/(E − 1)."""
+    even, sure = torch.full((3, 4), 0.25), torch.eye(4)[:3]
+    assert token_variation(even, epsilon=1e-6).item() == pytest.approx(250_000, rel=1e-6)
+    assert token_variation(even, epsilon=1e-2).item() == pytest.approx(25)
+    assert token_variation(sure, epsilon=1e-9).item() == pytest.approx(4 / 3, rel=1e-6)
+
+
+def test_a_large_epsilon_rewards_dead_experts() -> None:
+    """Two images of 8 patches: both constraints hold dead experts for perfect where ε is no small part of μ²."""
+    by_image = torch.zeros(2, 8, 2)
+    by_image[0, :, 0] = by_image[1, :, 1] = 1
+    dead = torch.zeros(2, 8, 2)
+    dead[..., 0] = 1
+    assert image_variation(by_image, epsilon=1e-2) < image_variation(dead, epsilon=1e-2)
+    assert image_variation(by_image, epsilon=100.0) > 0.9 * image_variation(dead, epsilon=100.0)
+    nearly = dead.clone()
+    nearly[..., 1], nearly[..., 0] = 1e-9, 1 - 1e-9
+    of_dead_expert = image_variation(nearly[..., 1:], epsilon=1e-2)
+    assert of_dead_expert < 1e-6 < image_variation(by_image[..., 1:], epsilon=1e-2)
+
+
+def test_the_gradient_of_variation_is_that_of_differences() -> None:
+    views = random_views()
+    routed = route(views, dtype=torch.float64)
+    for name, term in Variation().terms({"blocks.1": routed.decision}, views).items():
+        (gradient,) = torch.autograd.grad(term.value, routed.kernel, retain_graph=True)
+        step, place = 1e-6, (1, 2)
+        ends = []
+        for sign in (1, -1):
+            kernel = routed.kernel.detach().clone()
+            kernel[place] += sign * step
+            gates = (routed.tokens.detach() @ kernel.T).softmax(-1)
+            ends.append(
+                token_variation(gates, epsilon=1e-2)
+                if name.startswith("token")
+                else image_variation(gates[:, 1:], epsilon=1e-2)
+            )
+        slope = (ends[0] - ends[1]).item() / (2 * step)
+        assert gradient[place].item() == pytest.approx(slope, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"token_epsilon": 0.0}, {"image_epsilon": float("nan")}, {"token_weight": -1.0}]
+)
+def test_variation_refuses_what_is_no_constraint(setting: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=rf"objective\.{next(iter(setting))} must be a"):
+        Variation(**setting)

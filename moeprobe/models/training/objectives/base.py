@@ -101,11 +101,11 @@ def balancing_terms(
 
 def _summed(decisions: Mapping[str, Decision], loss: Callable[[Decision], Tensor]) -> Tensor:
     for decision in decisions.values():
-        _check_trained(decision.clean_gates)
+        check_trained(decision.clean_gates)
     return torch.stack([loss(decision).mean() for decision in decisions.values()]).sum()
 
 
-def _check_trained(gates: Tensor) -> None:
+def check_trained(gates: Tensor) -> None:
     """Raise ``UserError`` in training if nothing that learns can change the gates: a loss on them would be idle."""
     if torch.is_grad_enabled() and not gates.requires_grad:
         raise UserError(
@@ -142,7 +142,7 @@ def paired_gates(
     Raises:
         UserError: the gates cannot learn.
     """
-    _check_trained(gates)
+    check_trained(gates)
     gates = gates.reshape(num_images, 2, -1, gates.shape[-1])
     tokens = [torch.from_numpy(side).to(gates.device) for side in (first, second)]
     valid = (tokens[0] >= 0) & (tokens[1] >= 0)

@@ -1,0 +1,77 @@
+"""Gates that decide, token by token and image by image, without even loads: the constraints of a thesis.
+
+Of a token, CV' = μ / (σ² + ε) of its gates over the experts; mean over tokens. μ is 1/E, so it falls as the variance
+rises: 1/(E ε) for even gates, about E/(E − 1) for one expert with all the weight.
+
+Of an expert, CV' = μ / (σ² + ε), over the images of a batch, of its summed gates S over an image's patches; mean over
+experts. It is low where images differ in the experts that they load. But an expert that gets nothing has μ = 0 and so
+CV' = 0, the best there is: a large ε rewards dead experts. ε must be far below μ² (μ is the number of patches / E where
+loads are even), and `dead_experts` says what came of it.
+
+Variances are those of a population. The thesis prints neither weights nor ε: those here are ours, for a start.
+
+Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", section 3.2.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from moeprobe.errors import UserError
+from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained
+
+
+@dataclass(frozen=True)
+class Variation(Objective):
+    """Each token's gates near to one expert, and images that differ in the experts they load; loads need not be even.
+
+    A large ``image_epsilon`` rewards experts that get nothing: keep it far below the square of patches / experts, and
+    watch dead_experts.
+    """
+
+    token_weight: float = 1e-3
+    token_epsilon: float = 1e-2
+    image_weight: float = 1e-3
+    image_epsilon: float = 1e-2
+
+    needs_pairs: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("token_epsilon", "image_epsilon"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"objective.{name} must be a positive number; got {getattr(self, name)}.")
+
+    def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
+        """Return the two constraints, each summed over layers."""
+        rows = len(views.to_source) * len(views.source_size)
+        tokens, images = [], []
+        for decision in decisions.values():
+            check_trained(decision.clean_gates)
+            gates = decision.clean_gates
+            gates = gates.reshape(rows, -1, gates.shape[-1])
+            tokens.append(token_variation(gates, epsilon=self.token_epsilon))
+            patches = gates[:, views.num_prefix_tokens :]
+            images.append(image_variation(patches, epsilon=self.image_epsilon))
+        return {
+            "token_inverse_variation": Term(torch.stack(tokens).sum(), self.token_weight),
+            "image_inverse_variation": Term(torch.stack(images).sum(), self.image_weight),
+        }
+
+
+def token_variation(gates: Tensor, *, epsilon: float) -> Tensor:
+    """Return the mean over tokens of μ / (σ² + ε) over the experts, of gates ``(..., E)``."""
+    return _inverse(gates, -1, epsilon).mean()
+
+
+def image_variation(gates: Tensor, *, epsilon: float) -> Tensor:
+    """Return the mean over experts of μ / (σ² + ε) over images, of gates ``(B, P, E)`` summed over patches."""
+    return _inverse(gates.sum(1), 0, epsilon).mean()
+
+
+def _inverse(amounts: Tensor, dim: int, epsilon: float) -> Tensor:
+    return amounts.mean(dim) / (amounts.var(dim, correction=0) + epsilon)
