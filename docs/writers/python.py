@@ -12,7 +12,9 @@ MODELS = {
     "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
 STUDIES = {"compare", "curves", "paper", "report", "tradeoff"}
-PICTURES = {"overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts"}
+PICTURES = {
+    "overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts", "check_trace",
+}  # fmt: skip
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
 TITLES = {

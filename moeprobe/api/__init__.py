@@ -60,8 +60,11 @@ from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.traces.check_trace import CheckedTrace, check_trace
+from moeprobe.routing.traces.faults import Finding
 from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
+from moeprobe.routing.traces.overlap import Overlap
 from moeprobe.runtime import catalog
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
@@ -82,6 +85,7 @@ Watcher = Progress
 use_plugins = checked(catalog.use_plugins)
 
 __all__ = [
+    "CheckedTrace",
     "Checkpoint",
     "Comparison",
     "CorrespondResult",
@@ -89,6 +93,7 @@ __all__ = [
     "DiscontinuityResult",
     "Document",
     "Exported",
+    "Finding",
     "Hooks",
     "Imported",
     "ImportedExperts",
@@ -97,6 +102,7 @@ __all__ = [
     "Model",
     "Models",
     "Options",
+    "Overlap",
     "OverlayResult",
     "PaperPlan",
     "PaperResult",
@@ -111,6 +117,7 @@ __all__ = [
     "UserError",
     "Watcher",
     "analyze_trace",
+    "check_trace",
     "choose_device",
     "compare",
     "confidence",

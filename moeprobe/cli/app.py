@@ -13,6 +13,7 @@ from moeprobe import __version__
 from moeprobe.cli import (
     analyze_trace,
     bench,
+    check_trace,
     compare,
     correspond,
     curves,
@@ -129,6 +130,7 @@ _probes = registry.probes()
 for _probe in _probes:
     app.command(_probe.name)(probe_command(_probe))
 app.command("analyze-trace")(analyze_trace.analyze_trace)
+app.command("check-trace")(check_trace.check_trace)
 app.command("compare")(compare.compare)
 app.command("correspond")(correspond.correspond)
 app.command("paper")(paper.paper)

@@ -46,6 +46,7 @@ def import_routed_experts(
     import json as json_module
     from dataclasses import asdict
 
+    from moeprobe.cli.check_trace import said
     from moeprobe.cli.screen import Bar, console
     from moeprobe.routing.traces.import_experts import import_routed_experts
 
@@ -70,7 +71,8 @@ def import_routed_experts(
     lines = [
         f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
         f"{imported.tokens:,} tokens, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
-        *imported.findings,
+        *imported.missing,
+        *said(imported.findings),
     ]
     if imported.unordered:
         lines.append(

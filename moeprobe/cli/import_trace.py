@@ -29,7 +29,9 @@ def import_trace(
     Example: `moeprobe import trace routing.jsonl traces/monday.parquet --num-experts 64`
     """
     import json as json_module
+    from dataclasses import asdict
 
+    from moeprobe.cli.check_trace import said
     from moeprobe.cli.screen import Bar, console
     from moeprobe.routing.traces.import_log import import_trace
 
@@ -44,6 +46,7 @@ def import_trace(
             "layers": imported.layers,
             "tokens": imported.tokens,
             "bytes": imported.nbytes,
+            "findings": [asdict(one) for one in imported.findings],
             "unordered": imported.unordered,
         }
         print(json_module.dumps(content, ensure_ascii=False))
@@ -54,6 +57,8 @@ def import_trace(
         f"layers, {imported.nbytes:,} bytes.",
         soft_wrap=True,
     )
+    for line in said(imported.findings):
+        screen.print(line, soft_wrap=True)
     if imported.unordered:
         screen.print(
             f"Neither gates nor ordered_by were logged of {', '.join(imported.unordered)}, so it is not known which of "

@@ -6,19 +6,17 @@ numbers, so that nothing can depend on the order. Who knows better says by what 
 Axes: T rows, L layers (those with experts), K experts per token.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.routing.traces.format import as_set
+from moeprobe.routing.traces.improbable import BITS, bits_of_zeros
 from moeprobe.routing.traces.log_rows import Fault
 from moeprobe.routing.traces.model_config import MoeShape
 from moeprobe.routing.traces.readers.base import Capture
 
-# Zeros that chance makes less often than once in a million are no routing: 2 ** -20.
-_BITS = 20
 # Numbers of one request, as many as a gigabyte of int32 has.
 _MOST = 2**28
 
@@ -103,16 +101,9 @@ def routed(capture: Capture, shape: MoeShape, *, ordered: bool = False) -> Route
     )
 
 
-def bits(tokens: int, shape: MoeShape) -> float:
-    """Return how improbable it is that chance makes these tokens zero in every layer: 2 to the minus this."""
-    if shape.top_k > 1:  # one expert twice
-        return math.inf if tokens else 0
-    return tokens * len(shape.sparse) * math.log2(shape.num_experts)
-
-
 def improbable(tokens: int, shape: MoeShape) -> bool:
     """Whether so many tokens that are zero in every layer were not captured."""
-    return bits(tokens, shape) >= _BITS
+    return bits_of_zeros(tokens, len(shape.sparse), shape.top_k, shape.num_experts) >= BITS
 
 
 def _sparse_layers(ids: NDArray[np.integer], shape: MoeShape) -> NDArray[np.integer]:

@@ -9,6 +9,9 @@ from moeprobe.errors import UserError
 from moeprobe.routing.traces.captured import Routed, improbable
 from moeprobe.routing.traces.model_config import MoeShape
 
+# What a check of the trace says as well (``capture_check``), of rows that are counted here.
+COUNTED = ("prompt rows unset", "leading rows unset", "rows unset")
+
 
 @dataclass
 class Findings:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from moeprobe.errors import UserError
+from moeprobe.routing.traces.capture_check import CaptureCheck
 from moeprobe.routing.traces.captured import Routed, routed
 from moeprobe.routing.traces.destination import check_destination, named
-from moeprobe.routing.traces.findings import Findings
+from moeprobe.routing.traces.faults import Finding
+from moeprobe.routing.traces.findings import COUNTED, Findings
 from moeprobe.routing.traces.format import ORDERS, is_ordered, metadata, writing
 from moeprobe.routing.traces.log_rows import Fault, Row
 from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
@@ -29,7 +31,8 @@ from moeprobe.runtime.progress import Progress, progress_of
 class ImportedExperts:
     """What came of responses: the file, and how many requests, layers and tokens (of a layer) are in it.
 
-    ``readers``: the dialects that were met. ``findings``: what was missing, a sentence each. ``left_out``: requests
+    ``readers``: the dialects that were met. ``missing``: what was, a sentence each. ``findings``: what a check for
+    known faults of capture found in what is left. ``left_out``: requests
     without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
     """
 
@@ -39,7 +42,8 @@ class ImportedExperts:
     tokens: int
     nbytes: int
     readers: list[str]
-    findings: list[str]
+    missing: list[str]
+    findings: list[Finding]
     left_out: list[str]
     unordered: list[str]
 
@@ -91,8 +95,10 @@ def import_routed_experts(
     reading = _Reading(
         sources, shape, known, forced=reader is not None, ordered_by=ordered_by, watcher=progress_of(watcher)
     )
+    check = CaptureCheck()
     with writing(path) as file:
         for rows in grouped(reading.rows(), progress=reading.watcher.advance):
+            check.add(rows)
             file.write([rows])
         reading.findings.check(", ".join(map(str, sources)), shape)
         left_out = [*reading.findings.nulls, *reading.findings.without]
@@ -105,6 +111,7 @@ def import_routed_experts(
         path.stat().st_size,
         sorted(reading.used),
         reading.findings.sentences(),
+        [one for one in check.findings() if one.name not in COUNTED],
         left_out,
         [] if is_ordered(top_k=shape.top_k, ordered_by=ordered_by) else shape.names,
     )

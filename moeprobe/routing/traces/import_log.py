@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeprobe.errors import UserError
+from moeprobe.routing.traces.capture_check import CaptureCheck, not_empty
 from moeprobe.routing.traces.destination import check_destination, named
+from moeprobe.routing.traces.faults import Finding
 from moeprobe.routing.traces.format import is_ordered, metadata, writing
 from moeprobe.routing.traces.log import Log
 from moeprobe.runtime.keywords import checked
@@ -15,8 +17,8 @@ from moeprobe.runtime.progress import Progress, progress_of
 class ImportedTrace:
     """What came of a log: the file, and how many requests, layers and tokens (of all layers) are in it.
 
-    ``unordered``: the layers of which it is not known which of a token's experts came first, as neither gates nor what
-    the experts are ordered by were logged.
+    ``findings``: what a check for known faults of capture found. ``unordered``: the layers of which it is not known
+    which of a token's experts came first, as neither gates nor what the experts are ordered by were logged.
     """
 
     path: Path
@@ -24,6 +26,7 @@ class ImportedTrace:
     layers: list[str]
     tokens: int
     nbytes: int
+    findings: list[Finding]
     unordered: list[str]
 
 
@@ -50,7 +53,7 @@ def import_trace(
         watcher: shows the bytes read.
 
     Raises:
-        UserError: a line is no routing of a layer, or the files cannot be read or written.
+        UserError: a line is no routing of a layer, nothing was captured, or the files cannot be read or written.
     """
     log, path = Path(log), Path(path)
     check_destination(path, overwrite=overwrite)
@@ -62,9 +65,12 @@ def import_trace(
         raise UserError(f"There is no log {log}.")
     watcher.start(f"import {log.name}", log.stat().st_size)
     entries = Log(log, num_experts=num_experts, progress=watcher.advance)
+    check = CaptureCheck()
     with writing(path) as file:
         for rows in entries.batches():
+            check.add(rows)
             file.write([rows])
+        findings = not_empty(check, str(log))
         file.close(metadata(checkpoint=about, layers=list(entries.layers), data=data))
     unordered = [
         name
@@ -73,5 +79,5 @@ def import_trace(
     ]
     size = path.stat().st_size
     return ImportedTrace(
-        path, len(entries.requests), list(entries.layers), entries.num_tokens, size, unordered
+        path, len(entries.requests), list(entries.layers), entries.num_tokens, size, findings, unordered
     )

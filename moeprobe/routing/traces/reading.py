@@ -6,7 +6,7 @@ Axes: n inputs of a block, T tokens (the most that one of them has), P of them a
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,16 @@ class TraceFile:
         layer = Layer(**values)
         checks.layer(self.path, name, vars(layer), rows["num_tokens"].to_numpy())
         return layer
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file: inputs times layers."""
+        return int(self._starts[-1])
+
+    def row_groups(self) -> Iterator[pa.Table]:
+        """Yield the rows as they are in the file, some at a time, unchecked."""
+        for group in range(len(self._starts) - 1):
+            yield self._group(group)
 
     def num_tokens(self, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
         """Return the tokens ``(n,)`` that a layer has of these inputs."""

@@ -53,6 +53,12 @@ def vllm(ids: Ids, dtype: str = "uint8") -> Response:
     return {"id": "r", "object": "text_completion", "choices": [choice], "usage": usage()}
 
 
+def like(response: Response, ids: Ids) -> Response:
+    """The routing as vLLM sends it; tokens, and so the prompt, are counted where ``response`` counts them."""
+    counted = "usage" in response or "meta_info" in response
+    return {key: value for key, value in vllm(ids).items() if counted or key != "usage"}
+
+
 def vllm_lists(ids: Ids) -> Response:
     choice = {"index": 0, "routed_experts": ids[PROMPT:].tolist()}
     return {"id": "r", "choices": [choice], "usage": usage(), "prompt_routed_experts": ids[:PROMPT].tolist()}

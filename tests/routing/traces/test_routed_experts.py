@@ -47,7 +47,13 @@ def test_every_encoding_of_one_routing_is_one_trace(encoding: str, tmp_path: Pat
     response = ENCODINGS[encoding](ids)
     found = imported(tmp_path, response)
     assert found.readers == [encoding.split(maxsplit=1)[0]]
-    assert (found.requests, found.tokens, found.findings, found.left_out) == (1, ROWS, [], [])
+    assert (found.requests, found.tokens, found.missing, found.findings, found.left_out) == (
+        1,
+        ROWS,
+        [],
+        [],
+        [],
+    )
     assert found.layers == found.unordered == ["layers.1", "layers.2", "layers.3", "layers.4"]
     for place, layer in enumerate(found.layers):
         read = block(tmp_path, layer)
@@ -55,7 +61,7 @@ def test_every_encoding_of_one_routing_is_one_trace(encoding: str, tmp_path: Pat
         assert read.valid.all() and read.processed.all() and read.gates is None
         assert (read.layer.num_experts, read.layer.top_k, read.layer.gates_kept) == (8, 2, "none")
     trace = (tmp_path / "t.parquet").read_bytes()
-    imported(tmp_path, serving.vllm(ids))
+    imported(tmp_path, serving.like(response, ids))
     assert (tmp_path / "t.parquet").read_bytes() == trace
     # In one document, over several lines; and by the name of the reader.
     document = tmp_path / "one.json"
@@ -108,7 +114,7 @@ def test_rows_that_were_not_captured_are_no_valid_tokens(sent: str, tmp_path: Pa
         response = serving.vllm_lists(cached) if sent == "prefix" else serving.vllm(cached, dtype)
         found = imported(tmp_path, response)
         words = "4 tokens are -1 (or 255, the fill of uint8) in every layer"
-    assert [one.startswith(words) for one in found.findings] == [True]
+    assert [one.startswith(words) for one in found.missing] == [True]
     assert found.tokens == ROWS - 4
     read = block(tmp_path, "layers.2")
     assert read.valid[0].tolist() == [False] * 4 + [True] * (ROWS - 4)
@@ -160,7 +166,7 @@ def test_sequences_have_names(tmp_path: Path) -> None:
     )
     assert TraceFile(tmp_path / "t.parquet").ids == ["a/0", "a/2", "responses.jsonl:3", "17", "r"]
     assert found.readers == ["nemo", "sglang", "vllm"] and found.left_out == ["a/1"]
-    assert found.findings == [
+    assert found.missing == [
         "1 sequences have null for routed experts (aborted, or not captured) and are left out."
     ]
     assert TraceFile(tmp_path / "t.parquet").about["skipped"] == ["a/1"]
@@ -190,7 +196,7 @@ def test_the_configuration_says_which_layers_are_sparse(
     found = imported(tmp_path, {"id": "r", "routed_experts": serving.nemo(ids)}, config=config)
     assert found.layers == [f"layers.{number}" for number in sparse]
     trace = (tmp_path / "t.parquet").read_bytes()
-    imported(tmp_path, serving.vllm(with_dense(ids, sparse, layers)), config=config)
+    imported(tmp_path, serving.like({}, with_dense(ids, sparse, layers)), config=config)
     assert (tmp_path / "t.parquet").read_bytes() == trace
 
 
@@ -327,7 +333,7 @@ def test_a_reader_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "served",
     )
     assert result.exit_code == 0 and "read as paged." in result.output, result.output
-    imported(tmp_path, serving.vllm(ids))
+    imported(tmp_path, serving.like({}, ids))
     assert trace.read_bytes() == (tmp_path / "t.parquet").read_bytes()
 
 

@@ -1,0 +1,69 @@
+"""``moeprobe check-trace``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from moeprobe.routing.traces.faults import Finding
+
+# What a check that failed returns.
+FAILED = 3
+
+
+def check_trace(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.parquet", help="File of moeprobe trace or import.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another trace of the same model and inputs: are layers, positions or experts shifted?"
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+) -> None:
+    """Look for known faults of capture in recorded routing; 3 is returned where there is one.
+
+    All-zero, unset and 255-filled captures, prompt rows of zeros, dense layers filled with zeros, rows missing,
+    duplicate experts, experts out of range, layers alike; with --against layers or positions shifted and experts
+    renumbered.
+
+    Example: `moeprobe check-trace traces/served.parquet --against traces/again.parquet`
+    """
+    import json as json_module
+    from dataclasses import asdict
+
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.routing.traces.check_trace import check_trace
+
+    with Bar("rows") as bar:
+        checked = check_trace(trace, against=against, watcher=bar)
+    if json:
+        content = asdict(checked) | {"path": str(checked.path), "sound": checked.sound}
+        content["file"] = content.pop("path")
+        print(json_module.dumps(content, ensure_ascii=False))
+    else:
+        screen = console()
+        layers = checked.layers
+        screen.print(
+            f"{checked.inputs:,} inputs, {len(layers)} layers ({layers[0]} to {layers[-1]}).", soft_wrap=True
+        )
+        for line in said(checked.findings):
+            screen.print(line, soft_wrap=True)
+        if checked.overlap is not None and checked.sound:
+            found = checked.overlap
+            screen.print(
+                f"Overlap of the choices in {found.inputs} inputs: {found.here:.3f} (chance {found.chance:.3f}); no "
+                "shift of layers or positions makes it clearly larger.",
+                soft_wrap=True,
+            )
+        if not checked.findings:
+            screen.print("No fault of capture is known that looks like this.", soft_wrap=True)
+    if not checked.sound:
+        raise typer.Exit(FAILED)
+
+
+def said(findings: "Sequence[Finding]") -> list[str]:
+    """Return the findings as lines."""
+    return [f"{'Fault' if one.fault else 'Note'}, {one.name}: {one.sentence}" for one in findings]

@@ -1,0 +1,84 @@
+"""Check recorded routing for known faults of its capture."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeprobe.routing.traces.capture_check import CaptureCheck
+from moeprobe.routing.traces.faults import Finding
+from moeprobe.routing.traces.overlap import Overlap, overlap
+from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Progress, progress_of
+
+
+@dataclass(frozen=True)
+class CheckedTrace:
+    """What a check found: how many inputs and layers there are, the findings, and the overlap with another trace."""
+
+    path: Path
+    inputs: int
+    layers: list[str]
+    findings: list[Finding]
+    overlap: Overlap | None
+
+    @property
+    def sound(self) -> bool:
+        """Whether no finding is a fault."""
+        return not any(one.fault for one in self.findings)
+
+
+@checked
+def check_trace(
+    path: str | Path, *, against: str | Path | None = None, watcher: Progress | None = None
+) -> CheckedTrace:
+    """Look for faults of capture in a routing trace, and for shifts against another one of the same inputs.
+
+    Args:
+        path: the trace.
+        against: another trace of the same model and inputs.
+        watcher: shows the rows read.
+
+    Raises:
+        UserError: a file is damaged or no trace, or the two cannot be held against one another.
+    """
+    trace, watcher = TraceFile(Path(path)), progress_of(watcher)
+    check = CaptureCheck()
+    watcher.start("check-trace", trace.num_rows)
+    for rows in trace.row_groups():
+        check.add(rows)
+        watcher.advance(rows.num_rows)
+    findings, found = check.findings(), None
+    # Where choices are none that a trace may hold, there is nothing to compare.
+    if against is not None and not any(one.empty or one.name in _UNREADABLE for one in findings):
+        found = overlap(trace, TraceFile(Path(against)))
+        findings = [*findings, *_of_overlap(found, Path(against))]
+    findings.sort(key=lambda one: not one.fault)
+    return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, found)
+
+
+_UNREADABLE = ("duplicate expert", "expert out of range", "255 fill")
+
+
+def _of_overlap(found: Overlap, against: Path) -> list[Finding]:
+    """Return what the overlap says of the first trace."""
+    findings = []
+    words = f"Overlap with {against.name} is {found.here:.3f} (chance {found.chance:.3f}), and"
+    if found.layers:
+        sentence = (
+            f"{words} {found.shifted:.3f} where layer l is the other's layer l {found.layers:+d}: known as layers "
+            "shifted, of dense layers that one side alone counts."
+        )
+        findings.append(Finding("layers shifted", abs(found.layers), sentence))
+    if found.positions:
+        sentence = (
+            f"{words} {found.shifted:.3f} where token t is the other's token t {found.positions:+d}: known as one off, "
+            "or as a start that one side left out."
+        )
+        findings.append(Finding("positions shifted", abs(found.positions), sentence))
+    if found.is_renumbered:
+        sentence = (
+            f"{words} {found.renumbered:.3f} with other numbers of its experts: known as physical ids of experts that "
+            "a server has moved."
+        )
+        findings.append(Finding("experts renumbered", 1, sentence))
+    return findings
