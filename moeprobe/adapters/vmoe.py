@@ -11,7 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
 from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
-from moeprobe.models.nn.plans import CapacityRule, SoftPlan
+from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
@@ -169,6 +169,10 @@ class Vmoe:
         slot = None
         if isinstance(decision.plan, SoftPlan):
             slot = decision.plan.combine.flatten(2).argmax(-1).reshape(gates.shape[:2])
+        places = None
+        if isinstance(decision.plan, DispatchPlan) and decision.plan.capacity is not None:
+            room = decision.plan.num_groups * decision.plan.num_experts * decision.plan.capacity
+            places = gates.new_full((num_images,), room / num_images)
         router = self._layers[name].router
         return LayerRouting(
             gates=gates,
@@ -183,4 +187,5 @@ class Vmoe:
             router=self.router_name,
             slot=slot,
             experts_choose=decision.top_k is None and choices[-1] > 0,
+            places=places,
         )

@@ -36,6 +36,8 @@ class LayerRouting:
             else None.
         experts_choose: experts take tokens, so that a token has any number of experts from none to E.
         ordered: ``selected`` is best first; else the first of several choices is no more than the others.
+        places: ``(B,)`` float, tokens that all experts together have room for, an image's share of those of its group;
+            None where there is no limit, or it is not known.
         every_gate: the gates of all experts are the router's; else those of experts that were not chosen may share what
             is left of the token's sum.
     """
@@ -54,6 +56,7 @@ class LayerRouting:
     experts_choose: bool = False
     ordered: bool = True
     every_gate: bool = True
+    places: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"LayerRouting({self.described()})"
@@ -152,7 +155,7 @@ class RoutingTrace:
         return f"RoutingTrace({'; '.join(f'{name}: {layer.described()}' for name, layer in self.layers.items())})"
 
 
-_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot")
+_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot", "places")
 
 
 def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:

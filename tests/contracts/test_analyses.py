@@ -93,6 +93,10 @@ def examples(name: str) -> list[Asked]:
         (routing(SIZE, seed=1, prefix=0, top_k=1), routing(SIZE, seed=2, prefix=0, top_k=1)),
         (routing(SIZE, seed=1, top_k=3), routing(SIZE, seed=2, top_k=3, valid=valid)),
         (routing(SIZE, seed=1, ordered=False), routing(SIZE, seed=2, ordered=False)),
+        (
+            routing(SIZE, seed=1, places=torch.full((SIZE,), 7.5)),
+            routing(SIZE, seed=2, places=torch.full((SIZE,), 7.5)),
+        ),
         (expert_choice(SIZE, seed=1), expert_choice(SIZE, seed=2)),
         (expert_choice(SIZE, seed=1, capacity=1, valid=valid), expert_choice(SIZE, seed=2, capacity=1)),
         (soft(SIZE, seed=1), soft(SIZE, seed=2)),
@@ -229,7 +233,11 @@ def test_what_does_not_apply_gets_no_row(name: str, monkeypatch: pytest.MonkeyPa
     analysis = LAYERED[name]
     monkeypatch.setattr(type(analysis), "applies", lambda *_: False)
     asked = probe("clean", None, indices=range(3), analyses=(analysis,))
-    router: dict[str, Any] = {"router": "softmax_expert_choice"} if name == "experts_per_token" else {}
+    needs: dict[str, dict[str, Any]] = {
+        "experts_per_token": {"router": "softmax_expert_choice"},
+        "buffer_fill": {"trained_capacity": True, "eval_capacity_factor": 1.0},
+    }
+    router = needs.get(name, {})
     model = checkpoint(adapter=Softened if name == "slot_match" else Vmoe, **router)
     images, _ = run(asked, model)
     assert images.num_rows == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moeprobe.metrics.buffer_fill import BufferFill
 from moeprobe.metrics.dropped import Dropped
 from moeprobe.metrics.experts_per_token import ExpertsPerToken
 from moeprobe.routing.record import LayerRouting
@@ -61,6 +62,28 @@ def test_experts_per_token_by_a_loop(capacity: int) -> None:
     assert found == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_places_taken_by_a_loop(symmetric: bool) -> None:
+    # Groups of two images: 5 experts with room for 3 of a group each.
+    sides = [dataclasses.replace(full(seed), places=torch.full((4,), 7.5)) for seed in (1, 2)]
+    pair = dataclasses.replace(aligned(*sides), symmetric=symmetric)
+    columns = {name: column.numpy() for name, column in BufferFill().sums(pair)["patch"].items()}
+    (metric,) = BufferFill().estimators(columns, aligned=True)
+    read = sides if symmetric else sides[1:]
+    taken = sum(
+        int(layer.processed[image, token, choice] and layer.selected[image, token, choice] >= 0)
+        for layer in read
+        for image in range(4)
+        for token in range(7)
+        for choice in range(2)
+    )
+    assert taken > 0
+    assert metric.statistic.evaluate(np.ones((4, 1)))[0] == pytest.approx(taken / (len(read) * 30))
+
+
 def test_each_where_it_applies() -> None:
+    limited = routing(places=torch.ones(3))
+    assert BufferFill().applies(limited) and not BufferFill().applies(routing())
+    assert not BufferFill().applies(dataclasses.replace(expert_choice(), places=torch.ones(3)))
     assert Dropped().applies(routing()) and not Dropped().applies(expert_choice())
     assert ExpertsPerToken().applies(expert_choice()) and not ExpertsPerToken().applies(routing())

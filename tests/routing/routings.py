@@ -115,7 +115,8 @@ def aligned(reference: LayerRouting, view: LayerRouting) -> LayerPair:
 
 def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
     """The routing of some images of a batch."""
-    per_image = ["gates", "selected", "processed", "valid"] + (["slot"] if layer.slot is not None else [])
+    per_image = ["gates", "selected", "processed", "valid"]
+    per_image += [name for name in ("slot", "places") if getattr(layer, name) is not None]
     return LayerRouting(**(vars(layer) | {name: getattr(layer, name)[rows] for name in per_image}))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from moeprobe.models.nn.capture import capture
 from moeprobe.models.training.objectives.base import Objective, Term, Views
+from moeprobe.models.training.room import room
 
 
 def measure(
@@ -30,7 +31,7 @@ def measure(
     terms = objective.terms(decisions, views) if decisions else {}  # of a dense model nothing decides
     accuracy = (logits.argmax(1) == labels).float().mean()
     values = {"loss": total_loss(main, terms), "main_loss": main, "accuracy": accuracy}
-    return values | {name: term.value for name, term in terms.items()}
+    return values | {name: term.value for name, term in terms.items()} | room(decisions)
 
 
 def supervised_loss(logits: Tensor, targets: Tensor, kind: str) -> Tensor:

@@ -24,7 +24,14 @@ class Confidence(Probe["Result"]):
 
     name: ClassVar[str] = "confidence"
     title: ClassVar[str] = "Confidence of the routers"
-    analyses: ClassVar[tuple[str, ...]] = ("confidence", "load", "unserved", "dropped", "experts_per_token")
+    analyses: ClassVar[tuple[str, ...]] = (
+        "confidence",
+        "load",
+        "unserved",
+        "dropped",
+        "buffer_fill",
+        "experts_per_token",
+    )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("gate_highest"),
         Headline("load_entropy"),

@@ -23,7 +23,7 @@ class MatchRatio(Probe["Result"]):
 
     name: ClassVar[str] = "match-ratio"
     title: ClassVar[str] = "Match of corresponding patches"
-    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "load", "unserved")
+    analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "load", "unserved", "dropped", "buffer_fill")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(),)
     views: ClassVar[Views] = Views.PAIRS
 

@@ -25,6 +25,7 @@ class AlongSeverity(Probe["Result"]):
         "load",
         "unserved",
         "dropped",
+        "buffer_fill",
         "experts_per_token",
         "output",
     )

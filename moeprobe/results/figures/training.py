@@ -8,14 +8,25 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from moeprobe.results.figures import panels
 from moeprobe.results.palette import COLORS
 
-_NOT_AUXILIARY = {"train_loss", "train_main_loss", "train_accuracy"}
+_NOT_AUXILIARY = {
+    "train_loss",
+    "train_main_loss",
+    "train_accuracy",
+    "train_plan_nonzeros",
+    "train_plan_error",
+}
+_ROOM = {"train_dropped": "choices without room", "train_buffer_fill": "places taken"}
 # Losses that differ by more than this factor are drawn on a logarithmic axis.
 _WIDE = 10
 
 
 def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
     """Return the figure of a run's ``metrics.csv``; every panel has a y axis of its own."""
-    auxiliary = [column for column in metrics if column.startswith("train_") and column not in _NOT_AUXILIARY]
+    auxiliary = [
+        column
+        for column in metrics
+        if column.startswith("train_") and column not in {*_NOT_AUXILIARY, *_ROOM}
+    ]
     drawn = [
         ("supervised loss", {"train_main_loss": "training", "val_loss": "validation"}),
         ("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}),
@@ -23,6 +34,8 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
     if auxiliary:
         columns = {column: column.removeprefix("train_").replace("_", " ") for column in auxiliary}
         drawn.append(("auxiliary losses, unweighted", columns))
+    if room := {column: label for column, label in _ROOM.items() if column in metrics}:
+        drawn.append(("room at the experts, shares", room))
     figure, axes = panels.panels(1, len(drawn), sharey=False)
     for axis, (title, columns) in zip(axes[0], drawn, strict=True):
         for number, (column, label) in enumerate(columns.items()):
@@ -30,7 +43,7 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
             axis.plot(metrics["step"], metrics[column], "o-", color=color, markersize=4, label=label)
         axis.set(title=title, xlabel="step")
         axis.legend(frameon=False)
-        if title == "accuracy":
+        if title == "accuracy" or columns.keys() <= _ROOM.keys():
             axis.set_ylim(-0.02, 1.02)
         else:
             _scale(axis, metrics[list(columns)])

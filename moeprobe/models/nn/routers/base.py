@@ -29,6 +29,7 @@ class Decision:
         top_k: experts that each token chooses; None where tokens do not choose.
         noise_scale: standard deviation of the noise on the logits; 0 without noise.
         plan: the dispatch and combination.
+        transport: ``(G, S, E)`` the sparse transport plan that the choice is read off; None where there is none.
     """
 
     logits: Tensor
@@ -41,6 +42,7 @@ class Decision:
     top_k: int | None
     noise_scale: float
     plan: DispatchPlan | SoftPlan | FullPlan
+    transport: Tensor | None = None
 
 
 class Router(nn.Module, ABC):

@@ -5,6 +5,7 @@ Axes: G groups, S tokens per group, D width, E experts, C tokens that an expert 
 Source: Liu et al. 2024, "Routers in Vision Mixture of Experts", section 2.5; V-MoE's released program.
 """
 
+import dataclasses
 from typing import Literal
 
 from torch import Tensor
@@ -68,4 +69,7 @@ class SparseExpertChoice(LinearRouter):
                 similarity.transpose(1, 2), row_sum=group_size / self.num_experts, max_nonzeros=capacity
             ).transpose(1, 2)
             gates, scores = (plan, None) if self.combine == "plan" else (softmax, plan)
-            return choose_by_experts(logits, gates=gates, clean_gates=gates, scores=scores, capacity=capacity)
+            decision = choose_by_experts(
+                logits, gates=gates, clean_gates=gates, scores=scores, capacity=capacity
+            )
+        return dataclasses.replace(decision, transport=plan)

@@ -76,4 +76,5 @@ class SparseTokenChoice(LinearRouter):
             top_k=self.top_k,
             noise_scale=0.0,
             plan=dispatch,
+            transport=plan,
         )
