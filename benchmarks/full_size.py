@@ -16,7 +16,8 @@ from typing import Any
 
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.results.folder import OutputFolder, Result, provenance
+from moeprobe.results.folder import OutputFolder, Result
+from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write

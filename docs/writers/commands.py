@@ -10,7 +10,7 @@ from moeprobe.cli.app import app
 from writers.markdown import code, docstring, first_sentence, page, table
 
 # What no probe is; all other commands are probes, so that a new one is on its page at once.
-STUDIES = ("demo", "train", "compare", "tradeoff", "curves", "paper", "report", "bench")
+STUDIES = ("demo", "train", "compare", "tradeoff", "curves", "paper", "report", "merge", "bench")
 FILES = ("inspect", "trace", "analyze-trace", "import", "export", "list", "explain", "doctor")
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10

@@ -11,7 +11,7 @@ MODELS = {
     "load_model", "wrap", "trace", "train", "open_data", "open_view", "choose_device", "downloads", "import_vmoe",
     "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
-STUDIES = {"compare", "curves", "paper", "report", "tradeoff"}
+STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
 PICTURES = {
     "overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts", "check_trace",
 }  # fmt: skip

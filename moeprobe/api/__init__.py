@@ -41,6 +41,7 @@ from moeprobe.api.probing import (
     s_matrix,
     sweep,
 )
+from moeprobe.api.sharding import measure_shard, merge
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.images import Framing
@@ -53,6 +54,7 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.correspond.measure import CorrespondResult, correspond
 from moeprobe.probes.discontinuity.measure import DiscontinuityResult
+from moeprobe.probes.engine.merging import MeasuredShard
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.overlay.measure import OverlayResult
@@ -99,6 +101,7 @@ __all__ = [
     "ImportedExperts",
     "ImportedSwinMoe",
     "ImportedTrace",
+    "MeasuredShard",
     "Model",
     "Models",
     "Options",
@@ -135,6 +138,8 @@ __all__ = [
     "import_vmoe",
     "load_model",
     "match_ratio",
+    "measure_shard",
+    "merge",
     "noise_sweep",
     "open_data",
     "open_view",

@@ -24,6 +24,7 @@ from moeprobe.cli import (
     import_trace,
     inspect,
     listing,
+    merge,
     paper,
     report,
     swin_moe,
@@ -129,6 +130,7 @@ app.command("curves")(curves.curves)
 _probes = registry.probes()
 for _probe in _probes:
     app.command(_probe.name)(probe_command(_probe))
+app.command("merge")(merge.merge)
 app.command("analyze-trace")(analyze_trace.analyze_trace)
 app.command("check-trace")(check_trace.check_trace)
 app.command("compare")(compare.compare)

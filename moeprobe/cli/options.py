@@ -59,6 +59,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the number of passes and the time they take; run nothing.")
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="NUMBER/OF",
+        help="Measure this part of the images, e.g. 2/8, into --out; put all parts together with moeprobe merge.",
+    ),
+]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.

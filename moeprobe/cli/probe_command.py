@@ -1,6 +1,9 @@
 """A command for each probe, made of its declaration."""
 
-from collections.abc import Callable
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from moeprobe.cli.early import check_arguments, check_folder
@@ -11,11 +14,13 @@ from moeprobe.cli.options import (
     CommonOptions,
     Data,
     Full,
+    ShardOption,
     require_folder,
     with_parameters,
 )
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Layout, Probe
+from moeprobe.probes.engine.shard import Shard
 
 # Layouts with a short form.
 _SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY)
@@ -25,7 +30,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
     """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share."""
     own = fields_for(kind)
     common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
-    shared = {"checkpoints", "data", "full", *(one.name for one in common_options.parameters())}
+    shared = {"checkpoints", "data", "full", "shard", *(one.name for one in common_options.parameters())}
     for field in own:
         if field.name in shared or field.name == "help":
             raise UserError(
@@ -33,16 +38,22 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
                 "give it another name."
             )
 
-    def command(*, checkpoints: list[str], data: str | None, full: bool = False, **typed: Any) -> None:
+    def command(
+        *, checkpoints: list[str], data: str | None, shard: str | None, full: bool = False, **typed: Any
+    ) -> None:
         common = common_options.read(typed)
         options = common.options()
+        part = None if shard is None else Shard.read(shard)
         check_arguments(typed | {"checkpoints": checkpoints, "data": data}, split=options.split)
         if not common.dry_run:
             check_folder(options.out, overwrite=options.overwrite)
         probe = kind(**{field.name: field.read(typed[field.name]) for field in own})
         probe.check_options(options)
         if common.dry_run:
-            _print_plan(probe, checkpoints, data, common)
+            _print_plan(probe, checkpoints, data, common, part)
+            return
+        if part is not None:
+            _measure_shard(probe, checkpoints, data, common, part)
             return
         if not kind.printed:
             require_folder(options.out, json=common.json, command=kind.name)
@@ -55,6 +66,7 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
             keyword("checkpoints", Checkpoints),
             keyword("data", Data, None),
             *(field.parameter() for field in own),
+            keyword("shard", ShardOption, None),
             *([keyword("full", Full, False)] if kind.layout in _SHORT else []),
             *common_options.parameters(),
         ],
@@ -67,24 +79,51 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
     from moeprobe.probes.engine.run import run
 
     options = common.options()
-    with Bar() as bar:
-        try:
-            result = run(probe, checkpoints, data=data, options=options, watcher=bar)
-        except KeyboardInterrupt as error:
-            if options.out is not None and probe.resumes:
-                error.add_note(
-                    f"What was measured is kept in {options.out}; the same command goes on from there."
-                )
-            raise
+    with Bar() as bar, _kept(options.out if probe.resumes else None):
+        result = run(probe, checkpoints, data=data, options=options, watcher=bar)
     from moeprobe.cli.show import show
 
     show(probe, result, out=options.out, as_json=common.json, full=full)
 
 
-def _print_plan(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common) -> None:
+@contextlib.contextmanager
+def _kept(out: Path | None) -> Iterator[None]:
+    """Say at Ctrl-C that what was measured is kept in a folder."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if out is not None:
+            error.add_note(f"What was measured is kept in {out}; the same command goes on from there.")
+        raise
+
+
+def _measure_shard(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, shard: Shard
+) -> None:
+    """Measure a shard with a progress bar, and print where it is."""
+    from moeprobe.cli.screen import Bar, console
+    from moeprobe.probes.engine.merging import measure_shard
+
+    options = common.options()
+    with Bar() as bar, _kept(options.out):
+        measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
+    about = measured.sidecar
+    if common.json:
+        print(json.dumps({"sidecar": about, "out": str(measured.path)}, ensure_ascii=False))
+        return
+    console().print(
+        f"Shard {shard}: {about['images']:,} of {about['images_of_run']:,} images measured, in {measured.path}. "
+        f"When all are done: moeprobe merge FOLDER... --out FOLDER.",
+        soft_wrap=True,
+    )
+
+
+def _print_plan(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, shard: Shard | None
+) -> None:
     from moeprobe.probes.engine.run import plan
 
-    timed = plan(probe, checkpoints, data=data, options=common.options())
+    timed = plan(probe, checkpoints, data=data, options=common.options(), shard=shard)
     from moeprobe.cli.plan import print_plan
 
     print_plan(timed, as_json=common.json, least=probe.at_least, before=probe.ends_with)

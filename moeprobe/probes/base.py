@@ -239,14 +239,14 @@ class Probe(Kind, ABC, Generic[R]):
     def request(self) -> dict[str, Any]:
         """Return the fields that the numbers depend on."""
         names = (name for name in fields_of(type(self)) if arg_of(type(self), name).in_request)
-        return {name: _plain(getattr(self, name)) for name in names}
+        return {name: plain(getattr(self, name)) for name in names}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON has it."""
     if isinstance(value, str | int | float | None):
         return value
-    return [_plain(one) for one in value] if isinstance(value, Sequence) else str(value)
+    return [plain(one) for one in value] if isinstance(value, Sequence) else str(value)
 
 
 def fields_of(kind: type) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from moeprobe.results.packed import find_run, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.results.stored import Stored, of_file, of_table
 from moeprobe.runtime.catalog import check_plugins
-from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST
+from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST, SHARD
 from moeprobe.runtime.files import check_regular, sha256, shown
 from moeprobe.runtime.paths import shortest_ends
 
@@ -61,6 +61,7 @@ def read(path: Path) -> Measured:
     """
     # First, since a kill may have left parts of the folder of a packed run.
     packed = find_run(path)
+    check_no_shard(path)
     if packed is None and not os.path.lexists(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
@@ -76,6 +77,14 @@ def read(path: Path) -> Measured:
     check_plugins(path, request.get("plugins"))
     request.pop("checkpoints", None)
     return Measured(sums, request, checkpoints, {str(shown(path)): digest})
+
+
+def check_no_shard(path: Path) -> None:
+    """Raise ``UserError`` if a folder holds a part of a run alone."""
+    if os.path.lexists(path / SHARD):
+        raise UserError(
+            f"{path} holds a shard of a run; put the shards together first: moeprobe merge {path} ... --out FOLDER."
+        )
 
 
 def _read_images(path: Path, kind: str) -> tuple[Stored, str]:

@@ -8,25 +8,30 @@ whose presence says that the run is finished.
 import contextlib
 import dataclasses
 import json
-import platform
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe import __version__
 from moeprobe.errors import UserError
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
 from moeprobe.results.stored import Stored, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.filenames import FINISHED, IMAGES, PACK, PACKED_IMAGES, PARTS, REQUEST
+from moeprobe.runtime.filenames import (
+    FINISHED,
+    IMAGES,
+    PACK,
+    PACKED_IMAGES,
+    PARTS,
+    REQUEST,
+    SHARD,
+    SHARDS,
+)
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, Contents, Family, look
@@ -37,17 +42,16 @@ _RUN = Family(
     "probe",
     is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
     known=(
-        REQUEST, FINISHED, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
+        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
         "classes.csv", "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
         "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
         "parts/*/*.parquet", "figures/*.png",
         "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",
-        "cells/*/*/",
+        "cells/*/*/", f"{SHARDS}/*/",
     ),
 )  # fmt: skip
 # Traces are called by their checkpoints and views.
 _TRACES = dataclasses.replace(_RUN, known=(*_RUN.known, "*/*.parquet", "*/*/*.parquet"))
-_PACKAGES = ("torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pillow", "matplotlib")
 
 
 @dataclass(frozen=True)
@@ -163,10 +167,21 @@ class OutputFolder:
             UserError: something that was written is not there any more.
         """
         self._own.check(ignored=PARTS)
-        if self._plugins:
-            sidecar = {**sidecar, "request": {**sidecar["request"], "plugins": self._plugins}}
-        write_json(self.path / FINISHED, sidecar)
+        write_json(self.path / FINISHED, self._with_plugins(sidecar))
         self._own.remove(PARTS)
+
+    def finish_shard(self, about: Mapping[str, Any]) -> None:
+        """Write what the shard of a run is, which marks it as finished; the part files are what it has.
+
+        Raises:
+            UserError: something that was written is not there any more.
+        """
+        self._own.check()
+        write_json(self.path / SHARD, self._with_plugins(about))
+
+    def _with_plugins(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        more = {"request": {**about["request"], "plugins": self._plugins}} if self._plugins else {}
+        return {**about, **more}
 
     def alone(self) -> contextlib.AbstractContextManager[bool]:
         """Keep others out who share the folder; enters as whether that worked."""
@@ -204,7 +219,8 @@ def output_folder(
 
 def _complete(path: Path) -> None:
     """Remove the temporary files of a run that was killed after it was marked as finished."""
-    if (path / PARTS).exists() or (path / LOCK).exists():
+    # A finished shard is its parts.
+    if (path / FINISHED).exists() and ((path / PARTS).exists() or (path / LOCK).exists()):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
             own.remove(PARTS)
@@ -254,9 +270,10 @@ def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str,
     # A run that stopped before its first result leaves its question, which need not be kept.
     begun = set(contents.own) - {REQUEST}
     advice = "add --overwrite to replace it, or choose another --out."
-    if FINISHED in begun and earlier == request:
+    finished = not begun.isdisjoint((FINISHED, SHARD))
+    if finished and earlier == request:
         raise FinishedError(f"{shown(path)} holds a finished run; {advice}")
-    if FINISHED in begun:
+    if finished:
         raise UserError(f"{shown(path)} holds a finished run of something else; {advice}")
     if begun and earlier != request:
         raise UserError(f"{shown(path)} holds an unfinished run of something else; {advice}")
@@ -274,27 +291,3 @@ def _read_request(path: Path) -> Any:
     except UserError:
         return None
     return request if isinstance(request, dict) and isinstance(request.get("kind"), str) else None
-
-
-def provenance() -> dict[str, Any]:
-    """Return versions of what computes, the platform, and the commit of a checkout."""
-    versions = {"moeprobe": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        versions[package] = metadata.version(package)
-    return {
-        "versions": versions,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "git_commit": _git_commit(),
-    }
-
-
-def _git_commit() -> str | None:
-    """Return the commit of the checkout that contains the package; None outside of one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None

@@ -1,7 +1,9 @@
 """Names of files in a run's folder: what was asked, the mark of a finished run, part files, sums per image; cells."""
 
 REQUEST, FINISHED, PARTS, IMAGES = "run.json", "table.json", "parts", "images.parquet"
+# The mark of a finished shard of a run, whose part files are what it has; and those of one torchrun.
+SHARD, SHARDS = "shard.json", "shards"
 # The cells of a trade-off: the folder of those in progress, and the two files that finished ones are packed into.
 CELLS, PACK, PACKED_IMAGES = "cells", "cells.json", "cells.parquet"
 # Those that no checkpoint may be called by.
-TAKEN = frozenset({REQUEST, FINISHED, PARTS})
+TAKEN = frozenset({REQUEST, FINISHED, PARTS, SHARD, SHARDS})

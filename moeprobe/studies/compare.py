@@ -17,8 +17,9 @@ from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.registry import comparable_kind, to_compare
 from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
-from moeprobe.results.folder import output_folder, provenance
+from moeprobe.results.folder import output_folder
 from moeprobe.results.palette import colors
+from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, heading, one_line
 from moeprobe.results.summaries import About
 from moeprobe.runtime.arguments import several

@@ -29,6 +29,7 @@ from moeprobe.probes.contagion import exchange as neighbors
 from moeprobe.probes.contagion.donors import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.shard import Cuts
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe
@@ -147,7 +148,7 @@ def ask(dataset: ImageDataset, exchange: Exchange, model: Any, **changes: Any) -
         replace(question, **changes),
         model if isinstance(model, Checkpoint) else Checkpoint("a", model, Framing(4)),
         run_block=partial(neighbors.run_block, exchange=exchange),
-        block_images=4 * size,
+        cuts=Cuts(4 * size, 64 // size * size),
     )
     return {
         f"{cell.layer} {cell.tokens} {name}".removeprefix("blocks.0 patch "): column

@@ -7,8 +7,8 @@ from typing import Any
 
 from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.engine.options import Options
-from moeprobe.results.folder import provenance
 from moeprobe.results.palette import colors
+from moeprobe.results.provenance import provenance
 from moeprobe.routing.traces.pairs import Named
 from moeprobe.runtime.files import sha256
 

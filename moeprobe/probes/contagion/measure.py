@@ -15,6 +15,7 @@ from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.shard import Cuts
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Routable
@@ -73,15 +74,20 @@ class ContagionMeasurement(Measurement[Result]):
         progress: Advance | None = None,
     ) -> tuple[Stored, list[str]]:
         """Return one checkpoint's sums; every checkpoint's blocks are cut at the same groups."""
-        size = self.options.group_images
         return loop.run(
             question,
             model,
             parts=parts,
             progress=progress,
             run_block=partial(exchange.run_block, exchange=self._exchange),
-            block_images=max(exchange.BLOCK_IMAGES // size, 1) * size,
+            cuts=self.cuts(model),
         )
+
+    def cuts(self, model: Checkpoint) -> Cuts:
+        """Return cuts at the groups of the run, of models without groups of their own too."""
+        size = self.options.group_images
+        batch = max(self.question.batch_size // size, 1) * size
+        return Cuts(max(exchange.BLOCK_IMAGES // size, 1) * size, batch)
 
     @property
     def passes(self) -> int:

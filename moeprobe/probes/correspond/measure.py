@@ -29,7 +29,8 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
 from moeprobe.probes.engine.question import Question, choose_images, recipe
 from moeprobe.probes.overlay.record import shown_experts
-from moeprobe.results.folder import output_folder, provenance
+from moeprobe.results.folder import output_folder
+from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.catalog import is_foreign
 from moeprobe.runtime.csv import write_csv

@@ -20,6 +20,7 @@ from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_choices
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.shard import Cuts
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Replayable
@@ -93,8 +94,12 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
             parts=parts,
             progress=progress,
             run_block=follow.run_block,
-            block_images=follow.BLOCK_IMAGES,
+            cuts=self.cuts(model),
         )
+
+    def cuts(self, model: Checkpoint) -> Cuts:
+        """Return small blocks, which shards cut anywhere: each image is followed by itself."""
+        return Cuts(follow.BLOCK_IMAGES, 1)
 
     @property
     def passes(self) -> int:

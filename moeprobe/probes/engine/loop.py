@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, Loading, batches
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.inputs.views.base import SeverityView
@@ -25,11 +26,12 @@ from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.engine.batch_sums import Pass, corner_sums, layer_sums, output_sums, to_host
 from moeprobe.probes.engine.noise_floor import repeats
 from moeprobe.probes.engine.question import Question, recipe
-from moeprobe.results.stored import Stored, of_file, of_table, write
+from moeprobe.probes.engine.shard import Cuts, Shard, Stretch, stretches
+from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, read_note
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.runtime.files import Scratch
+from moeprobe.runtime.files import Scratch, shown
 from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
@@ -44,11 +46,12 @@ def run(
     parts: Path | None = None,
     progress: Advance | None = None,
     run_block: RunBlock | None = None,
-    block_images: int | None = None,
+    cuts: Cuts | None = None,
 ) -> tuple[Stored, list[str]]:
     """Return the sums per image of one checkpoint, and the names of the images that could not be read.
 
-    Of more images than one block holds they are kept in files, in a temporary folder where none is named.
+    Of more images than one block holds they are kept in files, in a temporary folder where none is named. Blocks and
+    batches are the same whatever part of them is run, so that shards put together are the run of one process.
 
     Args:
         question: what is asked.
@@ -56,36 +59,83 @@ def run(
         parts: folder for part files; finished ones in it are not computed again. None = there is none to be kept.
         progress: called with the number of images done since the last call.
         run_block: what is done with a block of images; None = its views are traced and compared.
-        block_images: images of a part file; None = 1,024.
+        cuts: images of part files and batches; None = as ``cuts_of`` says.
     """
     sums: list[Stored] = []
     skipped: list[str] = []
-    # Blocks are cut at groups.
-    group = checkpoint.model.group_images
-    size = max((block_images or _BLOCK) // group, 1) * group
+    cuts = cuts or cuts_of(question, checkpoint)
+    held = _held(question, cuts)
     keep = []
-    if parts is None and len(question.indices) > size:
+    if parts is None and len(question.indices) > cuts.block:
         scratch = Scratch()
         keep.append(scratch)
         parts = scratch.path
-    for number, start in enumerate(range(0, len(question.indices), size)):
-        block = question.indices[start : start + size]
-        path = None if parts is None else parts / f"{checkpoint.name}-{number:05d}.parquet"
-        identity = _identity(question, checkpoint, block)
+    for piece in stretches(len(question.indices), cuts, question.shard):
+        images = question.indices[piece.start : piece.stop]
+        name = f"{checkpoint.name}-{piece.block:05d}.parquet"
+        path = None if parts is None else parts / name
+        identity = _identity(question, checkpoint, images)
         kept = _kept(path, identity)
+        if kept is None and question.shards:
+            kept = _of_shards(question, checkpoint, name, held[piece.block])
+            if path is not None:
+                kept = _keep(path, *kept, identity)
         if kept is not None:
             done, bad = kept
             if progress is not None:
-                progress(len(block))
+                progress(len(images))
         else:
-            accumulator, bad = (run_block or _run_block)(question, checkpoint, block, progress)
+            accumulator, bad = (run_block or _run_block)(question, checkpoint, images, progress)
             done = of_table(image_table(accumulator, checkpoint=checkpoint.name))
             if path is not None:
-                write(path, done, note=identity | {"skipped": bad})
-                done = of_file(path)
+                done, bad = _keep(path, done, bad, identity)
         skipped += bad
         sums.append(done)
     return Stored((one for part in sums for one in part), keep=keep), skipped
+
+
+def cuts_of(question: Question, checkpoint: Checkpoint) -> Cuts:
+    """Return where the images are cut: into blocks and batches of whole groups."""
+    group = checkpoint.model.group_images
+    return Cuts(max(_BLOCK // group, 1) * group, max(question.batch_size // group, 1) * group)
+
+
+def _held(question: Question, cuts: Cuts) -> dict[int, list[tuple[Path, Stretch]]]:
+    """Return which folder of the shards has which images of each block."""
+    held: dict[int, list[tuple[Path, Stretch]]] = {}
+    for number, folder in enumerate(question.shards, start=1):
+        shard = Shard(of=len(question.shards), number=number)
+        for piece in stretches(len(question.indices), cuts, shard):
+            held.setdefault(piece.block, []).append((folder, piece))
+    return held
+
+
+def _of_shards(
+    question: Question, checkpoint: Checkpoint, name: str, held: Sequence[tuple[Path, Stretch]]
+) -> tuple[Stored, list[str]]:
+    """Return the sums of a block, put together of the part files that the shards have of it.
+
+    Raises:
+        UserError: a shard lacks its part, or has one of other images or of another checkpoint.
+    """
+    found, skipped = [], list[str]()
+    for folder, piece in held:
+        identity = _identity(question, checkpoint, question.indices[piece.start : piece.stop])
+        kept = _kept(folder / name, identity, unnamed=True)
+        if kept is None:
+            raise UserError(
+                f"{shown(folder.parent)} does not hold its part of {checkpoint.name}: {name} is gone, damaged, or of "
+                "other images or another version of moeprobe; run the shard again with --overwrite."
+            )
+        found.append(kept[0])
+        skipped += kept[1]
+    return together(found), skipped
+
+
+def _keep(path: Path, done: Stored, skipped: list[str], identity: dict[str, Any]) -> tuple[Stored, list[str]]:
+    """Write a part file; returns the sums as they are in it."""
+    write(path, done, note=identity | {"skipped": skipped})
+    return of_file(path), skipped
 
 
 def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
@@ -100,12 +150,15 @@ def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) 
     }
 
 
-def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[Stored, list[str]] | None:
+def _kept(
+    path: Path | None, identity: dict[str, Any], *, unnamed: bool = False
+) -> tuple[Stored, list[str]] | None:
     """Return the sums of a part file and the images skipped in it; None unless it is about the same images.
 
-    A checkpoint without a hash is never taken for the one of before.
+    A checkpoint without a hash is never taken for the one of before, unless ``unnamed``: what a user names as a shard
+    of this run is one, and is refused where it is damaged.
     """
-    if path is None or identity["checkpoint"] is None or not path.exists():
+    if path is None or not (unnamed or identity["checkpoint"]) or not path.exists():
         return None
     try:
         note = read_note(path)
@@ -119,7 +172,8 @@ def _kept(path: Path | None, identity: dict[str, Any]) -> tuple[Stored, list[str
                 pass
         return sums, skipped
     except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
-        warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
+        if not unnamed:
+            warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
         return None
 
 

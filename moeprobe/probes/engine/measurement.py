@@ -2,10 +2,11 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint
@@ -19,10 +20,12 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
+from moeprobe.probes.engine.shard import Cuts, Shard, stretches
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.results import plausibility, summaries, tables
-from moeprobe.results.folder import OutputFolder, Result, provenance
+from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
+from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import Stored, together
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Advance, Progress
@@ -51,6 +54,8 @@ class Measurement(Work[M_co], Generic[M_co]):
         self.data = choose_data(data, models, files=getattr(probe, "files", ()))
         self.question = self.make_question()
         self.request = self.make_request()
+        # What the sidecar says of shards that were put together.
+        self._measured: dict[str, Any] = {}
 
     def check_models(self) -> None:
         """Raise ``UserError`` where a model cannot be measured so, before any data are opened."""
@@ -82,6 +87,10 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Return lines of the table that follow from several cells together."""
         return []
 
+    def cuts(self, model: Checkpoint) -> Cuts:
+        """Return where the images of a checkpoint are cut; shards cut no batch."""
+        return loop.cuts_of(self.question, model)
+
     @property
     def passes(self) -> int:
         """Forward passes per image."""
@@ -99,9 +108,11 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     def plan(self) -> Plan:
         """Return an estimate of the cost, from two batches of each checkpoint."""
-        return time_sample(
+        plan = time_sample(
             self.question, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
+        share = self.num_images / plan.images
+        return dataclasses.replace(plan, images=self.num_images, seconds=plan.seconds * share)
 
     def sample(self, images: int) -> Stored:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
@@ -128,20 +139,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Run every checkpoint over the images and put the tables together; only part files are written."""
         question, options = self.question, self.options
         started = time.perf_counter()
-        parts_of, skipped, rates = [], [], {}
-        num_images = len(question.indices) + self.more_images
-        for model in self.models:
-            watcher.start(f"{self.probe.kind}: {model.name}", num_images)
-            if self.probe.timed:
-                # Without what the first pass of all alone must do.
-                self.run(
-                    dataclasses.replace(question, indices=question.indices[:1], skip_bad_images=True), model
-                )
-            begun = time.perf_counter()
-            measured, bad = self.run(question, model, parts=parts, progress=watcher.advance)
-            rates[model.name] = num_images / (time.perf_counter() - begun)
-            parts_of.append(measured)
-            skipped.append(bad)
+        parts_of, skipped, rates = self._run_models(parts, watcher)
         sums = together(parts_of)
         if sums.num_rows == 0:
             raise self._nothing(skipped)
@@ -164,8 +162,70 @@ class Measurement(Work[M_co], Generic[M_co]):
             "batch_size": options.batch_size,
             "workers": options.workers,
             "device": str(choose_device(options.device)),
+            **self._measured,
         } | provenance()
         return Result(table, comparison, sums, sidecar, self.probe.draw)
+
+    def _run_models(
+        self, parts: Path | None, watcher: Progress
+    ) -> tuple[list[Stored], list[list[str]], dict[str, float]]:
+        """Return the sums per image of every checkpoint, the images that were skipped, and images per second."""
+        question, measured, skipped, rates = self.question, list[Stored](), list[list[str]](), {}
+        num_images = self.num_images + self.more_images
+        for model in self.models:
+            watcher.start(f"{self.probe.kind}: {model.name}", num_images)
+            if self.probe.timed and not question.shards:
+                # Without what the first pass of all alone must do.
+                first = dataclasses.replace(question, indices=question.indices[:1], shard=None)
+                self.run(dataclasses.replace(first, skip_bad_images=True), model)
+            begun = time.perf_counter()
+            sums, bad = self.run(question, model, parts=parts, progress=watcher.advance)
+            rates[model.name] = num_images / (time.perf_counter() - begun)
+            measured.append(sums)
+            skipped.append(bad)
+        return measured, skipped, rates
+
+    @property
+    def num_images(self) -> int:
+        """Images of the run, or of the shard that was taken, of the checkpoint that has most."""
+        count = len(self.question.indices)
+        if self.question.shard is None:
+            return count
+        return max(
+            sum(piece.stop - piece.start for piece in stretches(count, self.cuts(model), self.question.shard))
+            for model in self.models
+        )
+
+    def take(self, shard: Shard) -> None:
+        """Measure no more than a shard of the images."""
+        self.question = dataclasses.replace(self.question, shard=shard)
+
+    def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the part files of the images of the shard; returns what was skipped, and how quick it was."""
+        started = time.perf_counter()
+        _, skipped, rates = self._run_models(parts, watcher)
+        return {
+            "images": self.num_images,
+            "images_of_run": len(self.question.indices),
+            "skipped_images": skipped[0],
+            "images_per_second": rates,
+            "wall_seconds": time.perf_counter() - started,
+            "device": str(choose_device(self.options.device)),
+        }
+
+    def take_measured(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Put the parts of shards together, in place of running the images."""
+        self.question = dataclasses.replace(self.question, shards=tuple(shards))
+        keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
+        said = [{key: about[key] for key in keys if key in about} for about in shards.values()]
+        # Of one process: how many worked at a time is not known.
+        rates = {
+            name: float(
+                np.mean([about["images_per_second"][name] for about in shards.values() if about["images"]])
+            )
+            for name in (model.name for model in self.models)
+        }
+        self._measured = {"images_per_second": rates, "shards": said}
 
     def _about(self) -> summaries.About:
         options = self.options

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
 from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
 from moeprobe.probes.engine.layers import chosen_layers, layer_label
+from moeprobe.probes.engine.shard import Shard
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.runtime.seeds import generator
 
@@ -25,6 +27,8 @@ class Question:
     analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
     many of the images, from the first one on, are run again unchanged for the noise floor (see ``noise_floor``).
     ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
+    ``shard``: the part of the images that is run; None = all. ``shards``: folders of the part files of all shards, in
+    their order, which are put together in place of running anything; empty = there are none.
     """
 
     dataset: Dataset
@@ -42,6 +46,8 @@ class Question:
     replayed_gates: str = "recomputed"
     floor_images: int = 0
     allow_not_finite: bool = False
+    shard: Shard | None = None
+    shards: tuple[Path, ...] = ()
 
     @property
     def num_passes(self) -> int:

@@ -7,6 +7,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
+from moeprobe.probes.engine.shard import Shard
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -47,10 +48,18 @@ def run(
 
 
 def plan(
-    probe: Probe[R], models: Models, *, data: str | None = None, options: Options | None = None
+    probe: Probe[R],
+    models: Models,
+    *,
+    data: str | None = None,
+    options: Options | None = None,
+    shard: Shard | None = None,
 ) -> "Plan":
-    """Return what ``run`` would cost, by running a few images of each checkpoint and writing nothing."""
-    return prepare(probe, models, data=data, options=options or Options(**probe.defaults)).plan()
+    """Return what ``run``, or a shard of it, would cost, by running a few images and writing nothing."""
+    work = prepare(probe, models, data=data, options=options or Options(**probe.defaults))
+    if shard is not None:
+        work.take(shard)
+    return work.plan()
 
 
 def prepare(probe: Probe[R], models: Models, *, data: str | None, options: Options) -> "Work[R]":

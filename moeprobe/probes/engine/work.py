@@ -1,14 +1,17 @@
-"""What a probe prepares: work that can be executed, or timed."""
+"""What a probe prepares: work that can be executed, in shards too, or timed."""
 
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.shard import Shard
 from moeprobe.results.folder import OutputFolder
 from moeprobe.runtime.progress import Progress
 
@@ -31,9 +34,13 @@ class Work(ABC, Generic[R_co]):
 
     Attributes:
         request: what determines its numbers, as ``run.json`` keeps it.
+        models: the checkpoints.
+        data: the data set.
     """
 
     request: dict[str, Any]
+    models: Sequence[Checkpoint]
+    data: str
 
     @abstractmethod
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> R_co:
@@ -42,6 +49,25 @@ class Work(ABC, Generic[R_co]):
     @abstractmethod
     def plan(self) -> Plan:
         """Return an estimate of the cost, by doing some of the work; nothing is written."""
+
+    def take(self, shard: Shard) -> None:
+        """Do no more than a shard of the work.
+
+        Raises:
+            UserError: this work is done by one process.
+        """
+        raise UserError(
+            f"{self.request['kind']} is done by one process: its files are not put together of parts; leave --shard "
+            "out."
+        )
+
+    def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
+        """Write the part files of the shard that was taken; returns what is to be said of them."""
+        raise NotImplementedError
+
+    def take_measured(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Put the parts of shards together, in place of measuring; folders of their parts -> what was said of them."""
+        raise NotImplementedError
 
 
 def time_sample(
@@ -53,7 +79,9 @@ def time_sample(
     run: Callable[..., object],
 ) -> Plan:
     """Return the cost of a probe, estimated from its first ``images``."""
-    sample = dataclasses.replace(question, indices=question.indices[:images], skip_bad_images=True)
+    sample = dataclasses.replace(
+        question, indices=question.indices[:images], skip_bad_images=True, shard=None
+    )
     seconds = 0.0
     for model in models:
         run(dataclasses.replace(sample, indices=sample.indices[:1]), model)

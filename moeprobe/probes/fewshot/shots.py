@@ -128,8 +128,14 @@ def judge(
     Returns:
         The sums per image, the names of the images that could not be read, and the strength of each case.
     """
+    # Each shard has them all.
     training = dataclasses.replace(
-        question, dataset=shots.train, indices=shots.indices, skip_bad_images=False
+        question,
+        dataset=shots.train,
+        indices=shots.indices,
+        skip_bad_images=False,
+        shard=None,
+        shards=tuple(folder / "training" for folder in question.shards[:1]),
     )
     table, _ = loop.run(
         training,

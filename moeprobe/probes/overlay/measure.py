@@ -25,8 +25,9 @@ from moeprobe.probes.overlay import Overlay as OverlayProbe
 from moeprobe.probes.overlay import exhibits
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.probes.sweep import Sweep
-from moeprobe.results.folder import OutputFolder, provenance
+from moeprobe.results.folder import OutputFolder
 from moeprobe.results.palette import colors
+from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, one_line
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.progress import Progress

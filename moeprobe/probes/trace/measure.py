@@ -18,7 +18,8 @@ from moeprobe.probes.engine.origins import choose_data
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.probes.trace import Trace, recording
-from moeprobe.results.folder import OutputFolder, provenance
+from moeprobe.results.folder import OutputFolder
+from moeprobe.results.provenance import provenance
 from moeprobe.routing.traces.format import FORMAT, VERSION
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN

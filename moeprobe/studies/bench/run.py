@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from moeprobe.results.folder import output_folder, provenance
+from moeprobe.results.folder import output_folder
+from moeprobe.results.provenance import provenance
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Progress

@@ -20,7 +20,8 @@ from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.overlay import Overlay
 from moeprobe.probes.s_matrix import SMatrix
-from moeprobe.results.folder import Result, output_folder, provenance
+from moeprobe.results.folder import Result, output_folder
+from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import of_file
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv

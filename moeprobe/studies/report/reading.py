@@ -17,6 +17,7 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.modality import Modality, modality_of
+from moeprobe.results.finished import check_no_shard
 from moeprobe.results.packed import find_run
 from moeprobe.results.sidecars import read_sidecar
 from moeprobe.runtime.characters import restored
@@ -191,6 +192,7 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
     if not os.path.lexists(sidecar):
+        check_no_shard(path)
         if (path / REQUEST).is_file():
             raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
         within = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/table.json")]

@@ -15,7 +15,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.view_names import parse_view
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
-from moeprobe.results.folder import OutputFolder, provenance
+from moeprobe.results.folder import OutputFolder
+from moeprobe.results.provenance import provenance
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.csv import write_csv

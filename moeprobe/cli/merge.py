@@ -1,0 +1,55 @@
+"""``moeprobe merge``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli.early import check_folder
+from moeprobe.cli.options import AsJson, Download, Full, Svg, command_line
+from moeprobe.probes.base import arg_of
+from moeprobe.probes.engine.options import Options
+
+
+def merge(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="SHARD...", help="Folders that were measured with --shard, in any order."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)] = False,
+    device: Annotated[
+        str, typer.Option(help="Of what is computed of a few images to be drawn: auto, cpu, cuda or mps.")
+    ] = "auto",
+    svg: Svg = False,
+    download: Download = False,
+    full: Full = False,
+    as_json: AsJson = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say whether the shards are complete; write nothing.")
+    ] = False,
+) -> None:
+    """Put together the shards of a run that was measured in parts with --shard: tables, intervals, figures.
+
+    The folder is the one that a single process would have left, byte for byte (but for times in table.json); the shards
+    stay as they are. What is missing, named twice or of another run is refused.
+
+    Example: `moeprobe merge reports/sweep-1-of-2 reports/sweep-2-of-2 --out reports/sweep`
+    """
+    from moeprobe.cli.screen import Bar
+    from moeprobe.cli.show import show
+    from moeprobe.probes.engine import merging
+
+    shards = merging.read_shards(runs)
+    if dry_run:
+        said = {"shards": len(shards.paths), "images": shards.images, "probe": shards.probe.name}
+        text = f"{len(shards.paths)} shards of {shards.probe.name} with {shards.images:,} images: complete."
+        print(json.dumps(said) if as_json else f"{text} Nothing was written.")
+        return
+    merging.check_destination(shards, out)
+    check_folder(out, overwrite=overwrite)
+    options = Options(out=out, overwrite=overwrite, device=device, svg=svg, command=command_line())
+    with Bar() as bar:
+        result = merging.merge(shards, options, watcher=bar)
+    show(shards.probe, result, out=out, as_json=as_json, full=full)

@@ -1,0 +1,288 @@
+"""A run in shards: measure one of them into a folder of its own, and put the shards of all folders together.
+
+What is put together is executed as the run itself, with the shards' sums per image in place of passes over the images:
+tables, intervals, figures and what a few images are drawn for are made once, as one process makes them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moeprobe.adapters.base import Checkpoint, Models
+from moeprobe.errors import UserError
+from moeprobe.probes import registry
+from moeprobe.probes.base import Probe, fields_of, plain
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.preflight import check_some
+from moeprobe.probes.engine.run import prepare
+from moeprobe.probes.engine.shard import Shard
+from moeprobe.results.showing import one_line
+from moeprobe.runtime.catalog import check_plugins
+from moeprobe.runtime.filenames import PARTS, SHARD
+from moeprobe.runtime.files import read_json, shown
+from moeprobe.runtime.progress import Progress, progress_of
+
+R = TypeVar("R")
+# What belongs to a process, and not to what is asked.
+_OWN = ("device", "workers", "out", "overwrite", "figures", "svg", "command")
+
+
+@dataclass(frozen=True)
+class MeasuredShard:
+    """The shard of a run, measured.
+
+    Attributes:
+        path: its folder, whose part files hold the sums per image.
+        shard: which one it is.
+        sidecar: what is in its ``shard.json``.
+    """
+
+    path: Path
+    shard: Shard
+    sidecar: dict[str, Any]
+
+    def __repr__(self) -> str:
+        about = {"path": str(self.path), "shard": str(self.shard), "images": self.sidecar["images"]}
+        return one_line("MeasuredShard", about)
+
+
+class _Asked(BaseModel):
+    """What a shard was asked, as far as it can be asked again."""
+
+    model_config = ConfigDict(strict=True)
+
+    probe: str
+    fields: dict[str, Any]
+    checkpoints: list[str] | None
+    data: str
+    options: dict[str, Any]
+
+
+class _Sidecar(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    shard: str
+    images: int
+    request: dict[str, Any]
+    asked: _Asked
+
+
+@dataclass(frozen=True)
+class Shards(Generic[R]):
+    """The shards of one run, complete and alike.
+
+    Attributes:
+        paths: their folders, in the order of the shards.
+        sidecars: what each says of itself.
+        probe: what was asked.
+        checkpoints: of whom; None where they were no paths.
+        data: on which data.
+        options: with which common options, but for those that belong to a process.
+    """
+
+    paths: tuple[Path, ...]
+    sidecars: tuple[dict[str, Any], ...]
+    probe: Probe[R]
+    checkpoints: list[str] | None
+    data: str
+    options: dict[str, Any]
+
+    @property
+    def images(self) -> int:
+        """How many images they hold."""
+        return sum(about["images"] for about in self.sidecars)
+
+
+def measure_shard(
+    probe: Probe[Any],
+    models: Models,
+    shard: Shard,
+    *,
+    data: str | None,
+    options: Options,
+    watcher: Progress | None = None,
+) -> MeasuredShard:
+    """Measure one shard of what ``run`` measures, into the folder of ``options``.
+
+    Raises:
+        UserError: no folder is named, the probe is not measured in shards, or what ``run`` raises.
+    """
+    if options.out is None:
+        example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
+        raise UserError(f"A shard is written to a folder of its own; name it, e.g. --out {example}.")
+    sources = check_some(models)
+    work = prepare(probe, models, data=data, options=options)
+    work.take(shard)
+    from moeprobe.results.folder import output_folder
+    from moeprobe.results.provenance import provenance
+
+    request = work.request | {"shard": str(shard), "batch_size": options.batch_size}
+    paths = None if any(isinstance(one, Checkpoint) for one in sources) else [str(one) for one in sources]
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        assert folder is not None
+        about = {
+            "shard": str(shard),
+            "request": request,
+            "asked": {
+                "probe": probe.name,
+                "fields": {name: plain(getattr(probe, name)) for name in fields_of(type(probe))},
+                "checkpoints": paths,
+                "data": work.data,
+                "options": _shared(options),
+            },
+            **work.measure(folder.parts, progress_of(watcher)),
+            "batch_size": options.batch_size,
+            "workers": options.workers,
+            "command": options.command,
+        } | provenance()
+        folder.finish_shard(about)
+    return MeasuredShard(options.out, shard, about)
+
+
+def _shared(options: Options) -> dict[str, Any]:
+    """Return the options that all shards have in common."""
+    return {name: plain(getattr(options, name)) for name in fields_of(Options) if name not in _OWN}
+
+
+def read_shards(runs: Sequence[Path]) -> Shards[Any]:
+    """Return the shards in some folders, which may be named in any order.
+
+    Raises:
+        UserError: one is no shard or not finished, two are the same, they were not asked alike, or one is missing.
+    """
+    if not runs:
+        raise UserError("Name the folders of the shards.")
+    sidecars = {path: _read(path) for path in runs}
+    first = runs[0]
+    by_shard: dict[Shard, Path] = {}
+    for path in runs:
+        _check_alike(first, sidecars[first], path, sidecars[path])
+        shard = Shard.read(sidecars[path]["shard"])
+        if shard in by_shard:
+            raise UserError(
+                f"{shown(by_shard[shard])} and {shown(path)} both hold shard {shard}; name one of them, once."
+            )
+        by_shard[shard] = path
+    of = next(iter(by_shard)).of
+    missing = [str(one) for one in (Shard(of=of, number=n) for n in range(1, of + 1)) if one not in by_shard]
+    if missing:
+        shards = "Shard" if len(missing) == 1 else "Shards"
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(
+            f"{shards} {', '.join(missing)} {verb} missing; measure {'it' if len(missing) == 1 else 'them'} with "
+            f"--shard {missing[0]}{' and so on' if len(missing) > 1 else ''}, and name all folders."
+        )
+    paths = tuple(by_shard[shard] for shard in sorted(by_shard))
+    asked = sidecars[first]["asked"]
+    check_plugins(first, sidecars[first]["request"].get("plugins"))
+    return Shards(
+        paths,
+        tuple(sidecars[path] for path in paths),
+        registry.named(asked["probe"])(**asked["fields"]),
+        asked["checkpoints"],
+        asked["data"],
+        asked["options"],
+    )
+
+
+def check_destination(shards: Shards[Any], out: Path) -> None:
+    """Raise ``UserError`` if a folder is that of a shard, which ``--overwrite`` would remove before it is read."""
+    for path in shards.paths:
+        if path.resolve() == out.resolve():
+            raise UserError(f"{shown(path)} is one of the shards; choose another --out.")
+
+
+def merge(
+    shards: Shards[R], options: Options, *, models: Models | None = None, watcher: Progress | None = None
+) -> R:
+    """Put shards together in the folder of ``options``, as the run of one process leaves it.
+
+    Args:
+        shards: all of one run.
+        options: where to, and how; what the numbers depend on is as the shards have it.
+        models: the checkpoints, where the shards do not say where they are.
+        watcher: receives how it advances.
+
+    Raises:
+        UserError: the checkpoints are not those of before or not named, or the folder holds something else.
+    """
+    if options.out is not None:
+        check_destination(shards, options.out)
+    own = {name: getattr(options, name) for name in _OWN}
+    models = shards.checkpoints if models is None else models
+    if models is None:
+        raise UserError("The shards are of models that were in memory; name them: models=[...].")
+    chosen = Options(**shards.options, **own)
+    work = prepare(shards.probe, models, data=shards.data, options=chosen)
+    was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
+    now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": chosen.batch_size}))
+    _check_same(str(shown(shards.paths[0])), was, "the same run now", now)
+    parts = zip(shards.paths, shards.sidecars, strict=True)
+    work.take_measured({path / PARTS: {**about, "run": str(shown(path))} for path, about in parts})
+    from moeprobe.results.folder import output_folder
+
+    with output_folder(chosen.out, work.request, overwrite=chosen.overwrite) as folder:
+        return work.execute(folder, progress_of(watcher))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a shard says of itself."""
+    if not (path / SHARD).is_file():
+        from moeprobe.results.finished import is_finished, is_run
+
+        if is_finished(path):
+            raise UserError(
+                f"{shown(path)} holds a whole run and no shard of one; there is nothing to put together."
+            )
+        if is_run(path):
+            raise UserError(f"{shown(path)} holds an unfinished shard; give its command again to finish it.")
+        raise UserError(f"{shown(path)} holds no shard; name folders that were measured with --shard.")
+    content = read_json(path / SHARD)
+    try:
+        _Sidecar.model_validate(content)
+        Shard.read(content["shard"])
+    except (ValidationError, UserError) as error:
+        place = str(error.errors()[0]["loc"][0]) if isinstance(error, ValidationError) else "shard"
+        raise UserError(
+            f"{shown(path / SHARD)} is not as moeprobe wrote it ({place}); measure the shard again with --overwrite."
+        ) from None
+    assert isinstance(content, dict)
+    return content
+
+
+def _check_alike(one: Path, first: Mapping[str, Any], other: Path, second: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` unless two shards are of one run."""
+    of = [Shard.read(about["shard"]).of for about in (first, second)]
+    if of[0] != of[1]:
+        raise UserError(
+            f"{shown(one)} is one of {of[0]} shards and {shown(other)} one of {of[1]}; put together those of one run."
+        )
+    requests = [about["request"] | {"shard": "", **about["asked"]["options"]} for about in (first, second)]
+    _check_same(str(shown(one)), requests[0], str(shown(other)), requests[1])
+    versions = [about.get("versions", {}).get("moeprobe") for about in (first, second)]
+    if versions[0] != versions[1]:
+        raise UserError(
+            f"{shown(one)} was measured with moeprobe {versions[0]} and {shown(other)} with {versions[1]}; measure all "
+            "shards with one version."
+        )
+
+
+def _check_same(one: str, first: Mapping[str, Any], other: str, second: Mapping[str, Any]) -> None:
+    asked, also = _flat(first), _flat(second)
+    for key in dict.fromkeys([*asked, *also]):
+        if asked.get(key) != also.get(key):
+            raise UserError(
+                f"{one} and {other} do not ask the same: {key} is {json.dumps(asked.get(key))} in the first and "
+                f"{json.dumps(also.get(key))} in the second; put together the shards of one run."
+            )
+
+
+def _flat(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was asked with a key for each checkpoint, so that a sentence need not show them all."""
+    checkpoints = asked.get("checkpoints") or {}
+    rest = {key: value for key, value in asked.items() if key != "checkpoints"}
+    return rest | {f"checkpoint {name}": about for name, about in checkpoints.items()}

@@ -1,0 +1,70 @@
+"""Where the images of a run are cut: into blocks, batches of each block, and shards of whole batches.
+
+A shard never cuts a batch, so its forward passes are those that one process does, down to their rounding; and a batch
+is made of whole groups, so that images which compete for a capacity stay together.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moeprobe.errors import UserError
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """One of ``of`` parts of a run; ``number`` counts from 1."""
+
+    of: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @classmethod
+    def read(cls, text: str) -> "Shard":
+        """Return the shard that is called ``2/8``.
+
+        Raises:
+            UserError: it is called otherwise, or there is no such shard.
+        """
+        match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", text)
+        if match is None or int(match[1]) > int(match[2]):
+            raise UserError(
+                f"--shard is NUMBER/OF, counted from 1, e.g. 2/8 for the second of eight; got {text!r}."
+            )
+        return cls(of=int(match[2]), number=int(match[1]))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Images ``start`` to ``stop`` of a run's list, all of one block; blocks are counted from 0."""
+
+    block: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Images of a block, which part files hold, and of a batch; each block begins with a batch of its own."""
+
+    block: int
+    batch: int
+
+
+def stretches(count: int, cuts: Cuts, shard: Shard | None = None) -> Iterator[Stretch]:
+    """Yield what is run of each block of ``count`` images: of all blocks, or of those that a shard has a part of."""
+    block, batch = cuts.block, cuts.batch
+    first, last = 0, count
+    if shard is not None:
+        blocks = ((begun, min(begun + block, count)) for begun in range(0, count, block))
+        starts = [at for begun, end in blocks for at in range(begun, end, batch)]
+        starts.append(count)
+        batches = len(starts) - 1
+        first = starts[batches * (shard.number - 1) // shard.of]
+        last = starts[batches * shard.number // shard.of]
+    for number, begun in enumerate(range(0, count, block)):
+        start, stop = max(begun, first), min(begun + block, last)
+        if start < stop:
+            yield Stretch(number, start, stop)
