@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from moeprobe.models import config_files, grid
+from moeprobe.models import config_files, grid, pipeline
 from moeprobe.models.keys import list_keys
 from writers.markdown import code, inline, page, table
 
@@ -20,6 +20,12 @@ def pages() -> dict[str, str]:
                 [code(name), inline(first_comment(config_files.path_of(name)))]
                 for name in config_files.names()
             ),
+        ),
+        "## Pipelines\n\nTrainings one after the other, by the same command: [Training](../guide/training.md#pipelines)"
+        ".",
+        table(
+            ["pipeline", "what it is"],
+            ([code(name), inline(first_comment(pipeline.path_of(name)))] for name in pipeline.names()),
         ),
         "## Sweeps of trainings\n\n`moeprobe tradeoff NAME` runs these: [What a router costs](../guide/tradeoff.md).",
         table(

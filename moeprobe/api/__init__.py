@@ -75,6 +75,7 @@ from moeprobe.runtime.progress import Progress
 from moeprobe.studies.compare import Comparison, compare, plan_comparison
 from moeprobe.studies.curves import Curves, curves
 from moeprobe.studies.paper import PaperPlan, PaperResult, paper, plan_paper
+from moeprobe.studies.pipeline import train_pipeline
 from moeprobe.studies.report import Document, report
 from moeprobe.studies.tradeoff.plan import TradeoffPlan, plan_tradeoff
 from moeprobe.studies.tradeoff.run import TradeoffResult, tradeoff
@@ -163,6 +164,7 @@ __all__ = [
     "trace",
     "tradeoff",
     "train",
+    "train_pipeline",
     "use_plugins",
     "wrap",
 ]

@@ -18,6 +18,7 @@ KINDS = {
     "readers": "how servers return routed experts: --reader NAME of import routed-experts",
     "models": "architectures that moeprobe train builds: model.name=NAME",
     "configs": "trainings that are ready to run: moeprobe train --config NAME",
+    "pipelines": "trainings one after the other that are ready to run: moeprobe train --config NAME",
     "keys": "all keys of a training's configuration, with type, default and meaning",
     "sweeps": "grids of trainings that are ready to run: moeprobe tradeoff NAME",
 }
@@ -113,10 +114,11 @@ def _find(kind: str) -> dict[str, str]:
         from moeprobe.models import config_files
 
         return {name: _first_comment(config_files.path_of(name)) for name in config_files.names()}
-    if kind == "sweeps":
-        from moeprobe.models import grid
+    if kind in ("sweeps", "pipelines"):
+        from moeprobe.models import grid, pipeline
 
-        return {name: _first_comment(grid.path_of(name)) for name in grid.names()}
+        several = grid if kind == "sweeps" else pipeline
+        return {name: _first_comment(several.path_of(name)) for name in several.names()}
     if kind == "models":
         from moeprobe.models.architectures import list_architectures
 

@@ -1,13 +1,16 @@
 """``moeprobe train``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from moeprobe.cli.early import check_configuration
 from moeprobe.cli.options import Download, Svg
 from moeprobe.runtime.device import check_device
+
+if TYPE_CHECKING:
+    from moeprobe.models.pipeline import Pipeline
 
 
 def train(
@@ -16,7 +19,11 @@ def train(
         typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. model.top_k=1 seed=3."),
     ] = None,
     config: Annotated[
-        str, typer.Option(help="Name of a configuration (moeprobe list configs) or a YAML file.")
+        str,
+        typer.Option(
+            help="Name of a configuration (moeprobe list configs) or a pipeline (moeprobe list pipelines), or a YAML "
+            "file."
+        ),
     ] = "",
     resume: Annotated[
         bool,
@@ -34,20 +41,31 @@ def train(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Train a V-MoE, with or without Pairwise Router Consistency.
+    """Train a V-MoE, with or without Pairwise Router Consistency; or the stages of a pipeline, one after the other.
 
     Ctrl-C, SIGTERM or SIGHUP leaves a run that goes on when the same command is given again. For schedulers: with
-    --resume a run that is finished already is no error.
+    --resume a run that is finished already is no error. A key of one stage is pipeline.STAGE.KEY=VALUE.
 
     Example: `moeprobe train --config digits-prc seed=1 name=digits-prc-1`
     """
     if not config:
         raise typer.BadParameter("name a configuration, e.g. --config digits-prc", param_hint="--config")
+    from moeprobe.models import pipeline
     from moeprobe.models.config import dump, load
 
+    check_device(device)
+    options: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite, "svg": svg}
+    if pipeline.is_pipeline(config):
+        stages = pipeline.load(config, overrides or [], folder=folder)
+        for stage in stages.stages.values():
+            check_configuration(stage)
+        if show:
+            print("---\n".join(map(dump, stages.stages.values())), end="")
+            return
+        _train_pipeline(stages, as_json=json, **options)
+        return
     resolved = load(config, overrides or [])
     check_configuration(resolved)
-    check_device(device)
     if show:
         print(dump(resolved), end="")
         return
@@ -55,16 +73,24 @@ def train(
     from moeprobe.cli.live import Live
 
     with Live(resolved.name) as live:
-        summary = api.train(
-            resolved,
-            folder=folder,
-            device=device,
-            resume=resume,
-            overwrite=overwrite,
-            report=live.show,
-            svg=svg,
-        )
+        summary = api.train(resolved, folder=folder, report=live.show, **options)
     print_summary(summary, as_json=json)
+
+
+def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> None:
+    """Train the stages of a pipeline and print what came of each."""
+    import json
+
+    from moeprobe import api
+    from moeprobe.cli.live import Live
+
+    with Live(stages.name) as live:
+        summary = api.train_pipeline(stages, begin=live.named, **options)
+    if as_json:
+        print(json.dumps(summary))
+        return
+    for one in summary["stages"].values():
+        print_summary(one)
 
 
 def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:

@@ -236,7 +236,15 @@ def change(source: str, changes: Sequence[tuple[str, Any]]) -> TrainConfig:
     Raises:
         UserError: as for ``load``.
     """
-    content = read(path_of(source))
+    return changed(read(path_of(source)), changes)
+
+
+def changed(content: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> TrainConfig:
+    """Return the configuration that a file's ``content`` comes to with values put in by dotted key, in place.
+
+    Raises:
+        UserError: as for ``load``.
+    """
     for key, value in changes:
         put(content, key, value)
     keys = {key for key, _ in changes}
@@ -254,6 +262,11 @@ def parse(content: dict[str, Any]) -> TrainConfig:
     Raises:
         UserError: a key is unknown or a value has the wrong type.
     """
+    if isinstance(content.get("pipeline"), dict):
+        raise UserError(
+            f"{content.get('name')} is a pipeline of trainings ({', '.join(map(str, content['pipeline']))}), and one "
+            "training is wanted here; moeprobe train --config takes it."
+        )
     try:
         return TrainConfig.model_validate(written_out(content))
     except ValidationError as error:

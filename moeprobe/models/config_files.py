@@ -20,8 +20,8 @@ _SHORTHANDS = {
 }
 
 
-# The sub-folder whose files are no configurations but sweeps of them (``grids``).
-SWEEPS = "sweeps"
+# The sub-folders whose files are no configurations: sweeps of them (``grid``), and some in a row (``pipeline``).
+SWEEPS, PIPELINES = "sweeps", "pipelines"
 
 
 def folders() -> list[Path]:
@@ -37,7 +37,7 @@ def names() -> list[str]:
             path.relative_to(folder).with_suffix("").as_posix()
             for folder in folders()
             for path in folder.rglob("*.yaml")
-            if SWEEPS not in path.relative_to(folder).parts
+            if not {SWEEPS, PIPELINES} & set(path.relative_to(folder).parts)
         }
     )
 

@@ -89,6 +89,17 @@ def train(
     return summary | {"folder": str(folder), "kept": False}
 
 
+def clear(folder: Path) -> None:
+    """Remove what a training wrote into a folder, if it is there.
+
+    Raises:
+        UserError: it holds something else, or is in use.
+    """
+    if folder.exists():
+        with RunFolder(folder, _FAMILY) as own:
+            own.clear()
+
+
 def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     """Do what a finished run lacks that was killed in its last moment, and return its summary.
 

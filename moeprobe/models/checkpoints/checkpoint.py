@@ -125,8 +125,8 @@ def initialise_from(
     keep_head: bool = False,
     fresh: Sequence[str] = (),
     class_names: tuple[str, ...] | None = None,
-) -> None:
-    """Start ``model`` from a checkpoint of another resolution, head or top-k.
+) -> dict[str, Any]:
+    """Start ``model`` from a checkpoint of another resolution, head or top-k; return its path and hash.
 
     Everything but the head and the pre-logits is taken over (with ``keep_head`` they are too), and but what patterns
     say is ``fresh``, which stays as it was initialized; position embeddings are resampled. ``class_names`` are those of
@@ -156,3 +156,4 @@ def initialise_from(
         )
     advice = "are the MoE layers and the head the same?"
     transfer(model, taken, fresh=(*new, *chosen), source=str(info.path), advice=advice)
+    return {"path": str(info.path), "sha256": info.hash}

@@ -82,7 +82,7 @@ class Trainer:
         )
         self.evaluate_every = config.evaluate_every or max(1, self.total_steps // _EVALUATIONS)
 
-        self.model, self.upcycled = start_model(config, self.model_config, self.class_names)
+        self.model, self.start = start_model(config, self.model_config, self.class_names)
         self.model.to(device).train()
         self.normalise = Normalise(self.model_config).to(device)
         embedding = self.model.patch_embed
@@ -262,7 +262,7 @@ class Trainer:
 
     def _save(self, which: str) -> None:
         accuracy = self.history[-1]["val_accuracy"]
-        training = start_record(self.train_data, self.upcycled) | training_record(
+        training = start_record(self.train_data, self.start) | training_record(
             self.config, step=self.step, total_steps=self.total_steps, val_accuracy=accuracy
         )
         checkpoint.save(
@@ -274,7 +274,7 @@ class Trainer:
         )
 
     def _save_state(self) -> None:
-        description = {
+        description = self.start | {
             "step": self.step,
             "best_accuracy": self.best_accuracy,
             "history": self.history,
@@ -293,7 +293,7 @@ class Trainer:
             "validated_on": sources(len(self.val_data), IMAGE, data=self.config.data.source, split="val"),
             "images_per_second": images_per_second,
         }
-        summary |= self.clock.summary() | start_record(self.train_data, self.upcycled)
+        summary |= self.clock.summary() | start_record(self.train_data, self.start)
         draw()
         write_json(self.folder / "finished.json", summary)
         remove(self.folder / "state.safetensors")

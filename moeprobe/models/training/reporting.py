@@ -60,10 +60,9 @@ class Reporter:
         self._report(Report(step, self._total, values, rate, seconds, evaluated))
 
 
-def start_record(train_data: ImageDataset, upcycled: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what a training started from, as far as that is not in its configuration: dense weights, a split."""
-    start = {"upcycled": upcycled, "split": train_data.split_note or None}
-    return {name: value for name, value in start.items() if value is not None}
+def start_record(train_data: ImageDataset, start: dict[str, Any]) -> dict[str, Any]:
+    """Return what a training started from, as far as that is not in its configuration: weights (``start``), a split."""
+    return start | ({"split": train_data.split_note} if train_data.split_note else {})
 
 
 def training_record(

@@ -19,8 +19,8 @@ from moeprobe.runtime.seeds import torch_seed
 
 def start_model(
     config: TrainConfig, model_config: ModelConfig, class_names: Sequence[str]
-) -> tuple[VisionTransformer, dict[str, Any] | None]:
-    """Return the model with its first parameters, and where dense ones are from; None where there are none.
+) -> tuple[VisionTransformer, dict[str, Any]]:
+    """Return the model with its first parameters, and which these are: ``upcycled`` or ``started_from``, or nothing.
 
     Raises:
         UserError: there are no such weights, or the parts do not fit together.
@@ -28,18 +28,19 @@ def start_model(
     checks.check_start(config)
     torch.manual_seed(torch_seed(config.seed, "initialise"))
     model = build_model(model_config)
-    upcycled = None if config.model.upcycle is None else upcycle_from(model, config.model)
+    start = {} if config.model.upcycle is None else {"upcycled": upcycle_from(model, config.model)}
     if config.initialise is not None:
-        initialise_from(
+        weights = initialise_from(
             model,
             config.initialise.checkpoint,
             keep_head=config.initialise.keep_head,
             fresh=config.initialise.fresh,
             class_names=tuple(class_names),
         )
+        start = {"started_from": weights}
     checks.check_groups(model, config)
     freeze(model, config.freeze)
-    return model, upcycled
+    return model, start
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -1,0 +1,131 @@
+"""Train the stages of a pipeline, each in a folder of its own, from the checkpoint of the one before."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.models import pipeline
+from moeprobe.models.checkpoints.header import read_header
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.pipeline import Pipeline
+from moeprobe.models.training.reporting import Report
+from moeprobe.runtime.files import LAST, is_folder, read_json, sha256
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.replacing import in_use_first
+from moeprobe.studies.train import check_run_folder, clear, train
+
+
+@checked
+def train_pipeline(
+    source: str | Path | Pipeline,
+    *,
+    overrides: Sequence[str] = (),
+    folder: str | Path | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    overwrite: bool = False,
+    begin: Callable[[str], Callable[[Report], None]] = lambda _: lambda _: None,
+    svg: bool = False,
+) -> dict[str, Any]:
+    """Train a pipeline, or go on with it where it stopped; returns the summary of its last stage.
+
+    Stages that are finished are kept. The summary has ``stages`` (the name of each -> its summary) in addition.
+
+    Args:
+        source: name of a pipeline, path of a YAML file, or what ``models.pipeline.load`` returns.
+        overrides: ``key=value`` strings; ``pipeline.STAGE.key=value`` of one stage.
+        folder: folder of the stages' folders; None = ``checkpoints/NAME``.
+        device: as in ``load_model``.
+        resume: take a finished pipeline as it is.
+        overwrite: replace all stages that are there.
+        begin: called with the name of a stage; returns what is called now and then with where it is.
+        svg: write the training curves as SVG too.
+
+    Raises:
+        UserError: as ``train``, or a stage was trained from other weights than those before it now.
+    """
+    if resume and overwrite:
+        raise UserError(
+            "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
+        )
+    found = (
+        source
+        if isinstance(source, Pipeline)
+        else pipeline.load(str(source), overrides, folder=None if folder is None else Path(folder))
+    )
+    _check_folder(found)
+    states = {stage: _state(found, stage, overwrite=overwrite) for stage in found.stages}
+    if not resume and not overwrite and set(states.values()) == {"finished"}:
+        raise UserError(
+            f"{found.folder} holds a finished pipeline; add --resume to take it as it is, --overwrite to replace it, "
+            "or choose another name."
+        )
+    if overwrite:
+        # What starts from weights that are replaced goes first: a kill leaves nothing that does not fit.
+        for stage in reversed(found.stages):
+            clear(found.folder / stage)
+    summaries: dict[str, Any] = {}
+    for stage, config in found.stages.items():
+        summaries[stage] = train(
+            config,
+            folder=found.folder / stage,
+            device=device,
+            resume=True,
+            report=begin(config.name),
+            svg=svg,
+        )
+    last = summaries[list(summaries)[-1]]
+    kept = all(summary["kept"] for summary in summaries.values())
+    return last | {"kept": kept, "stages": summaries}
+
+
+def _check_folder(found: Pipeline) -> None:
+    """Raise ``UserError`` where the folder holds something that is no stage."""
+    if not found.folder.exists():
+        return
+    if not is_folder(found.folder):
+        raise UserError(f"{found.folder} is a file; choose another name.")
+    others = sorted({path.name for path in found.folder.iterdir()} - found.stages.keys())
+    if others:
+        raise UserError(
+            f"{found.folder} holds {', '.join(others[:3])}, which is no stage of {found.name} "
+            f"({', '.join(found.stages)}); choose another name, or move it away."
+        )
+
+
+def _state(found: Pipeline, stage: str, *, overwrite: bool) -> str:
+    """Return what the folder of a stage holds: new, unfinished or finished.
+
+    Raises:
+        UserError: it holds another run, or one that began from other weights than those of the stage before.
+    """
+    folder = found.folder / stage
+    with in_use_first(folder):
+        state = check_run_folder(folder, found.stages[stage], resume=True, overwrite=overwrite)
+    before = _weights_before(found.stages[stage])
+    if state != "new" and before is not None:
+        now = sha256(before) if before.is_file() else None
+        if _started_from(folder, state) != now:
+            raise UserError(
+                f"{folder} was trained from other weights than {before} holds now; add --overwrite to train all "
+                f"stages again, or remove {folder}."
+            )
+    return state
+
+
+def _weights_before(config: TrainConfig) -> Path | None:
+    if config.initialise is None:
+        return None
+    path = Path(config.initialise.checkpoint)
+    return path / LAST if path.suffix != ".safetensors" else path
+
+
+def _started_from(folder: Path, state: str) -> str | None:
+    """Return the hash of the weights that a run began with."""
+    if state == "finished":
+        about = read_json(folder / "finished.json")
+    else:
+        about = read_header(folder / "state.safetensors").description
+    start = about.get("started_from") if isinstance(about, dict) else None
+    return start.get("sha256") if isinstance(start, dict) else None
