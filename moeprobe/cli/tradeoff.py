@@ -131,7 +131,7 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
             screen.print(part)
     counted = Counter(result.states.values())
     said = ", ".join(
-        f"{counted[state]} {state}" for state in ("trained", "measured", "kept") if counted[state]
+        f"{counted[state]} {state}" for state in ("trained", "measured", "kept", "diverged") if counted[state]
     )
     timed = sorted({about["device"] for about in result.sidecar["checkpoints"].values() if about["device"]})
     screen.print(
@@ -158,9 +158,12 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     from moeprobe.results.numbers import interval
 
     numbers = numbers_of(rows)
-    accuracy = rows[rows["metric"] == ACCURACY.name].iloc[0]
+    accuracy = rows[rows["metric"] == ACCURACY.name]
+    diverged = set(rows.loc[rows["metric"] == costs.TRAINING_DIVERGED.name, "checkpoint"])
     kappa = shared_kappa(rows)
-    title = f"{dataset} {accuracy['split']}, {accuracy['images']:,} images"
+    title = dataset
+    if len(accuracy):
+        title += f" {accuracy['split'].iloc[0]}, {accuracy['images'].iloc[0]:,} images"
     if kappa is not None:
         title += f"; κ: {find(kappa).full_label('pooled')}"
     table = Table(title=title, title_justify="left", title_style="bold")
@@ -176,8 +179,9 @@ def _table(rows: "pd.DataFrame", dataset: str) -> "Table":
     for heading, _ in scales.values():
         table.add_column(heading, justify="right")
     for cell in dict.fromkeys(rows["checkpoint"]):
+        without = "diverged" if cell in diverged else "–"
         values = [
-            interval(values_of.loc[cell], stacked=True) if cell in values_of.index else "–"
+            interval(values_of.loc[cell], stacked=True) if cell in values_of.index else without
             for values_of in columns.values()
         ]
         spent = [

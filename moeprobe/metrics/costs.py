@@ -22,6 +22,12 @@ TRAINING_SPIKES = Metric(
     better="less",
     unit="whole",
 )
+TRAINING_DIVERGED = Metric(
+    "training_diverged",
+    about="step by which the loss of a training was no number any more; only of those that diverged, which have no "
+    "other numbers than costs",
+    unit="whole",
+)
 FLOPS_PER_IMAGE = Metric(
     "flops_per_image",
     about="floating-point operations of a forward pass, per image",
@@ -43,6 +49,7 @@ measures = (
     STEP_SECONDS,
     TRAINING_SECONDS,
     TRAINING_SPIKES,
+    TRAINING_DIVERGED,
     FLOPS_PER_IMAGE,
     ACTIVE_PARAMETERS,
     PARAMETERS,

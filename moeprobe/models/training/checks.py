@@ -111,10 +111,23 @@ def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None
         )
 
 
+class DivergedError(UserError):
+    """The loss of a training, or a parameter, is no number any more.
+
+    Attributes:
+        step: by which that was found.
+    """
+
+    def __init__(self, sentence: str, *, step: int) -> None:
+        super().__init__(sentence)
+        self.step = step
+
+
 def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
-    """Raise ``UserError`` where a loss, or a parameter, is no number any more after ``step`` steps."""
+    """Raise ``DivergedError`` where a loss, or a parameter, is no number any more after ``step`` steps."""
     if not all(bool(torch.isfinite(value).all()) for value in values):
-        raise UserError(
+        raise DivergedError(
             f"The loss stopped being a number by step {step}; what was saved in {shown(folder)} is of "
-            "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again."
+            "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",
+            step=step,
         )

@@ -13,6 +13,7 @@ from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
 from moeprobe.inputs.view_names import parse_view
+from moeprobe.models.training.checks import DivergedError
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.folder import OutputFolder
@@ -49,7 +50,7 @@ class TradeoffResult:
 
     Attributes:
         table: one number per row; the columns are those of ``columns.COLUMNS`` and ``TRADEOFF_COLUMNS``.
-        states: cell -> trained, measured or kept, by this call.
+        states: cell -> trained, measured, kept, or diverged in training, by this call.
         sidecar: what was asked, and provenance.
         out: its output folder.
     """
@@ -205,7 +206,11 @@ class _Work:
         state = "measured"
         if not cell.trained():
             self._check_begun(cell)
-            train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
+            try:
+                train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
+            except DivergedError as error:
+                self._write(cell, place, _facts(cell), {"diverged": error.step})
+                return "diverged"
             state = "trained"
         elif cell.of_sweep:
             complete(cell.checkpoint, cell.config)
@@ -249,27 +254,46 @@ class _Work:
             if about["measure"] != cell.measure.model_dump():
                 write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
             return
-        dense = {"router": "none", "top_k": None, "capacity_factor": None}
-        layer, metrics = next(iter(inspected["layers"]), dense), cell.checkpoint / METRICS
+        summary = cell.checkpoint / "finished.json"
+        self._write(cell, place, _known(inspected), read_json(summary) if summary.is_file() else {})
+
+    def _write(self, cell: Cell, place: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
+        """Write what is known of a cell and the curve of its training."""
+        metrics = cell.checkpoint / METRICS
         if metrics.is_file():
             write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
-        summary = cell.checkpoint / "finished.json"
-        write_json(
-            about_file(cell.folder),
-            {
-                "checkpoint": str(cell.checkpoint),
-                "sha256": inspected["sha256"],
-                "router": layer["router"],
-                "top_k": layer["top_k"],
-                "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
-                "model": {
-                    key: inspected[key]
-                    for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
-                },
-                "training": read_json(summary) if summary.is_file() else {},
-                "place": place,
-                "measure": cell.measure.model_dump(),
-                "config": cell.config.model_dump(),
-            }
-            | provenance(),
-        )
+        about = {
+            "checkpoint": str(cell.checkpoint),
+            **facts,
+            "training": training,
+            "place": place,
+            "measure": cell.measure.model_dump(),
+            "config": cell.config.model_dump(),
+        }
+        write_json(about_file(cell.folder), about | provenance())
+
+
+def _known(inspected: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``cell.json`` says of a checkpoint that was inspected."""
+    layer = next(iter(inspected["layers"]), {"router": "none", "top_k": None, "capacity_factor": None})
+    return {
+        "sha256": inspected["sha256"],
+        "router": layer["router"],
+        "top_k": layer["top_k"],
+        "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
+        "model": {
+            key: inspected[key]
+            for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
+        },
+    }
+
+
+def _facts(cell: Cell) -> dict[str, Any]:
+    """Return the same of a training that diverged, by its last evaluation, or by its configuration alone."""
+    if (cell.checkpoint / "last.safetensors").is_file():
+        return _known(inspect_checkpoint(cell.checkpoint))
+    model = cell.config.model
+    router = "none" if model.dense else model.router_name
+    factor = model.capacity_factor if isinstance(model.capacity_factor, float | int) else None
+    known = {"router": router, "top_k": model.top_k, "capacity_factor": None if model.top_k else factor}
+    return known | {"sha256": "", "model": {}}

@@ -38,6 +38,8 @@ def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _:
     names = [*COLUMNS, *TRADEOFF_COLUMNS]
     table = table.reindex(columns=names).assign(run=run)
     words = [name for name in ("group", "layer", "view", "tokens", "null", "flag", "split") if name in table]
+    # What no cell has (all of them diverged) is no text yet.
+    table = table.assign(**{name: "" for name in words if table[name].isna().all()})
     return table.fillna(dict.fromkeys(words, "")).astype(
         {"images": int, "trials": int, "expert": "Int64", "expert_b": "Int64"}
     )
@@ -76,9 +78,10 @@ def _costs(cell: Cell) -> pd.DataFrame:
         (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
         (costs.TRAINING_SECONDS, training.get("training_seconds"), 0, "training"),
         (costs.TRAINING_SPIKES, number, judged, "training"),
-        (costs.FLOPS_PER_IMAGE, model["flops_per_image"], 0, "model"),
-        (costs.ACTIVE_PARAMETERS, model["active_parameters"], 0, "model"),
-        (costs.PARAMETERS, model["parameters"], 0, "model"),
+        (costs.TRAINING_DIVERGED, training.get("diverged"), 0, "training"),
+        (costs.FLOPS_PER_IMAGE, model.get("flops_per_image"), 0, "model"),
+        (costs.ACTIVE_PARAMETERS, model.get("active_parameters"), 0, "model"),
+        (costs.PARAMETERS, model.get("parameters"), 0, "model"),
     ]
     rows = [
         _identity(cell)

@@ -86,7 +86,10 @@ class Cell:
         return None if packed is None else packed.metrics
 
     def questions(self) -> list[Question]:
-        """Return what is to be measured of it."""
+        """Return what is to be measured of it: nothing where the training diverged."""
+        about = self.about()
+        if about is not None and "diverged" in about["training"]:
+            return []
         return questions(self.measure, dense=self.config.model.dense)
 
     def missing(self) -> list[Question]:

@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS
+from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS, TRAINING_DIVERGED
 from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
@@ -46,10 +46,14 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     kinds = {name: rows["metric"].iloc[0] for name, rows in numbers.items()}
     reached = {name: rows for name, rows in numbers.items() if kinds[name] in _OF_OUTPUT}
     routing = {name: rows for name, rows in numbers.items() if kinds[name] not in (*_OF_OUTPUT, *_COSTS)}
-    drawn = panels.select(table, metric=ACCURACY.name)
+    found = panels.select(table, metric=ACCURACY.name)
+    drawn = found if len(found) else table
+    lacking = dict.fromkeys(panels.select(table, metric=TRAINING_DIVERGED.name)["checkpoint"], "diverged")
     several = any(len(group.cells) > 1 for group in all_groups)
     bars = _BARS if several else "Bars: 95 % over images"
-    figure = draw_rows(reached | _costs(table), all_groups)
+    if not numbers:  # all of them diverged
+        return {}
+    figure = draw_rows(reached | _costs(table), all_groups, lacking=lacking)
     figures = {
         "tradeoff": panels.finish(
             figure, drawn, title="What is reached, and what it costs", notes=[bars], mark=_WIDTH
@@ -59,7 +63,8 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
         kappa = shared_kappa(table)
         notes = [] if kappa is None else [f"κ is that of {find(kappa).metric.label}, against pooled chance"]
         figures["steadiness"] = panels.finish(
-            draw_rows(routing, all_groups), drawn, title="How steady and how even the routing is: first MoE layer",
+            draw_rows(routing, all_groups, lacking=lacking), drawn,
+            title="How steady and how even the routing is: first MoE layer",
             notes=[*notes, bars], mark=_WIDTH,
         )  # fmt: skip
     if TRAINING_TIME in numbers:

@@ -85,7 +85,12 @@ def _panel(
             place = y + _APART * (number - (len(sizes) - 1) / 2)
             _mark(axes, found, place, **styles[sizes[number]])
             low, high = min(low, found.low), max(high, found.high)
-        missing = [lacking[name] for group in here for name in group.cells if name in lacking]
+        missing = [
+            lacking[name]
+            for group in here
+            for name in group.cells
+            if name in lacking and name not in rows.index
+        ]
         if missing:
             absent(y + (0.42 if there else 0), ", ".join(dict.fromkeys(missing)) + f" ({len(missing)})")
         elif not there:
