@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,14 @@ def test_a_wide_function_is_one_of_the_api(name: str) -> None:
         if isinstance(node, ast.ImportFrom) and node.module == f"moeprobe.{module}"
     ]
     assert function in {alias.name for node in imports for alias in node.names}
+
+
+def test_one_module_speaks_to_other_processes() -> None:
+    """Everything else would have to know what is done where there are none."""
+    users = {
+        module_of(path) for path in FILES if re.search(r"torch\W+distributed|\bdist\.", path.read_text())
+    }
+    assert users == {"runtime.distributed"}
 
 
 def wide_functions(path: Path) -> set[str]:

@@ -38,6 +38,7 @@ from moeprobe.cli.signals import Ending
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
 from moeprobe.runtime.catalog import use_plugins
+from moeprobe.runtime.distributed import OtherFailedError
 
 INTERRUPTED = 130
 
@@ -50,7 +51,8 @@ class _Group(TyperGroup):
             try:
                 return super().invoke(ctx)
             except UserError as error:
-                typer.echo(f"Error: {error.sentence}", err=True)
+                if not isinstance(error, OtherFailedError):
+                    typer.echo(f"Error: {error.sentence}", err=True)
                 sys.exit(USER_ERROR)
             except KeyboardInterrupt as error:
                 with contextlib.suppress(OSError):  # the terminal may be gone

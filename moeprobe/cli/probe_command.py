@@ -21,6 +21,7 @@ from moeprobe.cli.options import (
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Layout, Probe
 from moeprobe.probes.engine.shard import Shard
+from moeprobe.runtime import distributed
 
 # Layouts with a short form.
 _SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY)
@@ -44,8 +45,10 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
         common = common_options.read(typed)
         options = common.options()
         part = None if shard is None else Shard.read(shard)
+        if part is not None and distributed.launched():
+            raise UserError("Processes that torchrun starts take their own shards; leave --shard out.")
         check_arguments(typed | {"checkpoints": checkpoints, "data": data}, split=options.split)
-        if not common.dry_run:
+        if not common.dry_run and distributed.rank() == 0:
             check_folder(options.out, overwrite=options.overwrite)
         probe = kind(**{field.name: field.read(typed[field.name]) for field in own})
         probe.check_options(options)
@@ -57,7 +60,10 @@ def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
             return
         if not kind.printed:
             require_folder(options.out, json=common.json, command=kind.name)
-        _run(probe, checkpoints, data, common, full=full)
+        if distributed.launched():
+            _run_together(probe, checkpoints, data, common, full=full)
+        else:
+            _run(probe, checkpoints, data, common, full=full)
 
     command.__doc__, command.__name__ = kind.__doc__, kind.name
     return with_parameters(
@@ -84,6 +90,28 @@ def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Co
     from moeprobe.cli.show import show
 
     show(probe, result, out=options.out, as_json=common.json, full=full)
+
+
+def _run_together(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool
+) -> None:
+    """Run a probe as one of several processes, of which the first prints."""
+    from moeprobe.cli.screen import Bar
+    from moeprobe.probes.engine.ranks import run_together
+    from moeprobe.runtime.progress import Progress
+
+    options = common.options()
+    first = distributed.rank() == 0
+    with (
+        distributed.together() as ranks,
+        Bar() if first else contextlib.nullcontext(Progress()) as watcher,
+        _kept(options.out if probe.resumes and first else None),
+    ):
+        result = run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
+    if first:
+        from moeprobe.cli.show import show
+
+        show(probe, result, out=options.out, as_json=common.json, full=full)
 
 
 @contextlib.contextmanager

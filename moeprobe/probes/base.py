@@ -165,6 +165,7 @@ class Probe(Kind, ABC, Generic[R]):
         ends_with: what comes after the forward passes that a plan counts.
         at_least: whether there are more passes than are known beforehand.
         resumes: whether an interrupted run goes on where it stopped.
+        splits: whether it can be measured in shards.
         colorless: figures in which checkpoints have no colors, and which ``draw`` does not make.
 
     Raises:
@@ -186,6 +187,7 @@ class Probe(Kind, ABC, Generic[R]):
     ends_with: ClassVar[str] = "the statistics"
     at_least: ClassVar[bool] = False
     resumes: ClassVar[bool] = True
+    splits: ClassVar[bool] = True
     colorless: ClassVar[tuple[str, ...]] = ()
 
     def __new__(cls, *_: Any, **named: Any) -> Self:

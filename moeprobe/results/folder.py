@@ -31,7 +31,7 @@ from moeprobe.runtime.filenames import (
     REQUEST,
     SHARD,
     SHARDS,
-)
+)  # fmt: skip
 from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.records import LOCK, Contents, Family, look
@@ -169,6 +169,7 @@ class OutputFolder:
         self._own.check(ignored=PARTS)
         write_json(self.path / FINISHED, self._with_plugins(sidecar))
         self._own.remove(PARTS)
+        self._own.remove_runs(SHARDS)
 
     def finish_shard(self, about: Mapping[str, Any]) -> None:
         """Write what the shard of a run is, which marks it as finished; the part files are what it has.
@@ -182,6 +183,11 @@ class OutputFolder:
     def _with_plugins(self, about: Mapping[str, Any]) -> dict[str, Any]:
         more = {"request": {**about["request"], "plugins": self._plugins}} if self._plugins else {}
         return {**about, **more}
+
+    def expect(self, runs: Iterable[str]) -> None:
+        """Note folders inside that other processes write for this run."""
+        for name in runs:
+            self._own.expect(name)
 
     def alone(self) -> contextlib.AbstractContextManager[bool]:
         """Keep others out who share the folder; enters as whether that worked."""
@@ -220,10 +226,11 @@ def output_folder(
 def _complete(path: Path) -> None:
     """Remove the temporary files of a run that was killed after it was marked as finished."""
     # A finished shard is its parts.
-    if (path / FINISHED).exists() and ((path / PARTS).exists() or (path / LOCK).exists()):
+    if (path / FINISHED).exists() and any((path / name).exists() for name in (PARTS, SHARDS, LOCK)):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
         with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
             own.remove(PARTS)
+            own.remove_runs(SHARDS)
 
 
 def check_takes_a_run(path: Path, *, overwrite: bool) -> None:

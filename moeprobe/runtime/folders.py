@@ -122,6 +122,10 @@ class RunFolder:
         self._add(name)
         self._written.add(name)
 
+    def expect(self, run: str) -> None:
+        """Note that another process writes a run into a folder inside, which is then a part of this one."""
+        self._add(f"{run}/")
+
     def removing(self, path: Path) -> None:
         """Note that a file is removed on purpose.
 
@@ -197,6 +201,13 @@ class RunFolder:
             files.remove(self.path / name)
         with contextlib.suppress(OSError):
             (self.path / prefix).rmdir()
+
+    def remove_runs(self, prefix: str) -> None:
+        """Remove the runs in a folder of this one, which nobody else has any more, and the folder."""
+        folder = self.path / prefix
+        if folder.exists():
+            self.discard((f"{prefix}/",))
+            remove_empty((*folder.glob("*/"), folder))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[bool]:

@@ -215,7 +215,7 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     def take_measured(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
         """Put the parts of shards together, in place of running the images."""
-        self.question = dataclasses.replace(self.question, shards=tuple(shards))
+        self.question = dataclasses.replace(self.question, shard=None, shards=tuple(shards))
         keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
         said = [{key: about[key] for key in keys if key in about} for about in shards.values()]
         # Of one process: how many worked at a time is not known.

@@ -19,7 +19,7 @@ from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_some
 from moeprobe.probes.engine.run import prepare
-from moeprobe.probes.engine.shard import Shard
+from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.filenames import PARTS, SHARD
@@ -111,6 +111,7 @@ def measure_shard(
     Raises:
         UserError: no folder is named, the probe is not measured in shards, or what ``run`` raises.
     """
+    check_splits(probe)
     if options.out is None:
         example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. --out {example}.")

@@ -7,7 +7,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
-from moeprobe.probes.engine.shard import Shard
+from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def plan(
     shard: Shard | None = None,
 ) -> "Plan":
     """Return what ``run``, or a shard of it, would cost, by running a few images and writing nothing."""
+    if shard is not None:
+        check_splits(probe)
     work = prepare(probe, models, data=data, options=options or Options(**probe.defaults))
     if shard is not None:
         work.take(shard)

@@ -7,8 +7,10 @@ is made of whole groups, so that images which compete for a capacity stay togeth
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.probes.base import Probe
 
 
 @dataclass(frozen=True, order=True)
@@ -68,3 +70,11 @@ def stretches(count: int, cuts: Cuts, shard: Shard | None = None) -> Iterator[St
         start, stop = max(begun, first), min(begun + block, last)
         if start < stop:
             yield Stretch(number, start, stop)
+
+
+def check_splits(probe: Probe[Any]) -> None:
+    """Raise ``UserError`` unless a probe can be measured in shards."""
+    if not probe.splits:
+        raise UserError(
+            f"{probe.name} is done by one process: its files are not put together of parts; leave --shard out."
+        )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.results.folder import OutputFolder
@@ -51,15 +50,8 @@ class Work(ABC, Generic[R_co]):
         """Return an estimate of the cost, by doing some of the work; nothing is written."""
 
     def take(self, shard: Shard) -> None:
-        """Do no more than a shard of the work.
-
-        Raises:
-            UserError: this work is done by one process.
-        """
-        raise UserError(
-            f"{self.request['kind']} is done by one process: its files are not put together of parts; leave --shard "
-            "out."
-        )
+        """Do no more than a shard of the work; of probes that are measured in shards."""
+        raise NotImplementedError
 
     def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
         """Write the part files of the shard that was taken; returns what is to be said of them."""

@@ -31,6 +31,7 @@ class Overlay(Probe["OverlayResult"]):
     layout: ClassVar[Layout] = Layout.OVERLAYS
     views: ClassVar[Views] = Views.SEVERITIES
     joinable: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     printed: ClassVar[bool] = False
     option_help: ClassVar[Mapping[str, str]] = {"out": OUT_OF_FIGURES}

@@ -28,6 +28,7 @@ class Trace(Probe["Recorded"]):
     views: ClassVar[Views] = Views.ANY
     leaves_out: ClassVar[bool] = False
     joinable: ClassVar[bool] = False
+    splits: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     needs_folder: ClassVar[str] = "the traces"
     option_help: ClassVar[Mapping[str, str]] = {"out": "Folder for the traces; required."}

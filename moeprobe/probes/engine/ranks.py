@@ -1,0 +1,89 @@
+"""One run by several processes: each measures a shard inside of the run's folder, the first puts them together."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moeprobe.adapters.base import Models
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Probe
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.run import prepare
+from moeprobe.probes.engine.shard import Shard
+from moeprobe.probes.engine.work import Work
+from moeprobe.results.folder import FinishedError, OutputFolder
+from moeprobe.runtime.distributed import Ranks, own_device
+from moeprobe.runtime.filenames import PARTS, SHARD, SHARDS
+from moeprobe.runtime.files import Scratch, read_json
+from moeprobe.runtime.progress import Progress
+
+R = TypeVar("R")
+
+
+def run_together(
+    probe: Probe[R],
+    models: Models,
+    *,
+    data: str | None,
+    options: Options,
+    ranks: Ranks,
+    watcher: Progress,
+) -> R | None:
+    """Ask checkpoints what a probe asks, as one of several processes; returns None but in the first.
+
+    What is no loop over images is done by the first alone.
+
+    Raises:
+        UserError: what ``run`` raises, in any of the processes; or one of them is gone.
+    """
+    if probe.needs_folder and options.out is None:
+        raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
+    options = dataclasses.replace(options, device=own_device(options.device))
+    if ranks.rank and not probe.splits:
+        return None
+    work = prepare(probe, models, data=data, options=options)
+    if not probe.splits:
+        return _execute(work, options.out, options, watcher)
+    scratch = Scratch() if options.out is None and ranks.rank == 0 else None
+    out = Path(ranks.exchange(str(options.out if scratch is None else scratch.path))[0])
+    if ranks.rank:
+        ranks.exchange("ready")
+        if not out.is_dir():
+            raise UserError(
+                "The processes do not see the same files; name a folder that all machines share, with --out FOLDER."
+            )
+        _measure(work, out, options, ranks, watcher)
+        ranks.exchange("measured")
+        return None
+    with OutputFolder(out, work.request, overwrite=options.overwrite) as folder:
+        names = [f"{SHARDS}/{number}-of-{ranks.size}" for number in range(1, ranks.size + 1)]
+        folder.expect(names)
+        ranks.exchange("ready")
+        _measure(work, out, options, ranks, watcher)
+        ranks.exchange("measured")
+        said = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
+        work.take_measured(said)
+        return work.execute(None if scratch else folder, watcher)
+
+
+def _execute(work: Work[R], out: Path | None, options: Options, watcher: Progress) -> R:
+    from moeprobe.results.folder import output_folder
+
+    with output_folder(out, work.request, overwrite=options.overwrite) as folder:
+        return work.execute(folder, watcher)
+
+
+def _measure(work: Work[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
+    """Measure the shard of this process, unless that was done before an interruption."""
+    shard = Shard(of=ranks.size, number=ranks.rank + 1)
+    work.take(shard)
+    request = work.request | {"shard": str(shard), "batch_size": options.batch_size}
+    place = out / SHARDS / f"{shard.number}-of-{shard.of}"
+    try:
+        with OutputFolder(place, request, overwrite=options.overwrite) as folder:
+            about = work.measure(folder.parts, watcher)
+            folder.finish_shard(
+                {"shard": str(shard), "request": request} | about | {"workers": options.workers}
+            )
+    except FinishedError:
+        pass
