@@ -21,7 +21,7 @@ from moeprobe.metrics.stats.kappa import Complement, Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share, Statistic
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import others, patches, take_tokens
+from moeprobe.metrics.token_kinds import double, patches, products_of_others, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,19 +57,16 @@ class Churn(LayerAnalysis):
 
     def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
         """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
-        import torch
-
         paired = patches(pair)
         reference, view = (
             take_tokens(layer.processed_mask, token) & paired.present[..., None]
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
-        kept_by_others, had_by_others = torch.zeros((2, len(view)), dtype=torch.int64, device=view.device)
-        # Counts of the pairs of an image: float32 holds them exactly.
-        one, other = reference.float(), view.float()
-        for each in others(paired, paired.present):
-            kept_by_others[each.images] += each.products(one, other).long()
-            had_by_others[each.images] += each.products(one, torch.ones_like(other)).long()
+        every = paired.present[..., None].expand_as(view)
+        kept_by_others, had_by_others = (
+            products_of_others(paired, (double(reference), double(side)), aligned=pair.aligned).long()
+            for side in (view, every)
+        )
         return {
             pair.view.modality.token: {
                 "churn_pairs": paired.present.sum(1),

@@ -5,7 +5,7 @@ Axes: B images, T tokens, J pairs of tokens of an image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,28 +123,45 @@ class Others:
 
     def products(self, one: Tensor, other: Tensor) -> Tensor:
         """Return the summed products ``(b,)`` of vectors ``(B, J, E)``: of pair r on one side, of j on the other."""
-        sums = self.apart.to(other.dtype) @ other[self.images]
+        # First to the device: MPS has no float64.
+        sums = self.apart.to(other.device).to(other.dtype) @ other[self.images]
         return (sums * one[self.images, self.rows]).sum((1, 2))
 
 
-def others(paired: Paired, trial: Tensor, *, entries: int = 1) -> Iterator[Others]:
-    """Yield every two different pairs of an image that are trials without a token in common: see ``within_image``.
+def others(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
+    """Yield every two different pairs of an image that are present without a token in common: see ``within_image``.
 
     Args:
         paired: the pairs, ``(B, J)``.
-        trial: which of them are trials, ``(B, J)``.
         entries: how many numbers two pairs take, so that what is yielded at once stays small.
     """
-    images, pairs = trial.shape
+    images, pairs = paired.present.shape
     at_once = max(1, _AT_ONCE // max(1, pairs * entries))
     for image in range(0, images, step := max(1, at_once // max(1, pairs))):
         which = slice(image, image + step)
         for row in range(0, pairs, at_once):
             rows = slice(row, row + at_once)
-            apart = trial[which, rows, None] & trial[which, None]
+            apart = paired.present[which, rows, None] & paired.present[which, None]
             for token in (paired.reference, paired.view):
                 apart &= token[which, rows, None] != token[which, None]
             yield Others(which, rows, apart)
+
+
+def products_of_others(paired: Paired, sides: Sequence[Tensor], *, aligned: bool) -> Tensor:
+    """Return the summed products ``(B,)`` of the vectors of each pair, on one side, and of all others, on the other.
+
+    Args:
+        paired: pairs that are trials where they are present, ``(B, J)``.
+        sides: their vectors ``(B, J, E)``, 0 where there is no trial.
+        aligned: pair j is token j on both sides, so that it has a token in common with itself alone: sums are enough.
+    """
+    one, other = sides
+    if aligned:
+        return (one.sum(1) * other.sum(1) - (one * other).sum(1)).sum(-1)
+    total = one.new_zeros(len(one))
+    for each in others(paired):
+        total[each.images] += each.products(one, other)
+    return total
 
 
 def double(values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +30,14 @@ from moeprobe.metrics.stats.kappa import Complement, Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import Others, Paired, by_token_kind, double, others, take_tokens
+from moeprobe.metrics.token_kinds import (
+    Paired,
+    by_token_kind,
+    double,
+    others,
+    products_of_others,
+    take_tokens,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,7 +157,6 @@ def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array]
 
 
 def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
-    import torch
 
     sides = [
         take_tokens(layer.weights, token)
@@ -181,40 +187,39 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         places = Paired(paired.reference[:, there], paired.view[:, there], trial[:, there])
         parts = [side[:, there] for side in parts]
         units = [side[:, there] for side in (one, other)]
-        number = torch.zeros_like(columns["weight_trials"])
-        distance, cosine = torch.zeros_like(columns["weight_distance"]), torch.zeros_like(one[:, 0, 0])
-        few = pair.view.top_k > 0 and pair.view.top_k**2 <= _FEW * pair.view.num_experts
-        compare = _comparison(parts, entries=pair.view.top_k if few else None)
-        for each in others(places, places.present, entries=1 if few else pair.view.num_experts):
-            number[each.images] += each.apart.sum((1, 2))
-            distance[each.images] += compare(each)
-            cosine[each.images] += each.products(*units)
+        every = double(places.present[..., None])
+        number, cosine = (
+            products_of_others(places, both, aligned=pair.aligned) for both in ((every, every), units)
+        )
+        if pair.view.top_k == 1:
+            # A row is one expert: a distance of 1 from all that have another.
+            alike = [double(part) for part in parts]
+            distance = number - products_of_others(places, alike, aligned=pair.aligned)
+        else:
+            distance = _distances_of_others(places, parts, top_k=pair.view.top_k)
         columns |= {
-            "weight_others": number,
+            "weight_others": number.long(),
             "weight_distance_others": distance,
             "weight_cosine_others": cosine,
         }
     return columns
 
 
-def _comparison(parts: Sequence[Tensor], *, entries: int | None) -> Callable[[Others], Tensor]:
-    """Return what sums the distances of some pairs from others, ``(b,)``; rows may have few ``entries``."""
-    if entries == 1:
-        # A row is one expert: a distance of 1 from all that have another.
-        one, other = (double(part) for part in parts)
-        return lambda each: double(each.apart).sum((1, 2)) - each.products(one, other)
-    dtype = parts[0].dtype
-    rows = None if entries is None else [FewShares.of(double(part), entries=entries) for part in parts]
-
-    def summed(each: Others) -> Tensor:
-        if rows is None:
-            one, other = parts[0][each.images, each.rows, None], parts[1][each.images, None]
-            distances = double(jensen_shannon_distance(one, other))
+def _distances_of_others(places: Paired, parts: Sequence[Tensor], *, top_k: int) -> Tensor:
+    """Return the summed distances ``(B,)`` of each pair, on one side, from all others, on the other."""
+    num_experts, dtype = parts[0].shape[-1], parts[0].dtype
+    few = 0 < top_k**2 <= _FEW * num_experts
+    rows = [FewShares.of(double(part), entries=top_k) for part in parts] if few else []
+    total = double(parts[0].new_zeros(len(parts[0])))
+    for each in others(places, entries=1 if few else num_experts):
+        if few:
+            one, other = rows[0].at(each.images, each.rows), rows[1].at(each.images)
+            distances = one.distances(other, dtype=dtype)
         else:
-            distances = rows[0].at(each.images, each.rows).distances(rows[1].at(each.images), dtype=dtype)
-        return distances.masked_fill(~each.apart.to(distances.device), 0).sum((1, 2))
-
-    return summed
+            whole = parts[0][each.images, each.rows, None], parts[1][each.images, None]
+            distances = double(jensen_shannon_distance(*whole))
+        total[each.images] += distances.masked_fill(~each.apart.to(distances.device), 0).sum((1, 2))
+    return total
 
 
 def _unit(weights: Tensor) -> Tensor:

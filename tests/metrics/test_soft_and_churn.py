@@ -41,6 +41,7 @@ def pairs() -> dict[str, LayerPair]:
         "experts choose": aligned(expert_choice(4, seed=1, capacity=2), expert_choice(4, seed=2, capacity=1)),
         "experts choose, crops": scattered(expert_choice(4, seed=1), expert_choice(4, seed=2)),
         "tokens choose": aligned(routing(4, seed=1), routing(4, seed=2, valid=VALID)),
+        "tokens choose one": aligned(routing(4, top_k=1, seed=3), routing(4, top_k=1, seed=4, valid=VALID)),
         "tokens are dropped": scattered(
             dropping(routing(4, top_k=1, seed=1)), dropping(routing(4, top_k=1, seed=2))
         ),
