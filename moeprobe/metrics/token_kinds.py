@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 EXPERTS = "experts"
 # What is in the place of a choice where there is no pair of tokens.
 NO_PAIR = -2
+# Tokens of a prompt, and those that a model generated.
+PARTS = ("prompt", "generated")
+# Beginning of the kinds of tokens that stand at some positions of a sequence.
+POSITION = "position"
 # Choices are kept as int16.
 _MOST_EXPERTS = 2**15
 # Numbers of pairs beside pairs that are in memory at once.
@@ -57,11 +61,38 @@ def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
     if pair.region is not None:
         for code, name in enumerate(REGIONS):
             found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
+    if pair.generated is not None:
+        for code, name in enumerate(PARTS):
+            found[name] = Paired(every.reference, every.view, every.present & (pair.generated == code))
     prefix = pair.reference.num_prefix_tokens
     if prefix:
         token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
         found["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
     return found
+
+
+def by_position(every: Paired) -> dict[str, Paired]:
+    """Return the pairs at position 0, 1, 2 to 3, 4 to 7, and so on, of the tokens after the prefix."""
+    import torch
+
+    place = torch.arange(every.present.shape[1], device=every.present.device)
+    found = {}
+    start, end = 0, 1
+    while start < len(place):
+        name = f"{POSITION} {start}" if end == start + 1 else f"{POSITION} {start}-{end - 1}"
+        inside = (place >= start) & (place < end)
+        found[name] = Paired(every.reference, every.view, every.present & inside)
+        start, end = end, 2 * end
+    return found
+
+
+def differ(pair: LayerPair, paired: Paired) -> Tensor:
+    """Return which pairs ``(B, J)`` of tokens choose another set of experts."""
+    reference, view = (
+        take_tokens(layer.selected, token).sort(-1).values
+        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+    )
+    return (reference != view).any(-1) & paired.present
 
 
 def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: Tensor) -> Paired:

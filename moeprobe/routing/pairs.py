@@ -21,7 +21,8 @@ class LayerPair:
     is where both cover the same. ``region`` ``(B, P)``: what view 1's patch of pair j shows, as a number of
     ``regions.REGIONS``; None where the images have no masks. ``symmetric``: both are random views of the images, so
     that what is said of views is said of either. ``pixels`` ``(B, 3, S, S)`` are the view's, in [0, 1]; None where it
-    is no image, or only its routing is known.
+    is no image, or only its routing is known. ``generated`` ``(B, P)``: 1 where the token of pair j was generated, 0
+    where it is one of the prompt, -1 where that is not known; None = of no token.
     """
 
     reference: LayerRouting
@@ -33,6 +34,7 @@ class LayerPair:
     region: Tensor | None = None
     symmetric: bool = False
     pixels: Tensor | None = None
+    generated: Tensor | None = None
 
     @property
     def views(self) -> tuple[LayerRouting, ...]:

@@ -266,6 +266,7 @@ CONTAGION = ("batch_contagion", "token_contagion", "attention_contagion")
                 "coactivation",
                 "unserved",
                 "dropped",
+                "disagreement",
             }
             | {*USE, *GATES, *CONTAGION},
         ),

@@ -103,7 +103,7 @@ def test_where_metrics_apply() -> None:
     assert everywhere <= tokens & experts & slots
     load = {"load_entropy", "dead_experts", "expert_share", "expert_share_any", "dropped"}
     load |= {"max_violation", "load_cv", "load_gini"}
-    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match"} | load
+    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "choice_differs"} | load
     of_tokens = {f"experts_per_token{number}" for number in ("", "_0", "_1", "_2", "_3_or_more")}
     assert experts - tokens == {"unserved_both"} | of_tokens
     assert slots - tokens == {"slot_match"}

@@ -1,8 +1,11 @@
 """The declaration of ``analyze-trace``: a probe of files, not of checkpoints."""
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from moeprobe.probes.base import AGREEMENT, Agreement, Headline, Kind, Layout
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class AnalyzeTrace(Kind):
@@ -17,6 +20,16 @@ class AnalyzeTrace(Kind):
         "unserved",
         "dropped",
         "experts_per_token",
+        "disagreement",
+        "touched",
+        "first_layer",
     )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(at="strongest"),)
     layout: ClassVar[Layout] = Layout.OWN
+
+    @classmethod
+    def says(cls, table: "DataFrame") -> list[str]:
+        """Return how much of the routing of sequences differs, and where it begins."""
+        from moeprobe.probes.analyze_trace.sentences import sentences
+
+        return sentences(table)

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.probes.analyze_trace import AnalyzeTrace
@@ -110,8 +110,16 @@ def sidecar_of(
     } | provenance()
 
 
-def notes_of(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> list[str]:
-    """Return what was not measured, or only in part."""
+def notes_of(
+    traces: Sequence[Named],
+    layers: Sequence[str],
+    ids: Sequence[str],
+    left_out: Mapping[str, tuple[int, int]],
+) -> list[str]:
+    """Return what was not measured, or only in part.
+
+    ``left_out``: by trace, tokens of the first one and of it after those that both have.
+    """
     notes = [
         f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
         "of the traces have"
@@ -140,6 +148,12 @@ def notes_of(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str])
             f"which expert came first in {', '.join(differ)}, as the traces order them by different things: sets of "
             "experts are compared"
         )
+    for label, (of_first, of_other) in left_out.items():
+        if of_first or of_other:
+            notes.append(
+                f"{of_first:,} tokens of {traces[0].label} and {of_other:,} of {label} after those that both have at "
+                "the beginning of their sequences"
+            )
     long = [layer for layer in layers if most_tokens(traces, layer, ids) > LONGEST]
     if long and len(traces) > 1:
         notes.append(f"the weights in {', '.join(long)}, as inputs have more than {LONGEST} tokens")
@@ -147,5 +161,5 @@ def notes_of(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str])
 
 
 def most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
-    """Return the tokens of the longest of the inputs."""
-    return int(traces[0].trace.num_tokens(layer, ids).max())
+    """Return the tokens of the longest of the inputs, in any trace."""
+    return max(int(named.trace.num_tokens(layer, ids).max()) for named in traces)

@@ -5,6 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from moeprobe.probes.analyze_trace.disagreement_figure import draw as draw_disagreement
 from moeprobe.probes.confidence.figure import draw as draw_confidence
 from moeprobe.probes.match_ratio.figure import draw as draw_match_ratio
 from moeprobe.probes.sweep.figure import draw as draw_sweep
@@ -58,4 +59,5 @@ def figures_of(result: Result) -> dict[str, Figure]:
     palette = side_by_side.sidecar["colours"]
     views = result.sidecar["request"]["view"]["name"]
     drawn = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)
+    drawn |= draw_disagreement(side_by_side.table, colors=palette)
     return drawn | draw_confidence(side_by_side.table, colors=palette, title="Router confidence, recorded")

@@ -5,17 +5,19 @@ The analyses are those of the probes, fed with the same records, so that the num
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
+from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.metrics.weights import Weights
-from moeprobe.probes.analyze_trace import AnalyzeTrace
-from moeprobe.probes.analyze_trace.describe import LONGEST, most_tokens, notes_of, request_of, sidecar_of
+from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
+from moeprobe.probes.analyze_trace.across import Across
+from moeprobe.probes.analyze_trace.describe import most_tokens, notes_of, request_of, sidecar_of
 from moeprobe.probes.analyze_trace.figure import figures_of
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
@@ -23,16 +25,26 @@ from moeprobe.probes.engine.options import Keywords, Options, combine, with_opti
 from moeprobe.results import summaries
 from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
-from moeprobe.results.sums import Accumulator
+from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from moeprobe.routing.pairs import LayerPair
-from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all, pair, weighted
-from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.routing.traces.pairs import (
+    Named,
+    common_ids,
+    common_layers,
+    common_prefix,
+    name_all,
+    pair,
+    weighted,
+)
+from moeprobe.routing.traces.reading import Block, TraceFile
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
+# What is said of layers together, and of a pair of traces.
+_ACROSS = ("touched", "first_layer")
+_OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
 # Inputs whose sums are held at a time.
@@ -75,7 +87,8 @@ def analyze_trace(
     request = request_of(traces, ids, options)
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start(_KIND, len(ids))
-        sums = _measure(traces, layers, ids, watcher)
+        measuring = _Measuring(traces, layers, ids)
+        sums = measuring.sums(watcher)
         if sums.num_rows == 0:
             raise UserError(
                 f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
@@ -96,7 +109,7 @@ def analyze_trace(
             table,
             comparison,
             sums,
-            sidecar_of(traces, request, notes_of(traces, layers, ids), options, started),
+            sidecar_of(traces, request, notes_of(traces, layers, ids, measuring.left_out), options, started),
             figures_of,
         )
         if folder is not None:
@@ -109,56 +122,81 @@ def analyze_trace(
     return result
 
 
-def _measure(traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str], watcher: Progress) -> Stored:
-    """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-    tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
-    parts: list[Stored] = []
-    scratch = Scratch() if len(ids) > _PART else None
-    for start in range(0, len(ids), _PART):
-        part = _sums(traces, tokens, ids[start : start + _PART], watcher)
-        if scratch is not None:
-            path = scratch.path / f"{len(parts):05d}.parquet"
-            write(path, part)
-            part = of_file(path)
-        parts.append(part)
-    return Stored((one for part in parts for one in part), keep=(scratch,))
+class _Measuring:
+    """The sums per input of every trace.
 
+    Attributes:
+        left_out: by trace, tokens of the first one and of it after those that both have.
+    """
 
-def _sums(
-    traces: Sequence[Named], tokens: Mapping[str, int], ids: Sequence[str], watcher: Progress
-) -> Stored:
-    """Return the sums of some inputs; ``tokens``: of each layer as many as the longest of all inputs has."""
-    accumulators: dict[str, Accumulator] = {}
-    of_one = max(most * traces[0].trace.layers[layer].num_experts for layer, most in tokens.items())
-    size = max(min(_BLOCK, _GATES // of_one), 1)
-    for start in range(0, len(ids), size):
-        block = ids[start : start + size]
-        for layer, most in tokens.items():
-            blocks = [named.trace.read(layer, block, num_tokens=most) for named in traces]
-            for number, (named, recorded) in enumerate(zip(traces, blocks, strict=True)):
-                subject = pair(blocks[0], recorded, named=named)
-                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= LONGEST
-                names = AnalyzeTrace.analyses if number else _ALONE
-                analyses = [one for one in make_analyses(names) if known or not isinstance(one, Weights)]
-                _add(
-                    accumulators.setdefault(named.name, Accumulator()), named, layer, subject, block, analyses
-                )
-        watcher.advance(len(block))
-    return together(
-        of_table(image_table(sums, checkpoint=name)) for name, sums in accumulators.items() if sums.cells()
-    )
+    def __init__(self, traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> None:
+        self._traces, self._ids = traces, ids
+        # Of each layer as many tokens as the longest of all inputs has.
+        self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
+        self._marked = len(traces) > 1 and any(named.trace.marks_generated for named in traces)
+        self.left_out: dict[str, tuple[int, int]] = {}
 
+    def sums(self, watcher: Progress) -> Stored:
+        """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
+        parts: list[Stored] = []
+        scratch = Scratch() if len(self._ids) > _PART else None
+        for start in range(0, len(self._ids), _PART):
+            part = self._part(self._ids[start : start + _PART], watcher)
+            if scratch is not None:
+                path = scratch.path / f"{len(parts):05d}.parquet"
+                write(path, part)
+                part = of_file(path)
+            parts.append(part)
+        return Stored((one for part in parts for one in part), keep=(scratch,))
 
-def _add(
-    accumulator: Accumulator,
-    named: Named,
-    layer: str,
-    subject: LayerPair,
-    ids: Sequence[str],
-    analyses: Sequence[Any],
-) -> None:
-    wanted = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
-    for cell, columns in sums_of_layer(wanted, layer, subject).items():
-        placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
-        label = {"label": np.full(len(ids), -1)}
-        accumulator.add(placed, ids, label | {name: to_host(column) for name, column in columns.items()})
+    def _part(self, ids: Sequence[str], watcher: Progress) -> Stored:
+        accumulators: dict[str, Accumulator] = {}
+        layers = self._traces[0].trace.layers
+        of_one = max(most * layers[layer].num_experts for layer, most in self._tokens.items())
+        size = max(min(_BLOCK, _GATES // of_one), 1)
+        for start in range(0, len(ids), size):
+            block = ids[start : start + size]
+            label = {"label": np.full(len(block), -1)}
+            for named, sums in zip(self._traces, self._of_block(block), strict=True):
+                accumulator = accumulators.setdefault(named.name, Accumulator())
+                for cell, columns in sums.items():
+                    placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
+                    accumulator.add(
+                        placed, block, label | {name: to_host(column) for name, column in columns.items()}
+                    )
+            watcher.advance(len(block))
+        return together(
+            of_table(image_table(sums, checkpoint=name))
+            for name, sums in accumulators.items()
+            if sums.cells()
+        )
+
+    def _of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
+        """Return the sums of some inputs for each trace."""
+        found: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self._traces]
+        across = [Across() for _ in self._traces]
+        for layer, most in self._tokens.items():
+            blocks = [named.trace.read(layer, ids, num_tokens=most) for named in self._traces]
+            for number, (named, recorded) in enumerate(zip(self._traces, blocks, strict=True)):
+                subject = pair(blocks[0], recorded, named=named, marked=self._marked and number > 0)
+                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= describe.LONGEST
+                names = _OF_PAIRS if number else _ALONE
+                analyses = [
+                    one
+                    for one in make_analyses(names)
+                    if isinstance(one, LayerAnalysis) and (known or not isinstance(one, Weights))
+                ]
+                found[number] |= sums_of_layer(analyses, layer, subject)
+                if number and subject.aligned:
+                    across[number].add(layer, subject)
+                    if layer == next(iter(self._tokens)):
+                        self._count(named, blocks[0], recorded)
+        return [sums if one.empty else one.joined(sums) for sums, one in zip(found, across, strict=True)]
+
+    def _count(self, named: Named, reference: Block, view: Block) -> None:
+        """Count the tokens that are left out."""
+        kept = int(common_prefix(reference, view).sum())
+        before = self.left_out.get(named.label, (0, 0))
+        own = (int(block.num_tokens.sum()) - kept for block in (reference, view))
+        first, other = (earlier + count for earlier, count in zip(before, own, strict=True))
+        self.left_out[named.label] = (first, other)

@@ -49,7 +49,7 @@ def side_by_side(
     rows = []
     for (layer, tokens, metric, null, view, at), found in lines.items():
         form = find(metric)
-        cells = [Cell(layer or "output"), Cell(tokens)] if with_layers else []
+        cells = [Cell(layer or ("all layers" if tokens else "output")), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
         cells += [Cell(form.full_label(null, modality), screen=form.label(null, modality))]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.routing.pairs import LayerPair
@@ -160,7 +162,7 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     """Return the inputs that all have, in the order of the first.
 
     Raises:
-        UserError: there is none, or one has another number of tokens in another trace.
+        UserError: there is none, or an image has another number of tokens in another trace.
     """
     first = traces[0]
     shared = set(first.ids).intersection(*(trace.ids for trace in traces))
@@ -174,7 +176,8 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     for trace in traces[1:]:
         for layer in layers:
             one, other = first.num_tokens(layer, ids), trace.num_tokens(layer, ids)
-            if (one != other).any():
+            # Of sequences what both have is compared.
+            if first.layers[layer].grid_rows is not None and (one != other).any():
                 row = int(np.argmax(one != other))
                 raise UserError(
                     f"{ids[row]} has {one[row]} tokens in {first.path} and {other[row]} in {trace.path}; only the "
@@ -183,8 +186,31 @@ def common_ids(traces: Sequence[TraceFile], layers: Sequence[str]) -> list[str]:
     return ids
 
 
-def pair(reference: Block, view: Block, *, named: Named) -> LayerPair:
+def common_prefix(reference: Block, view: Block) -> NDArray[np.bool_]:
+    """Return which tokens ``(n, T)`` both have: up to the end of the shorter, and to the first other token."""
+    place = np.arange(reference.valid.shape[1])
+    both = place < np.minimum(reference.num_tokens, view.num_tokens)[:, None]
+    if reference.token_ids is None or view.token_ids is None:
+        return both
+    one, other = reference.token_ids, view.token_ids
+    unlike = (one != other) & (one >= 0) & (other >= 0) & both
+    first = np.where(unlike.any(1), unlike.argmax(1), len(place))
+    return both & (place < first[:, None])
+
+
+def _generated(reference: Block, view: Block) -> Tensor:
+    """Return which tokens after the prefix ``(n, P)`` were generated, as either trace says; -1 = neither does."""
+    known = np.full(reference.valid.shape, -1, np.int8)
+    for block in (view, reference):
+        if block.generated is not None:
+            known = np.where(block.generated >= 0, block.generated, known)
+    return torch.from_numpy(known[:, view.layer.num_prefix_tokens :])
+
+
+def pair(reference: Block, view: Block, *, named: Named, marked: bool = False) -> LayerPair:
     """Return the routing of the same inputs in two traces, and which tokens correspond.
+
+    ``marked``: a trace says which tokens were generated.
 
     Raises:
         UserError: patches moved, and the layer does not say where.
@@ -195,8 +221,12 @@ def pair(reference: Block, view: Block, *, named: Named) -> LayerPair:
         sides = dataclasses.replace(sides[0], ordered=view.layer.top_k < 2), sides[1]
     prefix = view.layer.num_prefix_tokens
     if not named.moved:
-        patches = torch.arange(view.valid.shape[1] - prefix).expand(len(view.valid), -1)
-        return LayerPair(*sides, patches, patches, aligned=True, symmetric=named.symmetric)
+        both = torch.from_numpy(common_prefix(reference, view)[:, prefix:])
+        patches = torch.arange(both.shape[1]).expand(len(both), -1).where(both, -1)
+        generated = _generated(reference, view) if marked else None
+        return LayerPair(
+            *sides, patches, patches, aligned=True, symmetric=named.symmetric, generated=generated
+        )
     if view.partner is None:
         raise UserError(f"{named.trace.path} does not say which patches correspond; record it again.")
     reference_patch, view_patch, first = patches_of(view)

@@ -1,0 +1,61 @@
+"""Where do two routings of the same tokens differ? Layer by layer, and by the place in the sequence.
+
+A token differs in a layer where its sets of experts do. It is what a server and a trainer that routes the same tokens
+again disagree in ("Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", 2025).
+
+Axes: B images or texts, J tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.token_kinds import by_position, by_token_kind, differ
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+CHOICE_DIFFERS = Metric(
+    "choice_differs",
+    about="share of the tokens whose set of experts differs in this layer; of sequences, by the column tokens also for "
+    "prompt and generated tokens and by position",
+    label="tokens whose experts differ",
+    short="differ",
+    better="less",
+    rank=19,
+)
+
+
+class Disagreement(LayerAnalysis):
+    """Share of tokens whose sets of experts differ; of sequences also by position."""
+
+    measures = (CHOICE_DIFFERS,)
+    signature = "differ_trials"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose some of several experts."""
+        return layer.tokens_choose and layer.top_k < layer.num_experts
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return how many tokens differ per image, and of how many, for each kind of tokens and by position."""
+        kinds = by_token_kind(pair)
+        if pair.view.grid is None:
+            kinds |= by_position(kinds[pair.view.modality.token])
+        return {
+            tokens: {"differ": differ(pair, paired).sum(1), "differ_trials": paired.present.sum(1)}
+            for tokens, paired in kinds.items()
+        }
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the share."""
+        trials = columns["differ_trials"]
+        share = Share(columns["differ"].astype(np.float64), trials.astype(np.float64))
+        return [CHOICE_DIFFERS.raw(share, trials)]

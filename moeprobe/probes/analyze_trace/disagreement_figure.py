@@ -1,0 +1,59 @@
+"""Where two routings of the same sequences differ: a heat map of layers and positions, their mean below."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from moeprobe.metrics.disagreement import CHOICE_DIFFERS
+from moeprobe.metrics.token_kinds import POSITION
+from moeprobe.metrics.touched import PAIRS_DIFFER
+from moeprobe.probes.routes.heat import bar, grid, heat_map
+from moeprobe.results.figures import panels
+
+# Layers that have a line of the map of full height.
+_MOST_TALL = 12
+
+
+def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]:
+    """Return the figure: a column per trace that is held against the first; none where none is of sequences."""
+    placed = table[table["tokens"].str.startswith(POSITION) & (table["trials"] > 0)]
+    cells = placed[placed["metric"] == CHOICE_DIFFERS.name]
+    if cells.empty:
+        return {}
+    names, layers = panels.checkpoints(cells), panels.layers(cells)
+    places = list(dict.fromkeys(cells["tokens"]))
+    labels = [place.removeprefix(POSITION).strip() for place in places]
+    tall = max(2.4, 0.22 * min(len(layers), _MOST_TALL) + 0.06 * max(len(layers) - _MOST_TALL, 0) + 1.2)
+    figure, axes = grid(2, len(names), width=max(4.5, 0.42 * len(places) + 1.5), height=tall)
+    scale = Normalize(0, max(float(cells["value"].max()), 1e-9))
+    for column, name in enumerate(names):
+        own = cells[cells["checkpoint"] == name]
+        values = own.pivot_table(index="layer", columns="tokens", values="value").reindex(
+            index=layers, columns=places
+        )
+        heat_map(axes[0, column], values.to_numpy(float), scale, rows=layers, columns=labels)
+        axes[0, column].set_title(name)
+        mean = placed[(placed["metric"] == PAIRS_DIFFER.name) & (placed["checkpoint"] == name)]
+        line = axes[1, column]
+        panels.points(
+            line,
+            np.arange(len(places)),
+            mean.set_index("tokens").reindex(places),
+            color=colors[name],
+            label="pairs of token and layer that differ",
+            fmt="o-",
+        )
+        line.set_xticks(range(len(places)), labels)
+        line.set_xlim(-0.5, len(places) - 0.5)
+        line.set_ylim(bottom=0)
+        line.set_xlabel("position in the sequence, from 0")
+    axes[0, 0].set_ylabel("MoE layer")
+    axes[1, 0].set_ylabel("share that differs")
+    bar(figure, axes[0], scale, "share that differs", mark={})
+    drawn = panels.ordinary(table[table["metric"] == PAIRS_DIFFER.name])
+    title = "Where the routing of the same sequences differs"
+    notes = ["Above: tokens whose set of experts differs"]
+    return {"disagreement": panels.finish(figure, drawn, title=title, notes=notes)}

@@ -1,0 +1,61 @@
+"""What two routings of the same sequences have in common, in words."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from moeprobe.inputs.modality import TEXT
+from moeprobe.metrics import token_kinds, touched
+from moeprobe.metrics.first_layer import FIRST_LAYER_SHARE
+from moeprobe.results.numbers import interval, number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Row = Mapping[str, Any]
+
+
+def sentences(table: "DataFrame") -> list[str]:
+    """Return for each trace how much of it differs, how many tokens are touched, and where it begins."""
+    across = table[table["metric"].isin([one.name for one in touched.Touched.measures])]
+    found = []
+    for name in dict.fromkeys(across["checkpoint"]):
+        own = across[across["checkpoint"] == name]
+        rows = {(row["metric"], row["tokens"]): row for row in own.to_dict("records")}
+        found.append(_of(name, rows) + _parts(rows) + _begins(table[table["checkpoint"] == name], rows))
+    return found
+
+
+def _of(name: str, rows: Mapping[tuple[str, str], Row]) -> str:
+    pairs, some, independent = (
+        rows[one.name, TEXT.token]
+        for one in (touched.PAIRS_DIFFER, touched.TOKENS_TOUCHED, touched.INDEPENDENT)
+    )
+    return (
+        f"{name}: the experts differ in {interval(pairs)} of the pairs of token and layer; {interval(some)} of the "
+        f"tokens are touched in at least one layer, where layers that differ independently would touch "
+        f"{number(independent['value'])}."
+    )
+
+
+def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
+    known = [
+        (kind, rows[touched.PAIRS_DIFFER.name, kind])
+        for kind in token_kinds.PARTS
+        if (touched.PAIRS_DIFFER.name, kind) in rows
+    ]
+    known = [(kind, row) for kind, row in known if row["trials"] > 0]
+    if not known:
+        return ""
+    return " Of pairs " + ", ".join(f"of {kind} tokens {interval(row)}" for kind, row in known) + "."
+
+
+def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
+    first = table[(table["metric"] == FIRST_LAYER_SHARE.name) & (table["tokens"] == TEXT.token)]
+    place = rows[touched.FIRST_POSITION.name, TEXT.token]
+    if first["value"].isna().all() or not place["trials"]:
+        return ""
+    most = first.loc[first["value"].idxmax()]
+    return (
+        f" Most touched tokens differ first in {most['layer']} ({interval(most)}); the first such token of a sequence "
+        f"stands at position {interval(place)}, on average."
+    )
