@@ -45,6 +45,7 @@ class MeasureConfig(Section):
     split: str = "test"
     limit: int | None = Field(None, gt=0)  # images; None = all
     seed: int = Field(0, ge=0)
+    group_images: int = Field(1, gt=0)  # images of a group, where experts choose or room is limited
     views: list[str] = Field(["random_crop"])  # pairs of views: match of corresponding patches
     sigmas: list[float] = Field([0.1, 0.2])  # Gaussian noise: match with the clean image, accuracy
     shots: list[int] = Field(

@@ -80,6 +80,7 @@ COMPARISON_COLUMNS: dict[str, str] = {
 # What the table adds to them, in ``moeprobe tradeoff``.
 TRADEOFF_COLUMNS: dict[str, str] = {
     "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
+    "num_experts": "experts of an MoE layer; empty of a dense model",
     "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
     "`model` if counted",
 }

@@ -160,6 +160,40 @@ def test_outputs_are_combined_by_softmax_and_by_plan() -> None:
     }  # fmt: skip
 
 
+def test_compute_is_the_same_for_any_number_of_experts() -> None:
+    """One expert per token where tokens or experts choose, 32 slots in all where slots are mixtures."""
+    cells = grid.load("experts-digits").cells
+    numbers: dict[str, set[int | None]] = {}
+    for cell in cells:
+        numbers.setdefault(cell.model.router_name, set()).add(cell.model.num_experts)
+        if cell.seed == 0:
+            built = build_model(cell.model.model_copy(update={"num_classes": 10}))
+            router = moe_layers(built)["blocks.3"].router
+            assert cell.model.router is not None and cell.model.num_experts is not None
+            if slots := cell.model.router.parameters.get("slots"):
+                assert slots * cell.model.num_experts == 32
+            elif cell.model.num_experts <= 16:  # 32 experts have room for one of 17 tokens each
+                assert router.experts_per_token(17) == pytest.approx(1, abs=1)
+    all_of_them = {1, 2, 4, 8, 16, 32}
+    assert len(cells) == 3 * 17 and numbers.pop("soft_moe") == all_of_them - {1}
+    assert set(map(frozenset, numbers.values())) == {frozenset(all_of_them)}
+
+
+def test_experts_choose_among_one_image_and_eight() -> None:
+    sweep = grid.load("groups-digits")
+    assert {cell.model.group_images for cell in sweep.cells} == {1, 8} and len(sweep.cells) == 18
+    assert sweep.measure.group_images == 8
+    # A batch of two views of each image is cut into whole groups.
+    assert all(cell.batch_size * cell.views_per_image % 8 == 0 for cell in sweep.cells)
+
+
+def test_balancing_is_left_out_at_the_same_limited_room() -> None:
+    cells = grid.load("drops-digits").cells
+    assert len(cells) == 6 and {cell.model.capacity_factor for cell in cells} == {1.05}
+    weights = {tuple(sorted(cell.objective.parameters.items())) for cell in cells}
+    assert weights == {(), (("importance_weight", 0.0), ("load_weight", 0.0))}
+
+
 @pytest.mark.parametrize("name", ["routers-digits", "routers-shapes"])
 def test_the_sweeps_of_routers(name: str) -> None:
     """All routers but Swin-MoE's, with three seeds, on digits at two budgets; what some do not need is left out."""

@@ -178,3 +178,19 @@ def test_names_keep_their_order_and_leave_out_what_is_not_there() -> None:
     beside(axes[0, 0], points, height=2.0)
     names = {text.get_text(): text.xyann[1] for text in axes[0, 0].texts}
     assert set(names) == {"a", "b"} and names["a"] < names["b"]
+
+
+def test_the_number_of_experts_is_an_axis_where_it_varies() -> None:
+    table = trainings().assign(num_experts=8)
+    few = table.assign(num_experts=2, group=table["group"] + "-2", checkpoint=table["checkpoint"] + "-2")
+    few.loc[few["metric"] == "accuracy", "value"] -= 0.1
+    assert "experts" not in draw(table)
+    figures = draw(pd.concat([table, few]))
+    accuracy, kappa = figures["experts"].axes
+    assert (accuracy.get_ylabel(), kappa.get_ylabel()) == ("accuracy", "κ, random_crop")
+    names = {text.get_text() for text in accuracy.texts}
+    assert names == {"softmax_token_choice, k = 1", "softmax_token_choice, k = 2", "soft_moe, c = 1"}
+    mean = 0.9 + 0.002 * 5 / 3
+    np.testing.assert_allclose(drawn(accuracy, ("o",))[0], [(2, mean - 0.1), (8, mean)])
+    labels = [text.get_text() for text in titled(figures["tradeoff"])["accuracy"].get_yticklabels()]
+    assert labels[:2] == ["softmax_token_choice, E = 8", "soft_moe, E = 8"] and len(labels) == 5

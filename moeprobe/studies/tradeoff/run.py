@@ -221,6 +221,7 @@ class _Work:
                 split=cell.measure.split,
                 limit=cell.measure.limit,
                 seed=cell.measure.seed,
+                group_images=cell.measure.group_images,
                 device=self.device,
                 figures=False,  # of one checkpoint each, and as large as all the rest
                 command=self.command,

@@ -41,7 +41,7 @@ def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _:
     # What no cell has (all of them diverged) is no text yet.
     table = table.assign(**{name: "" for name in words if table[name].isna().all()})
     return table.fillna(dict.fromkeys(words, "")).astype(
-        {"images": int, "trials": int, "expert": "Int64", "expert_b": "Int64"}
+        {"images": int, "trials": int, "expert": "Int64", "expert_b": "Int64", "num_experts": "Int64"}
     )
 
 
@@ -64,6 +64,7 @@ def _identity(cell: Cell) -> dict[str, Any]:
         "router": about["router"],
         "top_k": about["top_k"],
         "capacity_factor": about["capacity_factor"],
+        "num_experts": cell.num_experts,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.models import grid
-from moeprobe.models.config import TrainConfig, load, parse
+from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.filenames import CELLS
@@ -47,6 +47,12 @@ class Cell:
         """The data set that it is trained on and measured on."""
         return self.config.data.source
 
+    @property
+    def num_experts(self) -> int | None:
+        """Experts of an MoE layer; None of a dense model."""
+        model = self.config.model
+        return None if model.dense else model.num_experts or NUM_EXPERTS
+
     def trained(self) -> bool:
         """Whether its checkpoint is there and finished.
 
@@ -74,6 +80,12 @@ class Cell:
         if about is not None and parse(about["config"]) != self.config:
             raise UserError(
                 f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
+            )
+        earlier = about["measure"].get("group_images", 1) if about is not None else self.measure.group_images
+        if earlier != self.measure.group_images:
+            raise UserError(
+                f"{self.folder} was measured with {earlier} images to a group, and measure.group_images is "
+                f"{self.measure.group_images} now; choose another --out, or --overwrite what was measured."
             )
         return about
 

@@ -1,5 +1,7 @@
 """Trainings side by side: what is reached for what cost, how steady the routing is, accuracy against time."""
 
+import math
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -8,6 +10,7 @@ from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
 from moeprobe.results.figures import panels
+from moeprobe.results.figures.tradeoff.experts import draw_experts
 from moeprobe.results.figures.tradeoff.groups import groups, setting
 from moeprobe.results.figures.tradeoff.numbers import TRAINING_TIME, numbers_of, shared_kappa
 from moeprobe.results.figures.tradeoff.rows import draw_rows
@@ -30,7 +33,8 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     """Return the figures of a table of trainings, by name; of several data sets each has its own.
 
     ``tradeoff``: accuracies and costs; ``steadiness``: the routing, first MoE layer; ``time``: accuracies against the
-    time of training. A figure without any number is left out.
+    time of training; ``experts``: accuracy and κ against the number of experts, where that varies. A figure without any
+    number is left out.
     """
     figures: dict[str, Figure] = {}
     datasets = list(dict.fromkeys(table["dataset"]))
@@ -67,6 +71,12 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
             title="How steady and how even the routing is: first MoE layer",
             notes=[*notes, bars], mark=_WIDTH,
         )  # fmt: skip
+    if len({group.experts for group in all_groups if not math.isnan(group.experts)}) > 1:
+        steady = {name: rows for name, rows in routing.items() if name.startswith("κ")}
+        shown = [*list(reached.items())[:1], *list(steady.items())[:1]]
+        figures["experts"] = panels.finish(
+            draw_experts(dict(shown), all_groups), drawn, title="How many experts", notes=[bars], mark=None
+        )
     if TRAINING_TIME in numbers:
         against = {name: rows for name, rows in reached.items() if name == "accuracy" or "-shot" in name}
         figures["time"] = panels.finish(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-_ABOUT = ["group", "router", "top_k", "capacity_factor"]
+_ABOUT = ["group", "router", "top_k", "capacity_factor", "num_experts"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,16 @@ class Group:
         setting: its budget, in words.
         size: its budget, k or c: equal ones compute equally much.
         cells: their names.
+        router: its router.
+        experts: how many an MoE layer has; NaN where there is none, or it is not known.
     """
 
     label: str
     setting: str
     size: float
     cells: tuple[str, ...]
+    router: str
+    experts: float
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,24 @@ class Spread:
 
 def groups(table: pd.DataFrame) -> list[Group]:
     """Return the groups of a table in their order."""
-    cells = table.drop_duplicates("checkpoint").set_index("checkpoint")[_ABOUT]
+    # Tables from before had no number of experts.
+    cells = table.drop_duplicates("checkpoint").set_index("checkpoint").reindex(columns=_ABOUT)
     cells = cells.assign(group=[row["group"] or name for name, row in cells.iterrows()])
     kinds = cells.drop_duplicates("group")
     names: tuple[Callable[[pd.Series], str], ...] = (
         lambda row: str(row["router"]),
+        lambda row: f"{row['router']}, E = {row['num_experts']}",
         lambda row: str(row["group"]),
     )
     label = next(one for one in names if one is names[-1] or _distinct(kinds, one))
     return [
         Group(
-            label(row), setting(row), _size(row), tuple(map(str, cells.index[cells["group"] == row["group"]]))
+            label=label(row),
+            setting=setting(row),
+            size=_size(row),
+            cells=tuple(map(str, cells.index[cells["group"] == row["group"]])),
+            router=str(row["router"]),
+            experts=float("nan") if pd.isna(row["num_experts"]) else float(row["num_experts"]),
         )
         for _, row in kinds.iterrows()
     ]
