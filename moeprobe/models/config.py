@@ -139,8 +139,17 @@ class DataConfig(Section):
         None, gt=0, lt=0.9, description="share for validation of a folder without val/; null: 0.1"
     )
 
+    labeled: float | None = Field(
+        None, gt=0, lt=1, description="share of each class whose labels are used, by the seed; null: all"
+    )
+    unlabeled: bool = Field(True, description="with labeled: train on the other images too, without labels")
+
     @model_validator(mode="after")
     def _of_a_folder(self) -> "DataConfig":
+        if self.labeled is None and not self.unlabeled:
+            raise ValueError(
+                "data.unlabeled=false is about the images that data.labeled leaves; give that too"
+            )
         if self.val_fraction is not None and not self.name.startswith("folder:"):
             raise ValueError("val_fraction is a share of data.name=folder:PATH; leave it out")
         return self
@@ -215,6 +224,8 @@ class TrainConfig(Section):
     def _one_length(self) -> "TrainConfig":
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps")
+        if self.data.labeled is not None and self.mixup > 0:
+            raise ValueError("mixup mixes labels, which data.labeled hides; set mixup to 0")
         return self
 
 

@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
+from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
 from moeprobe.runtime.device import choose_device
@@ -164,6 +165,9 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
         UserError: something that is named does not exist, or the parts do not fit together.
     """
     train_data = open_images(config.data.source, split="train")
+    if config.data.labeled is not None:
+        labeled = choose_labeled(train_data.labels(), config.data.labeled, seed=config.seed)
+        train_data = PartlyLabeled(train_data, labeled, unlabeled=config.data.unlabeled)
     return Trainer(
         config,
         train_data=train_data,

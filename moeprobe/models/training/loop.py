@@ -197,7 +197,7 @@ class Trainer:
         seed_torch(torch_seed(self.config.seed, "step", draw=self.step), self.device)
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)
         labels = batch.labels.repeat_interleave(len(batch.views)).to(self.device, non_blocking=True)
-        targets = nn.functional.one_hot(labels, len(self.class_names)).float()
+        targets = nn.functional.one_hot(labels.clamp_min(0), len(self.class_names)).float()
         images = self.normalise(images)
         if self.config.mixup > 0:
             rng = generator(self.config.seed, "mixup", draw=self.step)
@@ -207,7 +207,7 @@ class Trainer:
         views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
         values = measure(
             self.model, (images, labels, targets), views,
-            objective=self.objective, loss=self.config.loss, amp=self.config.amp,
+            objective=self.objective, loss=self.config.loss, amp=self.config.amp, labeled=self.config.data.labeled,
         )  # fmt: skip
         self.schedule.step_update(self.step)
         backward(values["loss"], self.model, clip_norm=self.config.optimizer.clip_norm)

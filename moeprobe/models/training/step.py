@@ -22,14 +22,23 @@ def measure(
     objective: Objective,
     loss: str,
     amp: bool,
+    labeled: float | None = None,
 ) -> dict[str, Tensor]:
-    """Return the ``loss`` of a batch (normalized images, labels, targets), and what else is reported of it."""
+    """Return the ``loss`` of a batch (normalized images, labels, targets), and what else is reported of it.
+
+    ``labeled`` is the share of images with labels, None = all. Of a part the supervised loss and the accuracy are those
+    of the rows that have one (label from 0), 0 of a batch without any; all other terms are of all rows.
+    """
     images, labels, targets = batch
     with torch.autocast(images.device.type, torch.bfloat16, enabled=amp), capture(model) as decisions:
         logits = model(images)
-    main = supervised_loss(logits.float(), targets, loss)
+    scores = logits
+    if labeled is not None:
+        scores, labels, targets = (values[labels >= 0] for values in (logits, labels, targets))
+    main = supervised_loss(scores.float(), targets, loss) if len(labels) else 0.0 * logits.float().sum()
     terms = objective.terms(decisions, views) if decisions else {}  # of a dense model nothing decides
-    accuracy = (logits.argmax(1) == labels).float().mean()
+    hits = (scores.argmax(1) == labels).float()
+    accuracy = hits.mean() if len(labels) else hits.sum()
     values = {"loss": total_loss(main, terms), "main_loss": main, "accuracy": accuracy}
     return values | {name: term.value for name, term in terms.items()} | room(decisions)
 
