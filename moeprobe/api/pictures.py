@@ -62,6 +62,7 @@ def record(
     view: str = Trace.view,
     severities: Sequence[float] | None = None,
     all_gates: bool = False,
+    tokens: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -75,11 +76,14 @@ def record(
             views) is recorded too.
         severities: of the view; None = its own steps.
         all_gates: keep the gates of all experts.
+        tokens: file of a server's responses with token ids, which a language model reads instead of data.
         options: as in ``match_ratio``, with ``changes``.
         watcher: as in ``match_ratio``.
 
     Raises:
         UserError: something named does not exist or does not fit, or no output folder is named.
     """
-    asked = Trace(view=view, severities=severities, all_gates=all_gates)
+    asked = Trace(
+        view=view, severities=severities, all_gates=all_gates, tokens=None if tokens is None else Path(tokens)
+    )
     return ask(asked, models, data, options, watcher, changes)

@@ -30,11 +30,16 @@ def print_traces(recorded: "Recorded", *, as_json: bool) -> None:
     skipped = len(recorded.sidecar["skipped_images"])
     without = f" ({skipped} unreadable ones skipped)" if skipped else ""
     screen.print(
-        f"{recorded.images:,} images of {recorded.sidecar['request']['data']}{without}, {recorded.nbytes:,} bytes: "
-        f"{recorded.nbytes / (rows * views):,.0f} per image and layer.",
+        f"{recorded.images:,} {_inputs(recorded)}{without}, {recorded.nbytes:,} bytes: "
+        f"{recorded.nbytes / (rows * views):,.0f} per input and layer.",
         style="dim",
         soft_wrap=True,
     )
     print_warnings(screen, recorded.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
     screen.print(f"Next: moeprobe analyze-trace {' '.join(files[:views])}", soft_wrap=True)
+
+
+def _inputs(recorded: "Recorded") -> str:
+    request = recorded.sidecar["request"]
+    return "sequences of tokens" if "tokens" in request else f"images of {request['data']}"

@@ -155,7 +155,8 @@ class RoutingTrace:
         return f"RoutingTrace({'; '.join(f'{name}: {layer.described()}' for name, layer in self.layers.items())})"
 
 
-_PER_IMAGE = ("gates", "scores", "selected", "processed", "valid", "slot", "places")
+# What has an entry for each input and token.
+PER_INPUT = ("gates", "scores", "selected", "processed", "valid", "slot", "places")
 
 
 def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
@@ -165,7 +166,7 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     layers = {}
     for name, first in parts[0].layers.items():
         both = [part.layers[name] for part in parts]
-        whole = {field: _cat([getattr(layer, field) for layer in both]) for field in _PER_IMAGE}
+        whole = {field: _cat([getattr(layer, field) for layer in both]) for field in PER_INPUT}
         layers[name] = LayerRouting(**(vars(first) | whole))
     return RoutingTrace(layers)
 

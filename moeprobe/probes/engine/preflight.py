@@ -63,6 +63,8 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
         if data is not None:
             naming.check_data(data, split=options.split)
         return
+    if getattr(probe, "tokens", None) is not None:
+        return  # sequences that take the place of data
     data = data_of(origins, data, files=getattr(probe, "files", ()))
     naming.check_data(data, split=options.split)
     modality = naming.named(data)[0].modality

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from moeprobe.errors import UserError
 from moeprobe.probes.base import CLEAN, Arg, Layout, Probe, Views
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 class Trace(Probe["Recorded"]):
     """Record which experts each token chooses, as Parquet files: OUT/CHECKPOINT/VIEW.parquet.
 
-    Of a view its reference is recorded too: the clean image, or the first of two random views.
+    Of a view its reference is recorded too: the clean image, or the first of two random views. A language model records
+    the sequences of a server's responses (--tokens), each in one pass: OUT/CHECKPOINT/tokens.parquet.
 
     Example: `moeprobe trace checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`
     """
@@ -43,10 +46,30 @@ class Trace(Probe["Recorded"]):
         bool, Arg("Keep every gate, not only those of chosen experts and a summary.", flag="--full-gates")
     ] = False
 
+    tokens: Annotated[
+        Path | None,
+        Arg(
+            "File of a server's responses with token ids, which a language model reads instead of --data.",
+            in_request=False,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Refuse a view of sequences that are given."""
+        if self.tokens is not None and (self.view != CLEAN or self.severities is not None):
+            raise UserError(
+                "The sequences of --tokens are recorded as they are; leave --view and --severities out."
+            )
+
     def prepare(
         self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
     ) -> "Work[Recorded]":
         """Return the passes and the files."""
         from moeprobe.probes.trace.measure import Recording
+        from moeprobe.probes.trace.sequences import RecordingTokens
 
+        if self.tokens is not None:
+            if data is not None:
+                raise UserError("--tokens takes the place of --data; leave one of them out.")
+            return RecordingTokens(self, models, options)
         return Recording(self, models, data, options)

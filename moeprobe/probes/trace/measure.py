@@ -52,7 +52,7 @@ class Recording(Work[Recorded]):
         self, probe: Trace, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        check_images(models, "they are not recorded; moeprobe import trace reads a server's log of them")
+        check_images(models, "they are recorded of given tokens alone: --tokens")
         self.data = choose_data(data, models)
         self.question = make_question(probe, models, data=self.data, options=options)
         for model in models:

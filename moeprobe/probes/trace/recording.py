@@ -127,7 +127,11 @@ def write(
         if len(skipped) == len(question.indices):
             raise UserError(f"None of the {len(skipped)} images could be read.")
         for file, view in zip(files, views, strict=True):
-            file.close(metadata(checkpoint=_about(checkpoint), layers=layers, skipped=skipped, **view.about))
+            file.close(
+                metadata(
+                    checkpoint=about_checkpoint(checkpoint), layers=layers, skipped=skipped, **view.about
+                )
+            )
     return skipped
 
 
@@ -155,7 +159,7 @@ def kept(
         if (
             not same
             or trace.about["moeprobe"] != __version__
-            or trace.about["checkpoint"] != _about(checkpoint)
+            or trace.about["checkpoint"] != about_checkpoint(checkpoint)
         ):
             return None
     return skipped
@@ -210,7 +214,7 @@ def _pairs(batch: Batch, view: RecordedView, layer: LayerRouting) -> geometry.Co
     return geometry.correspond(*maps, grid=layer.grid, source_size=batch.source_size)
 
 
-def _about(checkpoint: Checkpoint) -> dict[str, Any]:
+def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what a trace says of its checkpoint: nothing that differs from one machine to another."""
     origin = checkpoint.provenance
     return {

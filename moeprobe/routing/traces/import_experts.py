@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces.capture_check import CaptureCheck
@@ -17,11 +18,12 @@ from moeprobe.routing.traces.format import ORDERS, is_ordered, metadata, writing
 from moeprobe.routing.traces.log_rows import Fault, Row
 from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
 from moeprobe.routing.traces.readers.base import Reader
-from moeprobe.routing.traces.responses import responses
+from moeprobe.routing.traces.responses import identity, responses
 from moeprobe.routing.traces.row_groups import grouped
+from moeprobe.routing.traces.token_ids import Tokens, tokens_of
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import READERS
-from moeprobe.runtime.characters import is_unicode, quoted
+from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import check_regular, is_file
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.progress import Progress, progress_of
@@ -162,9 +164,10 @@ class _Reading:
         captures = self._readers[dialect].captures(response, self._shape)
         if not captures:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
-        identity = _identity(response, place)
+        name_of = identity(response, place)
+        sequences = tokens_of(response)
         for number, capture in enumerate(captures):
-            name = identity if len(captures) == 1 else f"{identity}/{number}"
+            name = name_of if len(captures) == 1 else f"{name_of}/{number}"
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
@@ -178,7 +181,8 @@ class _Reading:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, found)
             if found.anything:
-                yield from self._rows_of(name, found)
+                tokens = sequences[number] if len(sequences) == len(captures) else None
+                yield from self._rows_of(name, found, tokens)
 
     def _reader_of(self, response: Mapping[str, Any]) -> str:
         """Return the reader of a response by its keys, or the one that was asked for."""
@@ -193,25 +197,22 @@ class _Reading:
             f"return them? Readers: {', '.join(self._readers)}"
         )
 
-    def _rows_of(self, name: str, found: Routed) -> Iterator[tuple[Row, int]]:
+    def _rows_of(self, name: str, found: Routed, tokens: Tokens | None) -> Iterator[tuple[Row, int]]:
+        ids, generated = _of_tokens(found, tokens)
         for place, layer in enumerate(self._shape.names):
             experts = found.experts[:, place]
             chosen = experts >= 0
             valid = np.asarray(chosen.any(-1))
-            yield Row(name, layer, self._alike, experts, chosen, valid, None, None, found.generated), 0
+            yield Row(name, layer, self._alike, experts, chosen, valid, None, None, generated, ids), 0
 
 
-def _identity(response: Mapping[str, Any], place: str) -> str:
-    """Return the request's name; where it has none, the file and line."""
-    meta = response.get("meta_info")
-    values = (
-        response.get("id"),
-        response.get("request_id"),
-        meta.get("id") if isinstance(meta, dict) else None,
-    )
-    for value in values:
-        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
-            if not is_unicode(str(value)):
-                raise Fault(f"its id holds half a character (a lone surrogate); got {value!r}")
-            return str(value)
-    return place
+def _of_tokens(
+    found: Routed, tokens: Tokens | None
+) -> tuple[NDArray[np.int32] | None, NDArray[np.bool_] | None]:
+    """Return the token ids of the rows, -1 beyond the sequence, and which were generated; None where not known."""
+    if tokens is None:
+        return None, found.generated
+    rows = len(found.experts)
+    ids = np.full(rows, -1, np.int32)
+    ids[: len(tokens.ids)] = tokens.ids[:rows]
+    return ids, np.arange(rows) >= tokens.prompt

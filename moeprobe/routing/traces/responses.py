@@ -1,11 +1,13 @@
 """Files of servers' responses: JSON lines, one response each, or one JSON document of one or a list of them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import open_regular
 
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
@@ -53,3 +55,23 @@ def _parsed(path: Path, where: str, text: bytes) -> Any:
         raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
     except ValueError as error:
         raise UserError(f"{path}, {where}: this is not JSON ({error}).") from None
+
+
+def identity(response: Mapping[str, Any], place: str) -> str:
+    """Return the request's name; where it has none, ``place``: the file and line.
+
+    Raises:
+        Fault: it is no text.
+    """
+    meta = response.get("meta_info")
+    values = (
+        response.get("id"),
+        response.get("request_id"),
+        meta.get("id") if isinstance(meta, dict) else None,
+    )
+    for value in values:
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+            if not is_unicode(str(value)):
+                raise Fault(f"its id holds half a character (a lone surrogate); got {value!r}")
+            return str(value)
+    return place

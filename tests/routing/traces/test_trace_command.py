@@ -20,7 +20,7 @@ def recorded(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
     files = [out / checkpoint / name for checkpoint in ("baseline", "prc") for name in names]
     assert all(str(file) in result.output and file.is_file() for file in files)
     assert "baseline: blocks.1, blocks.3" in result.output
-    assert "20 images" in result.output and "per image and layer" in result.output
+    assert "20 images" in result.output and "per input and layer" in result.output
     assert f"Next: moeprobe analyze-trace {files[0]} {files[1]} {files[2]}" in result.output
     return out
 

@@ -1,0 +1,186 @@
+"""Record the routing of given sequences of tokens: those that a server was sent, and what it generated.
+
+The model reads each sequence in one pass (teacher forcing), so that its routing can be held against the server's.
+
+Axes: B sequences of a batch, T tokens.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.modality import TEXT
+from moeprobe.inputs.texts import TextFraming
+from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.probes.engine.layers import check_layers, chosen_layers
+from moeprobe.probes.engine.options import Options
+from moeprobe.probes.engine.work import Plan, Work
+from moeprobe.probes.trace import Trace
+from moeprobe.probes.trace.measure import Recorded
+from moeprobe.probes.trace.recording import about_checkpoint
+from moeprobe.results.folder import OutputFolder
+from moeprobe.results.provenance import provenance
+from moeprobe.routing import finite
+from moeprobe.routing.record import PER_INPUT, LayerRouting
+from moeprobe.routing.traces.format import FORMAT, VERSION, metadata, writing
+from moeprobe.routing.traces.rows import to_rows
+from moeprobe.routing.traces.token_ids import Tokens, read_sequences
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.files import sha256
+from moeprobe.runtime.progress import Progress
+
+# Name of the trace, and what its inputs are called in tables.
+_NAME, _DATA = "tokens", "requests"
+
+
+class RecordingTokens(Work[Recorded]):
+    """Passes over given tokens whose routing is written: CHECKPOINT/tokens.parquet."""
+
+    def __init__(self, probe: Trace, models: Sequence[Checkpoint], options: Options) -> None:
+        assert probe.tokens is not None
+        self.probe, self.models, self.options = probe, models, options
+        for model in models:
+            if model.framing.modality is not TEXT:
+                raise UserError(f"{model.name} reads {model.framing.modality.plural}; leave --tokens out.")
+        check_layers({model.name: model.model.layer_names for model in models}, options.layers)
+        self.sequences = read_sequences(probe.tokens)
+        if options.limit is not None:
+            self.sequences = dict(list(self.sequences.items())[: options.limit])
+        self.skipped = {model.name: self._too_long(model) for model in models}
+        for model in models:
+            _check_vocabulary(model, self.sequences)
+        self.request = {
+            "kind": probe.kind,
+            "data": _DATA,
+            "tokens": sha256(probe.tokens),
+            "limit": options.limit,
+            "layers": None if options.layers is None else list(options.layers),
+            "all_gates": probe.all_gates,
+            "format": f"{FORMAT} {VERSION}",
+            "checkpoints": {model.name: {"sha256": model.provenance.get("sha256")} for model in models},
+        }
+
+    def execute(self, folder: OutputFolder | None, watcher: Progress) -> Recorded:
+        """Write a trace per checkpoint."""
+        assert folder is not None, "``needs_folder`` says so"
+        started, files = time.perf_counter(), []
+        for model in self.models:
+            watcher.start(f"{self.probe.kind}: {model.name}", len(self._of(model)))
+            path = folder.path / model.name / f"{_NAME}.parquet"
+            with writing(path) as file:
+                for rows in self._rows(model, self._of(model), watcher.advance):
+                    file.write(rows)
+                about = metadata(
+                    checkpoint=about_checkpoint(model),
+                    layers=self._layers(model),
+                    skipped=self.skipped[model.name],
+                    data=_DATA,
+                )
+                file.close(about)
+            files.append(path)
+        sidecar = {
+            "request": self.request,
+            "command": self.options.command,
+            "checkpoints": {model.name: dict(model.provenance) for model in self.models},
+            "files": [str(path.relative_to(folder.path)) for path in files],
+            "skipped_images": sorted({name for names in self.skipped.values() for name in names}),
+            "wall_seconds": time.perf_counter() - started,
+            "batch_size": self.options.batch_size,
+            "device": str(choose_device(self.options.device)),
+        } | provenance()
+        folder.finish(sidecar)
+        size = sum(path.stat().st_size for path in files)
+        layers = {model.name: self._layers(model) for model in self.models}
+        return Recorded(files, len(self.sequences), layers, size, sidecar)
+
+    def plan(self) -> Plan:
+        """Return what it would take, by running a batch of each checkpoint."""
+        seconds, timed = 0.0, min(self.options.batch_size, len(self.sequences))
+        for model in self.models:
+            some = dict(list(self._of(model).items())[:timed])
+            begun = time.perf_counter()
+            for _ in self._rows(model, some, lambda count: None):
+                pass
+            seconds += time.perf_counter() - begun
+        whole = seconds * len(self.sequences) / max(timed, 1)
+        return Plan(len(self.models), len(self.sequences), 1, timed, whole)
+
+    def _layers(self, model: Checkpoint) -> list[str]:
+        return chosen_layers(model.model.layer_names, self.options.layers)
+
+    def _of(self, model: Checkpoint) -> dict[str, Tokens]:
+        """Return the sequences that a model can read."""
+        left_out = set(self.skipped[model.name])
+        return {name: tokens for name, tokens in self.sequences.items() if name not in left_out}
+
+    def _too_long(self, model: Checkpoint) -> list[str]:
+        assert isinstance(model.framing, TextFraming)
+        longest = model.framing.longest
+        names = [
+            name for name, one in self.sequences.items() if longest is not None and len(one.ids) > longest
+        ]
+        if len(names) == len(self.sequences):
+            raise UserError(
+                f"All sequences of {self.probe.tokens} are longer than the {longest} tokens that {model.name} reads."
+            )
+        return names
+
+    def _rows(
+        self, model: Checkpoint, sequences: dict[str, Tokens], progress: Callable[[int], None]
+    ) -> Iterator[list[pa.RecordBatch]]:
+        """Yield the rows of a batch, each sequence without the padding of its batch."""
+        names = list(sequences)
+        for start in range(0, len(names), self.options.batch_size):
+            batch = names[start : start + self.options.batch_size]
+            texts = _batch([sequences[name] for name in batch])
+            routing = model.model.trace(texts, layers=self._layers(model), logits=False)[1]
+            finite.check(routing.layers, None, batch, checkpoint=model.name)
+            yield [
+                to_rows(
+                    [name],
+                    layer,
+                    _alone(routed, row, len(sequences[name].ids)),
+                    all_gates=self.probe.all_gates,
+                    sequence=sequences[name],
+                )
+                for layer, routed in routing.layers.items()
+                for row, name in enumerate(batch)
+            ]
+            progress(len(batch))
+
+
+def _batch(sequences: Sequence[Tokens]) -> TokenBatch:
+    most = max(len(one.ids) for one in sequences)
+    ids, present = np.zeros((len(sequences), most), np.int64), np.zeros((len(sequences), most), bool)
+    for row, one in enumerate(sequences):
+        ids[row, : len(one.ids)], present[row, : len(one.ids)] = one.ids, True
+    whole = torch.from_numpy(present)
+    return TokenBatch(torch.from_numpy(ids), whole, whole, 0)
+
+
+def _alone(routing: LayerRouting, row: int, length: int) -> LayerRouting:
+    """Return the routing of one sequence, without padding."""
+    cut = {name: getattr(routing, name) for name in PER_INPUT}
+    return dataclasses.replace(
+        routing,
+        **{name: value[row : row + 1, :length] for name, value in cut.items() if value is not None},
+    )
+
+
+def _check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:
+    """Raise ``UserError`` where a token is none of the model's."""
+    described: dict[str, Any] = getattr(model.model, "describe", dict)()
+    size = described.get("vocabulary")
+    for name, one in sequences.items():
+        if size is not None and one.ids.max(initial=0) >= size:
+            raise UserError(
+                f"Sequence {name} has the token {one.ids.max()}, and {model.name} has tokens 0 to {size - 1}: the ids "
+                "are those of another tokenizer."
+            )
