@@ -1,0 +1,46 @@
+"""The page that goes from a server's responses to a verdict: every command of it runs, on small random models."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.commands import run
+from tests.docs.pages import ROOT, blocks
+
+pytest.importorskip("transformers")
+
+from tests.routing.traces.test_sequences import responses, saved_model, written
+
+PAGE = ROOT / "docs" / "guide" / "servers.md"
+
+
+@pytest.mark.parametrize("family", ["olmoe", "qwen3_moe", "mixtral"])
+def test_every_command_of_the_page(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = saved_model(tmp_path / "model", family)
+    written(tmp_path / "responses.jsonl", responses(model))
+    monkeypatch.chdir(tmp_path)
+    commands = [line for block in blocks("bash", PAGE) for line in block.splitlines()]
+    assert len(commands) == 6
+    said = []
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "moeprobe"
+        result = run(*arguments)
+        assert result.exit_code == 0, (command, result.output)
+        said.append(" ".join(result.output.split()))
+    assert "No fault of capture is known" in said[1]
+    assert "1.000 (chance" in said[3] and "no shift of layers" in said[3]
+    assert "tokens are touched in at least one layer" in said[4]
+    table = pd.read_csv(tmp_path / "reports/served/table.csv")
+    differ = table[table["metric"] == "pairs_differ"].set_index("tokens")["value"]
+    assert (differ[["token", "prompt", "generated"]] == 0).all(), "the server runs the same model"
+    assert "pairs of token and layer" in (tmp_path / "reports/served-page/report.md").read_text()
+
+
+def test_the_response_on_the_page_is_one() -> None:
+    [example] = blocks("json", PAGE)
+    response = json.loads(example)
+    assert response["prompt_token_ids"] and response["choices"][0]["token_ids"]
