@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix bench reports reports-fashion train-reports docs clean
+.PHONY: help setup demo test test-slow check fix bench reports reports-deformations reports-fashion train-reports docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ reports: setup ## Regenerate the committed reports, and the tables and pictures 
 	$(BIN)/python reports/regenerate_routers.py
 	$(BIN)/python reports/pages.py
 	$(BIN)/python docs/generate.py
+
+reports-deformations: setup ## κ and switches by natural deformation, of the committed checkpoints (about twenty minutes)
+	$(BIN)/python reports/regenerate_deformations.py
 
 reports-fashion: setup ## The same of Fashion-MNIST, whose images must be there (Debian: dataset-fashion-mnist)
 	$(BIN)/python reports/regenerate_fashion.py

@@ -72,7 +72,7 @@ def setting(row: pd.Series) -> str:
     """Return ``k = 2`` where tokens choose, ``c = 1`` where experts do."""
     for name, letter in (("top_k", "k"), ("capacity_factor", "c")):
         if not pd.isna(row[name]):
-            return f"{letter} = {row[name]:g}"
+            return f"{letter} = {row[name]:.3g}"
     return "no k or c"
 
 

@@ -80,10 +80,11 @@ def _panel(
         here = [group for group in groups if group.label == label]
         there = [(group, found) for group in here if (found := spread(group, rows)) is not None]
         y = labels.index(label)
+        own = sorted({group.size for group, _ in there if group.size in sizes}) or [sizes[0]]
         for group, found in there:
-            number = sizes.index(group.size) if group.size in sizes else 0
-            place = y + _APART * (number - (len(sizes) - 1) / 2)
-            _mark(axes, found, place, **styles[sizes[number]])
+            number = own.index(group.size) if group.size in own else 0
+            place = y + _APART * (number - (len(own) - 1) / 2)
+            _mark(axes, found, place, **styles[own[number]])
             low, high = min(low, found.low), max(high, found.high)
         missing = [
             lacking[name]
