@@ -3,7 +3,7 @@
 import datetime
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -83,12 +83,18 @@ def evaluation_line(name: str, report: "Report") -> str:
     parts = [
         f"step {report.step:,}/{report.total_steps:,}",
         f"loss {values['train_loss']:.3g}",
-        f"validation accuracy {values['val_accuracy']:.3f}",
+        validation(values),
         f"{report.images_per_second:,.0f} images/s",
     ]
     if report.step < report.total_steps and math.isfinite(report.seconds_left):
         parts.append(f"{datetime.timedelta(seconds=round(report.seconds_left))} left")
     return f"{name}: {', '.join(parts)}"
+
+
+def validation(values: "Mapping[str, float]", best: str = "") -> str:
+    """Return what was validated, with ``best`` after it: accuracy, or of a pretraining the loss."""
+    name = "accuracy" if "val_accuracy" in values else "loss"
+    return f"validation {name} {values[f'val_{name}']:.3f}{best}"
 
 
 def _column(text: str) -> TextColumn:

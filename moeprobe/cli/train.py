@@ -97,17 +97,18 @@ def print_summary(summary: dict[str, Any], *, as_json: bool = False) -> None:
     """Print the results of a run and its folder."""
     import json
 
+    from moeprobe.cli.live import validation
     from moeprobe.cli.screen import console
 
     if as_json:
         print(json.dumps(summary))
         return
     screen = console()
+    best = next(f" (best {value:.3f})" for key, value in summary.items() if key.startswith("best_val_"))
     # Runs from before it was written do not say.
     rests = f" on {summary['validated_on']}" if "validated_on" in summary else ""
     screen.print(
-        f"{summary['name']}: {summary['steps']:,} steps, validation accuracy "
-        f"{summary['val_accuracy']:.3f} (best {summary['best_val_accuracy']:.3f}){rests}, "
+        f"{summary['name']}: {summary['steps']:,} steps, {validation(summary, best)}{rests}, "
         f"{summary['images_per_second']:,.0f} images/s",
         soft_wrap=True,
     )

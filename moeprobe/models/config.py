@@ -187,6 +187,15 @@ class InitialiseConfig(Section):
     fresh: list[str] = Field([], description='patterns of parameters that start new, e.g. "*.router.*"')
 
 
+class MaeConfig(Section):
+    """Masked autoencoding in the place of classification: a decoder draws the patches that the model does not see."""
+
+    mask: float = Field(0.75, gt=0, lt=1, description="share of the patches that are hidden")
+    width: int = Field(192, gt=0, description="channels of the decoder's tokens")
+    depth: int = Field(4, gt=0, description="blocks of the decoder")
+    num_heads: int = Field(6, gt=0, description="attention heads of the decoder")
+
+
 class TrainConfig(Section):
     """One training run."""
 
@@ -203,6 +212,7 @@ class TrainConfig(Section):
         Plugin(name=DEFAULT_OBJECTIVE), description="what is added to the loss; moeprobe list objectives"
     )
     loss: Literal["softmax", "sigmoid"] = Field("softmax", description="the supervised loss")
+    mae: MaeConfig | None = Field(None, description="pretrain by masked autoencoding, without labels' help")
     mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

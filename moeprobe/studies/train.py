@@ -22,7 +22,7 @@ from moeprobe.runtime.records import LOCK, Contents, Family, look
 from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
 
 # What a finished run says of itself, at least.
-_SUMMARY = {"name", "steps", "val_accuracy", "best_val_accuracy", "images_per_second"}
+_SUMMARY = {"name", "steps", "images_per_second"}
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
 _CURVE = "training.png"
 _FAMILY = Family(

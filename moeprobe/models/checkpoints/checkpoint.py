@@ -40,7 +40,7 @@ def save(
     training: dict[str, Any],
     class_names: tuple[str, ...],
 ) -> None:
-    """Write the parameters of a model with their description."""
+    """Write the parameters of a model with their description; those of a ``decoder`` of a pretraining are left out."""
     description = {
         "format": FORMAT,
         "moeprobe": __version__,
@@ -48,7 +48,8 @@ def save(
         "training": training,
         "class_names": list(class_names),
     }
-    write_tensors(path, model.state_dict(), description)
+    tensors = {name: one for name, one in model.state_dict().items() if not name.startswith("decoder.")}
+    write_tensors(path, tensors, description)
     write_json(path.with_suffix(".json"), description)
 
 

@@ -59,6 +59,10 @@ def make_objective(config: TrainConfig) -> Objective:
             f"The objective {name!r} is about routing, and a dense model has none: set "
             f"objective={DEFAULT_OBJECTIVE}, which adds nothing then."
         )
+    if config.mae is not None and (kind.needs_pairs or config.mixup > 0):
+        what = f"The objective {name!r} compares patches" if kind.needs_pairs else "mixup mixes labels"
+        other = "another objective" if kind.needs_pairs else "mixup to 0"
+        raise UserError(f"{what}, and masked autoencoding hides patches and has no labels: set {other}.")
     if kind.needs_pairs and config.views_per_image != 2:
         raise UserError(f"The objective {name!r} compares two views: set views_per_image to 2.")
     if kind.needs_pairs and config.mixup > 0:

@@ -1,6 +1,8 @@
-"""Accuracy and loss of a model in training on a split."""
+"""Means over the clean images of a split, of a model in training."""
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +17,14 @@ def evaluate(
     model: nn.Module,
     dataset: ImageDataset,
     recipe: Recipe,
+    judge: Callable[[Tensor, Tensor, list[str]], dict[str, Tensor]],
     *,
     normalise: nn.Module,
     batch_size: int,
     workers: int,
     device: torch.device,
-) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy over the clean images; the model is left in its mode.
+) -> dict[str, float]:
+    """Return the means of what ``judge`` says of images, labels and names; the model is left in its mode.
 
     Images that share a group (and so a capacity) follow one another in the split; what is left over at its end is a
     smaller group. ``batch_size`` is rounded to whole groups, so it changes nothing but speed.
@@ -30,19 +33,23 @@ def evaluate(
     model.eval()
     group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
     batch_size = max(group, batch_size // group * group)
-    correct, loss = 0, 0.0
+    sums: dict[str, float] = {}
     with torch.inference_mode():
         for batch in batches(dataset, range(len(dataset)), recipe, loading=Loading(batch_size, workers)):
             labels = batch.labels.to(device)
             images = normalise(batch.views[0].to(device))
-            logits = torch.cat([model(part) for part in _whole_groups(images, group)]).float()
-            correct += int((logits.argmax(1) == labels).sum())
-            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            parts = [
+                judge(images[first:last], labels[first:last], batch.image_ids[first:last])
+                for first, last in _whole_groups(len(images), group)
+            ]
+            for name in parts[0]:
+                values = torch.cat([part[name] for part in parts])
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
     model.train(was_training)
-    return correct / len(dataset), loss / len(dataset)
+    return {name: value / len(dataset) for name, value in sums.items()}
 
 
-def _whole_groups(images: Tensor, group: int) -> list[Tensor]:
-    """Return the images that fill groups, and those left over."""
-    cut = len(images) - len(images) % group
-    return [part for part in (images[:cut], images[cut:]) if len(part)]
+def _whole_groups(count: int, group: int) -> list[tuple[int, int]]:
+    """Return where the images that fill groups begin and end, and those left over."""
+    cut = count - count % group
+    return [(first, last) for first, last in pairwise((0, cut, count)) if last > first]

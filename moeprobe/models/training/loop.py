@@ -6,13 +6,12 @@ dropout to the step. Nothing of a generator's state has to be saved, and a resum
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import ImageDataset
@@ -24,21 +23,20 @@ from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import checks
 from moeprobe.models.training.epochs import training_batches
-from moeprobe.models.training.evaluate import evaluate
-from moeprobe.models.training.inputs import Normalise, clean_view
+from moeprobe.models.training.inputs import Normalise
 from moeprobe.models.training.interrupts import uninterrupted
-from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages, load_state, save_state
-from moeprobe.models.training.step import backward, measure
+from moeprobe.models.training.step import backward
+from moeprobe.models.training.tasks import Classification, Reconstruction
 from moeprobe.models.training.tensorboard import Board
 from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
-from moeprobe.runtime.seeds import generator, seed_torch, torch_seed
+from moeprobe.runtime.seeds import seed_torch, torch_seed
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -91,7 +89,10 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.schedule = make_schedule(self.optimizer, config.schedule, total_steps=self.total_steps)
         self.step = 0
-        self.best_accuracy = -1.0
+        self.best_score: float | None = None
+        self.task = (Classification if config.mae is None else Reconstruction)(
+            config, self.model, self.objective
+        )
         self.averages = Averages()
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
@@ -164,7 +165,7 @@ class Trainer:
             description["train_images"], len(self.train_data), data=self.config.data.name, folder=self.folder
         )
         self.step = description["step"]
-        self.best_accuracy = description["best_accuracy"]
+        self.best_score = description["best_accuracy"]
         self.history = description["history"]
         self.clock.restore(description["clock"])
 
@@ -197,18 +198,8 @@ class Trainer:
         seed_torch(torch_seed(self.config.seed, "step", draw=self.step), self.device)
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)
         labels = batch.labels.repeat_interleave(len(batch.views)).to(self.device, non_blocking=True)
-        targets = nn.functional.one_hot(labels.clamp_min(0), len(self.class_names)).float()
-        images = self.normalise(images)
-        if self.config.mixup > 0:
-            rng = generator(self.config.seed, "mixup", draw=self.step)
-            images, targets = mixup(
-                images, targets, concentration=self.config.mixup, rng=rng, num_views=len(batch.views)
-            )
         views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
-        values = measure(
-            self.model, (images, labels, targets), views,
-            objective=self.objective, loss=self.config.loss, amp=self.config.amp, labeled=self.config.data.labeled,
-        )  # fmt: skip
+        values = self.task.measure(self.normalise(images), labels, views, step=self.step)
         self.schedule.step_update(self.step)
         backward(values["loss"], self.model, clip_norm=self.config.optimizer.clip_norm)
         values = {name: value.detach() for name, value in values.items()}
@@ -237,31 +228,23 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._check_finite(*self.averages.sums.values(), *self.model.parameters())
-        accuracy, loss = evaluate(
-            self.model,
-            self.val_data,
-            partial(clean_view, framing=self.framing),
-            normalise=self.normalise,
-            batch_size=self.config.eval_batch_size,
-            workers=self.config.data.workers,
-            device=self.device,
-        )
-        self._check_finite(torch.tensor(loss))
+        found = self.task.validate(self.val_data, self.framing, normalise=self.normalise, device=self.device)
+        self._check_finite(torch.tensor(found["val_loss"]))
         train = {f"train_{name}": value for name, value in self.averages.means().items()}
         row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
         with uninterrupted():
-            self.history.append(row | train | {"val_accuracy": accuracy, "val_loss": loss})
+            self.history.append(row | train | found)
             self.averages = Averages()
             write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
             self._save("last")
-            if accuracy > self.best_accuracy:
-                self.best_accuracy = accuracy
+            if self.best_score is None or self.task.score(found) > self.best_score:
+                self.best_score = self.task.score(found)
                 self._save("best")
             if self.step < self.total_steps:
                 self._save_state()
 
     def _save(self, which: str) -> None:
-        accuracy = self.history[-1]["val_accuracy"]
+        accuracy = self.history[-1].get("val_accuracy")
         training = start_record(self.train_data, self.start) | training_record(
             self.config, step=self.step, total_steps=self.total_steps, val_accuracy=accuracy
         )
@@ -276,7 +259,7 @@ class Trainer:
     def _save_state(self) -> None:
         description = self.start | {
             "step": self.step,
-            "best_accuracy": self.best_accuracy,
+            "best_accuracy": self.best_score,
             "history": self.history,
             "train_images": len(self.train_data),
             "clock": self.clock.state(),
@@ -285,11 +268,11 @@ class Trainer:
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
+        assert self.best_score is not None
         summary: dict[str, Any] = {
             "name": self.config.name,
             "steps": self.total_steps,
-            "val_accuracy": self.history[-1]["val_accuracy"],
-            "best_val_accuracy": self.best_accuracy,
+            **self.task.summary(self.history[-1], self.best_score),
             "validated_on": sources(len(self.val_data), IMAGE, data=self.config.data.source, split="val"),
             "images_per_second": images_per_second,
         }

@@ -66,7 +66,7 @@ def start_record(train_data: ImageDataset, start: dict[str, Any]) -> dict[str, A
 
 
 def training_record(
-    config: TrainConfig, *, step: int, total_steps: int, val_accuracy: float
+    config: TrainConfig, *, step: int, total_steps: int, val_accuracy: float | None
 ) -> dict[str, Any]:
     """Return what a checkpoint says of its training."""
     used = plugins_in(config.model_dump())
@@ -81,6 +81,7 @@ def training_record(
         "step": step,
         "total_steps": total_steps,
         "val_accuracy": val_accuracy,
+        **({} if config.mae is None else {"mae": config.mae.model_dump()}),
         **({"freeze": config.freeze} if config.freeze else {}),
         **({"plugins": used} if used else {}),
     }

@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import initialise_from
 from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.mae import Decoder, num_visible
 from moeprobe.models.selection import choose
 from moeprobe.models.training import checks
 from moeprobe.models.training.dense_weights import upcycle_from
@@ -21,6 +22,8 @@ def start_model(
     config: TrainConfig, model_config: ModelConfig, class_names: Sequence[str]
 ) -> tuple[VisionTransformer, dict[str, Any]]:
     """Return the model with its first parameters, and which these are: ``upcycled`` or ``started_from``, or nothing.
+
+    What is to be pretrained by masked autoencoding has a ``decoder`` in addition, which no checkpoint keeps.
 
     Raises:
         UserError: there are no such weights, or the parts do not fit together.
@@ -38,6 +41,9 @@ def start_model(
             class_names=tuple(class_names),
         )
         start = {"started_from": weights}
+    if config.mae is not None:
+        num_visible(model.patch_embed.num_patches, config.mae.mask)
+        model.decoder = Decoder(model, config.mae)
     checks.check_groups(model, config)
     freeze(model, config.freeze)
     return model, start

@@ -1,4 +1,4 @@
-"""The parts of a training step: from a batch to its losses, from a loss to gradients.
+"""The parts of a training step: losses put together, and from a loss to gradients.
 
 Axes: B rows of a batch.
 """
@@ -6,41 +6,9 @@ Axes: B rows of a batch.
 from collections.abc import Mapping
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from moeprobe.models.nn.capture import capture
-from moeprobe.models.training.objectives.base import Objective, Term, Views
-from moeprobe.models.training.room import room
-
-
-def measure(
-    model: VisionTransformer,
-    batch: tuple[Tensor, Tensor, Tensor],
-    views: Views,
-    *,
-    objective: Objective,
-    loss: str,
-    amp: bool,
-    labeled: float | None = None,
-) -> dict[str, Tensor]:
-    """Return the ``loss`` of a batch (normalized images, labels, targets), and what else is reported of it.
-
-    ``labeled`` is the share of images with labels, None = all. Of a part the supervised loss and the accuracy are those
-    of the rows that have one (label from 0), 0 of a batch without any; all other terms are of all rows.
-    """
-    images, labels, targets = batch
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=amp), capture(model) as decisions:
-        logits = model(images)
-    scores = logits
-    if labeled is not None:
-        scores, labels, targets = (values[labels >= 0] for values in (logits, labels, targets))
-    main = supervised_loss(scores.float(), targets, loss) if len(labels) else 0.0 * logits.float().sum()
-    terms = objective.terms(decisions, views) if decisions else {}  # of a dense model nothing decides
-    hits = (scores.argmax(1) == labels).float()
-    accuracy = hits.mean() if len(labels) else hits.sum()
-    values = {"loss": total_loss(main, terms), "main_loss": main, "accuracy": accuracy}
-    return values | {name: term.value for name, term in terms.items()} | room(decisions)
+from moeprobe.models.training.objectives.base import Term
 
 
 def supervised_loss(logits: Tensor, targets: Tensor, kind: str) -> Tensor:

@@ -27,10 +27,11 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
         for column in metrics
         if column.startswith("train_") and column not in {*_NOT_AUXILIARY, *_ROOM}
     ]
-    drawn = [
-        ("supervised loss", {"train_main_loss": "training", "val_loss": "validation"}),
-        ("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}),
-    ]
+    classified = "val_accuracy" in metrics
+    of_loss = "supervised loss" if classified else "loss of hidden patches"
+    drawn = [(of_loss, {"train_main_loss": "training", "val_loss": "validation"})]
+    if classified:
+        drawn.append(("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}))
     if auxiliary:
         columns = {column: column.removeprefix("train_").replace("_", " ") for column in auxiliary}
         drawn.append(("auxiliary losses, unweighted", columns))

@@ -1,6 +1,7 @@
 """Training with few labels: which images keep theirs, and what the losses are taken over."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.config import load
 from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
-from moeprobe.models.training.step import measure
 from moeprobe.studies.train import make_trainer
 
 TINY = [
@@ -57,15 +57,15 @@ def test_supervised_over_labeled_rows_and_prc_over_all_by_a_loop(loss: str, tmp_
     )
     seen = {}
 
-    def spied(
-        model: torch.nn.Module, batch: tuple[torch.Tensor, ...], *rest: object, **named: object
-    ) -> object:
+    measure = trainer.task.measure
+
+    def spied(images: torch.Tensor, labels: torch.Tensor, *rest: Any, **named: Any) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            seen["logits"], seen["labels"] = model(batch[0]).double().numpy(), batch[1].numpy()
-        return measure(model, batch, *rest, **named)  # type: ignore[arg-type]
+            seen["logits"], seen["labels"] = trainer.model(images).double().numpy(), labels.numpy()
+        return measure(images, labels, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moeprobe.models.training.loop.measure", spied)
+        patch.setattr(trainer.task, "measure", spied)
         batch = next(iter(trainer.batches()))
         trainer.model.eval()
         values = trainer.train_step(batch)

@@ -13,7 +13,7 @@ from torch import nn
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.training import checks, loop
+from moeprobe.models.training import checks, tasks
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.objectives.prc import Prc
 from moeprobe.models.training.reporting import Report
@@ -217,7 +217,7 @@ def test_mixup_is_told_of_the_views(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         told.append(num_views)
         return images, targets
 
-    monkeypatch.setattr(loop, "mixup", spy)
+    monkeypatch.setattr(tasks, "mixup", spy)
     for num_views in (1, 2):
         one = trainer(tmp_path, mixup=0.2, objective="balanced", views_per_image=num_views)
         one.train_step(next(one.batches()))

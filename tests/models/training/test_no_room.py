@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from moeprobe.errors import UserError
 from moeprobe.inputs.lost_workers import lost_workers
 from moeprobe.models.checkpoints import checkpoint
-from moeprobe.models.training import loop
+from moeprobe.models.training import tasks
 from tests.commands import Trained, refused
 from tests.models.training.tiny import finish, results, trainer
 
@@ -45,10 +45,10 @@ def test_weights_that_find_no_room_leave_nothing_behind(tmp_path: Path) -> None:
 def test_a_run_that_found_no_room_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     trainer(whole).run()
-    one, evaluate = trainer(cut), loop.evaluate
+    one, evaluate = trainer(cut), tasks.evaluate
     size = (whole / "last.safetensors").stat().st_size // 2
 
-    def evaluated(*arguments: Any, **named: Any) -> tuple[float, float]:
+    def evaluated(*arguments: Any, **named: Any) -> dict[str, float]:
         if one.step == 8:
             limit = largest_file(size)
             limit.__enter__()
@@ -56,7 +56,7 @@ def test_a_run_that_found_no_room_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
         return evaluate(*arguments, **named)
 
     limits: list[Any] = []
-    monkeypatch.setattr(loop, "evaluate", evaluated)
+    monkeypatch.setattr(tasks, "evaluate", evaluated)
     try:
         with pytest.raises(UserError, match="Cannot write"):
             one.run()
