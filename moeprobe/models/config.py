@@ -99,6 +99,7 @@ class MoeConfig(Section):
     batch_priority: bool | None = Field(None, description="surest tokens take the room first")
     group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
     expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")
+    whole_expert_dropout: float | None = Field(None, ge=0, lt=1, description="experts left out of a step")
     bfloat16_dispatch: bool | None = Field(None, description="send tokens to experts in bfloat16")
 
     @field_validator("layers", mode="before")

@@ -20,24 +20,41 @@ class MoeLayer(nn.Module):
         experts: run on what they are sent.
         group_images: images whose tokens form one group, i.e. compete for the same capacity.
         bfloat16_dispatch: V-MoE's option, see ``run_experts``.
+        whole_expert_dropout: probability with which an expert adds nothing in a step of training, the others more in
+            proportion; one at least stays. Routers decide as ever, and nothing is routed elsewhere.
     """
 
     def __init__(
-        self, router: Router, experts: Experts, *, group_images: int = 1, bfloat16_dispatch: bool = False
+        self,
+        router: Router,
+        experts: Experts,
+        *,
+        group_images: int = 1,
+        bfloat16_dispatch: bool = False,
+        whole_expert_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.router = router
         self.experts = experts
         self.group_images = group_images
         self.bfloat16_dispatch = bfloat16_dispatch
+        self.whole_expert_dropout = whole_expert_dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
-        decision = self.route(tokens)
-        outputs = run_experts(
-            self.experts, tokens.flatten(0, 1), decision.plan, bfloat16=self.bfloat16_dispatch
-        )
+        plan = self.route(tokens).plan
+        if self.training and self.whole_expert_dropout:
+            plan = plan.scaled(self._kept_experts(tokens))
+        outputs = run_experts(self.experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
         return outputs.view_as(tokens)
+
+    def _kept_experts(self, tokens: Tensor) -> Tensor:
+        """Draw by what each expert's weights are multiplied in this step, ``(E,)``: 0, or 1 / (1 − p)."""
+        number, kept = self.router.num_experts, 1 - self.whole_expert_dropout
+        draws = torch.rand(number, device=tokens.device)
+        # One stays, and which one is as random; nothing here waits for a device.
+        stays = (draws < kept) | (draws == draws.min())
+        return stays / kept
 
     def route(self, tokens: Tensor) -> Decision:
         """Return the router's decision for tokens ``(B, T, D)``, in groups of whole images, in batch order."""

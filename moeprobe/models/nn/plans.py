@@ -12,7 +12,7 @@ Source: V-MoE (Riquelme et al. 2021), section 2 and its released program.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,6 +78,10 @@ class DispatchPlan:
     num_experts: int
     capacity: int | None
 
+    def scaled(self, factors: Tensor) -> "DispatchPlan":
+        """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
+        return replace(self, weight=self.weight * factors[self.expert])
+
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch (bool) and combine weights, each ``(G, S, E, C)``: the reference form, for tests."""
         capacity = self.capacity if self.capacity is not None else int(self.slot.max()) + 1
@@ -104,6 +108,10 @@ class SoftPlan:
     dispatch: Tensor
     combine: Tensor
 
+    def scaled(self, factors: Tensor) -> "SoftPlan":
+        """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
+        return replace(self, combine=self.combine * factors[:, None])
+
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch and combine weights, as they are."""
         return self.dispatch, self.combine
@@ -118,6 +126,10 @@ class FullPlan:
     """
 
     weight: Tensor
+
+    def scaled(self, factors: Tensor) -> "FullPlan":
+        """Return the plan with each expert's weights multiplied by its factor ``(E,)``."""
+        return FullPlan(self.weight * factors)
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch (bool) and combine weights, each ``(G, S, E, S)``: token s in slot s; for tests."""

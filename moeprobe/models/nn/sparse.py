@@ -119,6 +119,7 @@ def assembled(config: MoeConfig, experts: Experts, width: int, *, num_tokens: in
         experts,
         group_images=config.group_images or router.default_group_images,
         bfloat16_dispatch=bool(config.bfloat16_dispatch),
+        whole_expert_dropout=config.whole_expert_dropout or 0.0,
     )
 
 

@@ -106,7 +106,11 @@ class Classification(Task):
         scores = logits
         if self.config.data.labeled is not None:
             scores, labels, targets = (values[labels >= 0] for values in (logits, labels, targets))
-        main = supervised_loss(scores.float(), targets, self.config.loss) if len(labels) else 0.0 * logits.float().sum()
+        main = (
+            supervised_loss(scores.float(), targets, self.config.loss)
+            if len(labels)
+            else 0.0 * logits.float().sum()
+        )
         hits = (scores.argmax(1) == labels).float()
         values = self._values(main, decisions, views)
         first = {name: values.pop(name) for name in ("loss", "main_loss")}

@@ -59,7 +59,9 @@ def test_supervised_over_labeled_rows_and_prc_over_all_by_a_loop(loss: str, tmp_
 
     measure = trainer.task.measure
 
-    def spied(images: torch.Tensor, labels: torch.Tensor, *rest: Any, **named: Any) -> dict[str, torch.Tensor]:
+    def spied(
+        images: torch.Tensor, labels: torch.Tensor, *rest: Any, **named: Any
+    ) -> dict[str, torch.Tensor]:
         with torch.no_grad():
             seen["logits"], seen["labels"] = trainer.model(images).double().numpy(), labels.numpy()
         return measure(images, labels, *rest, **named)
