@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.linearized import LARGEST, of_all
 from moeprobe.metrics.stats.statistic import Contrast
 from moeprobe.results import finished
 from moeprobe.results.numbers import number
@@ -59,6 +61,31 @@ def lines(folder: Path) -> list[str]:
     return found
 
 
+def interval(difference: NDArray[np.float64], *, most: float = 1.0) -> dict[str, float]:
+    """Return the mean of a difference that each image has, ``most`` in size, and its interval over images."""
+    count = len(difference)
+    statistic = Contrast(difference, np.ones(count), most=most)
+    if count > LARGEST:
+        estimate = of_all(statistic, np.ones(count)).interval()
+    else:
+        (replicates,) = Bootstrap(count, seed=0).replicate([(statistic, np.ones(count))])
+        estimate = replicates.interval()
+    return {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high, "images": count}
+
+
+def shares(run: Path, correct: str, trials: str) -> "dict[str, pd.Series[float]]":
+    """Return the share of each image's trials that are right, of each checkpoint: of ten shots the mean of draws."""
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for stored in finished.read(run).sums:
+        if stored.cell.severity == _SHOTS or np.isnan(stored.cell.severity):
+            names, columns = stored.whole()
+            if correct in columns:
+                part = pd.DataFrame({"image": names, "right": columns[correct], "of": columns[trials]})
+                parts.setdefault(stored.checkpoint, []).append(part)
+    sums = {name: pd.concat(own).groupby("image")[["right", "of"]].sum() for name, own in parts.items()}
+    return {name: own["right"] / own["of"] for name, own in sums.items()}
+
+
 def _cell(row: dict[str, float]) -> str:
     if pd.isna(row["value"]):
         return "–"
@@ -81,13 +108,9 @@ def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
         for routers in sides:
             names = [str(name) for router in routers for name in same.index[same["router"] == router]]
             assert len(names) == len(routers), (routers, budget_of, seed)
-            shares = [_shares(folder / "cells" / name / probe, correct, trials) for name in names]
-            assert all(share.index.equals(shares[0].index) for share in shares)
-            means.append(np.mean([share.to_numpy() for share in shares], axis=0))
-        difference = means[0] - means[1]
-        statistic = Contrast(difference, np.ones(len(difference)), most=1.0)
-        (found,) = Bootstrap(len(difference), seed=0).replicate([(statistic, np.ones(len(difference)))])
-        estimate = found.interval()
+            parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]
+            assert all(part.index.equals(parts[0].index) for part in parts)
+            means.append(np.mean([part.to_numpy() for part in parts], axis=0))
         about = {
             "measure": measure,
             "contrast": contrast,
@@ -95,28 +118,8 @@ def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
             "source": "seed",
             "which": str(seed),
         }
-        rows.append(
-            about
-            | {
-                "value": estimate.value,
-                "ci_low": estimate.low,
-                "ci_high": estimate.high,
-                "images": len(difference),
-            }
-        )
+        rows.append(about | interval(means[0] - means[1]))
     return pd.DataFrame(rows)
-
-
-def _shares(run: Path, correct: str, trials: str) -> "pd.Series[float]":
-    """Return the share of an image's trials that are right, by its name: of ten shots the mean over the draws."""
-    parts = []
-    for stored in finished.read(run).sums:
-        if stored.cell.severity == _SHOTS or np.isnan(stored.cell.severity):
-            names, columns = stored.whole()
-            if correct in columns:
-                parts.append(pd.DataFrame({"image": names, "right": columns[correct], "of": columns[trials]}))
-    sums = pd.concat(parts).groupby("image")[["right", "of"]].sum()
-    return sums["right"] / sums["of"]
 
 
 def _published(values: pd.DataFrame) -> pd.DataFrame:

@@ -8,18 +8,13 @@ what the reports say. Sentences with numbers are no blocks: read them again afte
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+import fashion_tables
 import pandas as pd
+import sources
 from contrasts import lines as contrast_lines
-from regenerate_fashion import (
-    fashion_accuracies,
-    fashion_capacity,
-    fashion_in_short,
-    fashion_information,
-    fashion_matches,
-    fashion_settings,
-)
 from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
 
 from moeprobe.studies.paper.numbers import dead
@@ -195,16 +190,18 @@ MAKERS = {
     "dead experts": dead_experts,
     "what changes the accuracy under noise": causes_of_accuracy,
     "switches and jumps": switches,
+    "rows by state": sources.counts,
+    **{source: partial(sources.lines, source=source) for source in sources.names()},
     "accuracy of routers": router_accuracies,
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
-    "Fashion-MNIST in short": fashion_in_short,
-    "accuracy on Fashion-MNIST": fashion_accuracies,
-    "match on Fashion-MNIST": fashion_matches,
-    "information on Fashion-MNIST": fashion_information,
-    "settings on Fashion-MNIST": fashion_settings,
-    "capacity on Fashion-MNIST": fashion_capacity,
+    "Fashion-MNIST in short": fashion_tables.in_short,
+    "accuracy on Fashion-MNIST": fashion_tables.accuracies,
+    "match on Fashion-MNIST": fashion_tables.matches,
+    "information on Fashion-MNIST": fashion_tables.information,
+    "settings on Fashion-MNIST": fashion_tables.settings,
+    "capacity on Fashion-MNIST": fashion_tables.capacity,
 }
 
 

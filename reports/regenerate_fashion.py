@@ -3,28 +3,29 @@
     .venv/bin/python reports/regenerate_fashion.py
 
 V-MoE and V-MoE with PRC on Fashion-MNIST, with k = 2 and k = 1, fine-tuned from one pretrained model each
-(``checkpoints/train.py``): accuracy on all 10,000 test images, routing on 4,000 of them, fewer in the sweep of noise
-and in routes.
+(``checkpoints/train.py``). A folder per training seed: accuracy on all 10,000 test images, routing on 4,000 of them,
+fewer in routes; of the first seed also settings at test time, little room, a sweep of noise, and pictures.
 """
 
+import argparse
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from contrasts import interval, shares
 from regenerate import CHECKPOINTS, replace
 
 from moeprobe import api
+from moeprobe.runtime.csv import write_csv
 
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
 REPORT = Path("reports/fashion")
-SEED = 0
-NAMES = {
-    f"fashion-{objective}-k{top_k}-seed{SEED}": f"{model}, k = {top_k}"
-    for top_k in (2, 1)
-    for objective, model in (("baseline", "V-MoE"), ("prc", "V-MoE with PRC"))
-}
+SEEDS = (0, 1)
+MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 # What is served at test time, beside what was trained.
 SERVED = {
     "": "as trained",
@@ -37,188 +38,99 @@ SERVED = {
 # How much room an expert has, as a multiple of its even share.
 FACTORS = (0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 PRIORITIES = {"order": "in their order", "gate": "the surest first"}
+# What the paper says of its Tables 2 and 3 together: name, and the sign of each model's accuracy.
+GAPS = {
+    "V-MoE with PRC, k = 2, less V-MoE, k = 2": {("prc", 2): 1, ("baseline", 2): -1},
+    "V-MoE with PRC, k = 1, less V-MoE, k = 1": {("prc", 1): 1, ("baseline", 1): -1},
+    "V-MoE with PRC, k = 1, less V-MoE, k = 2": {("prc", 1): 1, ("baseline", 2): -1},
+    "the difference at k = 1 less that at k = 2": {
+        ("prc", 1): 1,
+        ("baseline", 1): -1,
+        ("prc", 2): -1,
+        ("baseline", 2): 1,
+    },
+}
 
 
-def main() -> None:
-    """Probe, and replace the report when all is there."""
+def checkpoints(seed: int) -> dict[str, str]:
+    """Return the checkpoints of a training seed, k = 2 before k = 1, and what pages call them."""
+    return {
+        checkpoint(objective, top_k, seed): f"{model}, k = {top_k}"
+        for top_k in (2, 1)
+        for objective, model in MODELS.items()
+    }
+
+
+def checkpoint(objective: str, top_k: int, seed: int) -> str:
+    """Return what a checkpoint is called."""
+    return f"fashion-{objective}-k{top_k}-seed{seed}"
+
+
+def main(seeds: list[int]) -> None:
+    """Probe, and replace the folder of each seed when all of it is there."""
     # How products are cut into threads shows in their last digits, and with them in every CSV.
     torch.set_num_threads(1)
-    staging = REPORT.with_name("fashion.new")
+    for seed in seeds:
+        regenerate(seed)
+
+
+def regenerate(seed: int) -> None:
+    """Write ``reports/fashion/seedN``."""
+    report = REPORT / f"seed{seed}"
+    staging = report.with_name(f"{report.name}.new")
     shutil.rmtree(staging, ignore_errors=True)
-    for name, probe, models, more in questions():
-        paths = [CHECKPOINTS / model for model in models]
+    for name, probe, models, more in questions(seed):
         probe(
-            paths,
+            [CHECKPOINTS / model for model in models],
             data="fashion_mnist",
             out=staging / name,
             device="cpu",
             command="make reports-fashion",
             **more,
         )
-    replace(staging, REPORT)
+    write_csv(staging / "gaps.csv", gaps(staging / "eval", seed))
+    replace(staging, report)
 
 
-def questions() -> list[tuple[str, Any, list[str], dict[str, Any]]]:
-    """Return what is asked: the folder of the answer, the probe, checkpoints (the first is the reference), options."""
-    four = list(NAMES)
+def questions(seed: int) -> Iterator[tuple[str, Any, list[str], dict[str, Any]]]:
+    """Yield what is asked: the folder of the answer, the probe, checkpoints (the first is the reference), options."""
+    four = list(checkpoints(seed))
     two, one = four[:2], four[2:]
-    return [
-        ("eval", api.evaluate, four, {}),
-        ("eval-k1", api.evaluate, one, {}),
-        ("match-ratio", api.match_ratio, two, {"view": "prc_crops", "limit": 4000}),
-        ("match-ratio-k1", api.match_ratio, one, {"view": "prc_crops", "limit": 4000}),
-        ("routes", api.routes, two, {"limit": 2000}),
-        ("noise-sweep", api.noise_sweep, two, {"sigmas": (0.0, 0.05, 0.1, 0.2), "limit": 500}),
-        ("settings", api.evaluate, [f"{model}{settings}" for model in four for settings in SERVED], {}),
-        *(
-            (f"capacity-{model}", api.evaluate, [model, *_limited(model)], {"limit": 4000, "group_images": 8})
-            for model in two
-        ),
-        ("overlay", api.overlay, two, {"severity": 0.1, "count": 6}),
-    ]
+    yield "eval", api.evaluate, four, {}
+    yield "match-ratio", api.match_ratio, two, {"view": "prc_crops", "limit": 4000}
+    yield "match-ratio-k1", api.match_ratio, one, {"view": "prc_crops", "limit": 4000}
+    yield "routes", api.routes, two, {"limit": 2000}
+    if seed != SEEDS[0]:
+        return
+    yield "noise-sweep", api.noise_sweep, two, {"sigmas": (0.0, 0.05, 0.1, 0.2), "limit": 500}
+    yield "settings", api.evaluate, [f"{model}{served}" for model in four for served in SERVED], {}
+    for model in two:
+        limited = [limit(model, factor, priority) for factor in FACTORS for priority in PRIORITIES]
+        more = {"limit": 4000, "group_images": 8}
+        yield f"capacity-{model}", api.evaluate, [model, *limited], more
+    yield "overlay", api.overlay, two, {"severity": 0.1, "count": 6}
 
 
-def fashion_accuracies(folder: Path) -> list[str]:
-    """Return accuracies, the differences from V-MoE of the same k, and those from V-MoE with k = 2."""
-    values = _of(folder / "eval/table.csv", "accuracy").set_index("checkpoint")
-    from_two = _of(folder / "eval/comparison.csv", "accuracy").set_index("checkpoint")
-    from_one = _of(folder / "eval-k1/comparison.csv", "accuracy").set_index("checkpoint")
-    four = list(NAMES)
-    same_k = {four[1]: from_two.loc[four[1]], four[3]: from_one.loc[four[3]]}
-    lines = [
-        "| | accuracy | less V-MoE of the same k | less V-MoE with k = 2 |",
-        "|---|---|---|---|",
-    ]
-    for name, label in NAMES.items():
-        cells = [
-            _cell(values.loc[name]),
-            _cell(same_k[name], signed=True) if name in same_k else "",
-            _cell(from_two.loc[name], signed=True) if name in from_two.index else "",
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
-
-
-def fashion_in_short(folder: Path) -> list[str]:
-    """Return what matters most of the models with k = 2: the first MoE layer, then the accuracy."""
-    asked = [
-        ("match-ratio", "top1_match_kappa", "pooled", "prc_crops: κ"),
-        ("match-ratio", "top1_match_kappa", "image", "prc_crops: κ within image"),
-        ("routes", "class_information", "", "information of experts on class"),
-        ("routes", "position_information", "", "information of experts on position"),
-        ("match-ratio", "dead_experts", "", "dead experts"),
-    ]
-    lines = ["| | V-MoE | V-MoE with PRC | difference |", "|---|---|---|---|"]
-    for part, metric, null, label in asked:
-        table, paired = (_patches(folder / part / file) for file in ("table.csv", "comparison.csv"))
-        first = table["layer"].iloc[0]
-        digits = 0 if metric == "dead_experts" else 3
-        cells = [_cell(row, digits=digits) for _, row in _row(table, first, metric, null).iterrows()]
-        cells += [
-            _cell(row, signed=True, digits=digits) for _, row in _row(paired, first, metric, null).iterrows()
-        ]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    two = list(NAMES)[:2]
-    values, paired = (_of(folder / "eval" / file, "accuracy") for file in ("table.csv", "comparison.csv"))
-    cells = [_cell(values.set_index("checkpoint").loc[name]) for name in two]
-    cells.append(_cell(paired.set_index("checkpoint").loc[two[1]], signed=True))
-    return [*lines, f"| accuracy | {' | '.join(cells)} |"]
-
-
-def fashion_matches(folder: Path) -> list[str]:
-    """Return match and κ of corresponding patches by layer and k, and the differences."""
-    numbers = {
-        ("top1_match", ""): "top-1 match",
-        ("top1_match_kappa", "pooled"): "κ",
-        ("top1_match_kappa", "image"): "κ within image",
-        ("load_entropy", ""): "load entropy",
-    }
-    lines = ["| MoE layer | k | | V-MoE | V-MoE with PRC | difference |", "|---|---|---|---|---|---|"]
-    for part, top_k in (("match-ratio", 2), ("match-ratio-k1", 1)):
-        table, paired = (_patches(folder / part / file) for file in ("table.csv", "comparison.csv"))
-        for layer in dict.fromkeys(table["layer"]):
-            for (metric, null), label in numbers.items():
-                rows = [_row(one, layer, metric, null) for one in (table, paired)]
-                cells = [_cell(row) for _, row in rows[0].iterrows()]
-                cells += [_cell(row, signed=True) for _, row in rows[1].iterrows()]
-                lines.append(f"| `{layer}` | {top_k} | {label} | {' | '.join(cells)} |")
-    return lines
-
-
-def fashion_information(folder: Path) -> list[str]:
-    """Return what a patch's expert says of class, place and color, of the models with k = 2."""
-    numbers = {
-        ("class_information", ""): "class",
-        ("position_information", ""): "position",
-        ("color_information", ""): "brightness",
-    }
-    table, paired = (_patches(folder / "routes" / file) for file in ("table.csv", "comparison.csv"))
-    lines = ["| MoE layer | information on | V-MoE | V-MoE with PRC | difference |", "|---|---|---|---|---|"]
-    for layer in dict.fromkeys(table["layer"]):
-        for (metric, null), label in numbers.items():
-            cells = [_cell(row) for _, row in _row(table, layer, metric, null).iterrows()]
-            cells += [_cell(row, signed=True) for _, row in _row(paired, layer, metric, null).iterrows()]
-            if cells:
-                lines.append(f"| `{layer}` | {label} | {' | '.join(cells)} |")
-    return lines
-
-
-def fashion_settings(folder: Path) -> list[str]:
-    """Return the accuracy of each model (columns) under each setting (rows)."""
-    values = _of(folder / "settings/table.csv", "accuracy").set_index("checkpoint")
-    lines = [f"| served | {' | '.join(NAMES.values())} |", f"|{'---|' * (len(NAMES) + 1)}"]
-    for settings, label in SERVED.items():
-        cells = [_cell(values.loc[f"{name}{settings}"]) for name in NAMES]
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
-
-
-def fashion_capacity(folder: Path) -> list[str]:
-    """Return what little room changes in the accuracy of the models with k = 2, by who takes the room first."""
-    two = list(NAMES)[:2]
-    paired = {
-        name: _of(folder / f"capacity-{name}/comparison.csv", "accuracy").set_index("checkpoint")
-        for name in two
-    }
-    columns = [f"{NAMES[name]}, {label}" for name in two for label in PRIORITIES.values()]
-    lines = [f"| capacity | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
-    for factor in FACTORS:
-        cells = [
-            _cell(paired[name].loc[f"{name},capacity={factor},priority={priority}"], signed=True)
-            for name in two
-            for priority in PRIORITIES
-        ]
-        lines.append(f"| {factor:g} | {' | '.join(cells)} |")
-    return lines
-
-
-def _limited(model: str) -> list[str]:
+def limit(model: str, factor: float, priority: str) -> str:
     """Return a checkpoint with little room, as settings say it."""
-    return [f"{model},capacity={factor},priority={priority}" for factor in FACTORS for priority in PRIORITIES]
+    return f"{model},capacity={factor},priority={priority}"
 
 
-def _of(path: Path, metric: str) -> pd.DataFrame:
-    table = pd.read_csv(path)
-    return table[table["metric"] == metric]
-
-
-def _patches(path: Path) -> pd.DataFrame:
-    table = pd.read_csv(path, keep_default_na=False, na_values={"value": [""]})
-    return table[table["tokens"] == "patch"]
-
-
-def _row(table: pd.DataFrame, layer: str, metric: str, null: str) -> pd.DataFrame:
-    named = (table["layer"] == layer) & (table["metric"] == metric)
-    return table[named & (table["null"] == null)]
-
-
-def _cell(row: pd.Series, *, signed: bool = False, digits: int = 3) -> str:
-    form = f"{'+' if signed else ''}.{digits}f"
-    # Of a rounded -0.0 the sign is dropped.
-    rounded = (round(float(row[key]), digits) + 0.0 for key in ("value", "ci_low", "ci_high"))
-    value, low, high = (f"{number:{form}}" for number in rounded)
-    return f"{value} [{low}, {high}]"
+def gaps(run: Path, seed: int) -> pd.DataFrame:
+    """Return the differences that the paper speaks of, image by image, with intervals over images."""
+    right = shares(run, "accuracy", "labelled")
+    rows = []
+    for name, signs in GAPS.items():
+        parts = [sign * right[checkpoint(*model, seed)] for model, sign in signs.items()]
+        assert all(part.index.equals(parts[0].index) for part in parts)
+        difference = np.sum([part.to_numpy() for part in parts], axis=0)
+        rows.append({"contrast": name, "seed": seed} | interval(difference, most=len(signs) / 2))
+    return pd.DataFrame(rows)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    main(parser.parse_args().seeds)

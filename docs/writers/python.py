@@ -8,8 +8,8 @@ from writers.markdown import code, docstring, first_sentence, page, signature, t
 
 # What is no measurement; every other function is on the page of measurements.
 MODELS = {
-    "load_model", "wrap", "trace", "train", "open_data", "open_view", "choose_device", "downloads", "import_vmoe",
-    "import_swin_moe", "export_vmoe", "use_plugins",
+    "load_model", "wrap", "trace", "train", "train_pipeline", "open_data", "open_view", "choose_device", "downloads",
+    "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
 STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
 PICTURES = {

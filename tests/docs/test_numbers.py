@@ -42,7 +42,8 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
     pages = regenerating("pages")
     every = [block for page in FILLED for block in found(page)]
     assert {folder for folder, *_ in every} == {
-        "reports/digits", "reports/fashion", "reports/shapes", "reports/routers/digits", "reports/routers/shapes",
+        "reports", "reports/digits", "reports/fashion", "reports/shapes",
+        "reports/routers/digits", "reports/routers/shapes",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
