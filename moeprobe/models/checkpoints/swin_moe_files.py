@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from moeprobe.errors import UserError
@@ -143,7 +144,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except DAMAGE as error:
+    # torch leaves a file that is called so to safetensors.
+    except (SafetensorError, *DAMAGE) as error:
         raise UserError(_damaged(path, error)) from None
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]

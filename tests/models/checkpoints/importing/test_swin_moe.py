@@ -333,6 +333,16 @@ def test_damage_is_always_a_sentence_or_harmless(
         import_swin_moe(prefix, folder / "checkpoint")
 
 
+def test_a_pickle_that_is_called_safetensors_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(UserError, match=r"weights\.safetensors is damaged or no file of torch's"):
+        import_swin_moe(path, tmp_path / "checkpoint")
+    assert "executed" not in capsys.readouterr().out and not (tmp_path / "checkpoint").exists()
+
+
 def test_it_cannot_be_trained_and_says_so() -> None:
     config = ModelConfig.model_validate(
         {"num_classes": 3, "swin": {"depths": [2], "num_heads": [2], "windows": [4]}}
