@@ -16,13 +16,14 @@ from moeprobe.metrics.base import (
     Corners,
     Estimator,
     LayerAnalysis,
-    OutputAnalysis,
+    ModelAnalysis,
     OutputPair,
 )
 from moeprobe.metrics.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.slot_match import SlotMatch
+from moeprobe.metrics.touched import Differences
 from moeprobe.probes.engine.loop import run
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
@@ -43,20 +44,22 @@ KINDS = {name: catalog.ANALYSES.get(name) for name in catalog.ANALYSES.names()}
 AGGREGATES = {
     name: kind()
     for name, kind in KINDS.items()
-    if inspect.isclass(kind)
-    and issubclass(kind, LayerAnalysis | OutputAnalysis | CornerAnalysis | PathAnalysis)
+    if inspect.isclass(kind) and issubclass(kind, LayerAnalysis | ModelAnalysis | PathAnalysis)
 }
 LAYERED = {name: analysis for name, analysis in AGGREGATES.items() if isinstance(analysis, LayerAnalysis)}
+SEQUENCED = {"touched", "first_layer"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
-Asked = LayerPair | OutputPair | Corners | list[Path]
+Asked = LayerPair | OutputPair | Corners | Differences | list[Path]
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
     """Some images of a batch."""
     if isinstance(pair, list):
         return pair[rows]
+    if isinstance(pair, Differences):
+        return Differences(pair.differs[:, rows], pair.trial[rows])
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
         return Corners((one, two, three, four), pair.labels[rows])
@@ -78,6 +81,10 @@ def examples(name: str) -> list[Asked]:
     labels = torch.tensor([0, -1, 3, 8, 2])
     if isinstance(AGGREGATES[name], PathAnalysis):
         return [[path(number) for number in range(SIZE)]]
+    if name in SEQUENCED:
+        random = torch.Generator().manual_seed(0)
+        trial = torch.rand(SIZE, 7, generator=random) < 0.8
+        return [Differences(torch.rand(3, SIZE, 7, generator=random) < 0.2, trial)]
     if name in CORNERED:
         return [
             Corners(

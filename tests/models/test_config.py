@@ -114,7 +114,8 @@ def test_two_lengths_or_none_are_refused(tmp_path: Path) -> None:
         ("1: 2\nsteps: 3", "no configuration key '1'"),
         (
             "steps: 3\ndata: [digits]",
-            "data is a section of keys (data.name, data.workers, data.val_fraction); got ['digits']",
+            "data is a section of keys (data.name, data.workers, data.val_fraction, data.labeled, "
+            "data.unlabeled); got ['digits']",
         ),
         ("steps: 3\nmodel:", "model is a section of keys"),
         ("steps: 3\nobjective: {weight: 3}", "objective has no name, only weight: add objective.name"),

@@ -84,6 +84,7 @@ def test_torchrun_leaves_the_bytes_of_one_process(asked: list[Any], alone: Path,
     assert [(one["shard"], one["images"]) for one in shards] == [("1/2", 16), ("2/2", 24)]
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_first_prints(trained: Trained) -> None:
     with ranks(2, "confidence", trained["prc"], "--limit", "24", "--batch-size", "8", "--json") as processes:
         first, second = ended(processes)
@@ -107,6 +108,7 @@ def test_a_mistake_is_said_once(trained: Trained, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_named_and_the_run_goes_on(asked: list[Any], alone: Path, tmp_path: Path) -> None:
     """The second process is killed after its first part file; what it had is kept, and the whole run is the same."""
     out = tmp_path / "sweep"

@@ -21,6 +21,8 @@ from moeprobe.runtime.records import RECORD
 from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, shell, started
 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
+# Those that take long.
+LONG = ("noise-sweep", "discontinuity", "fewshot", "routes")
 PROBES = {
     "noise-sweep": ["--sigmas", "0,0.1"],
     "sweep": ["--view", "affine", "--severities", "0,0.5"],
@@ -82,7 +84,9 @@ def test_every_probe_is_tried_or_refuses() -> None:
     assert set(PROBES) | {"overlay", "trace"} == {probe.name for probe in registry.probes()}
 
 
-@pytest.mark.parametrize("name", PROBES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in PROBES]
+)
 def test_shards_put_together_are_the_run(
     name: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpictured: None
 ) -> None:
@@ -124,6 +128,7 @@ def measured(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
     return root
 
 
+@pytest.mark.slow
 def test_a_command_in_processes_of_its_own(measured: Path, trained: Trained, tmp_path: Path) -> None:
     """Figures too, from another number of shards, as a scheduler starts them."""
     asked = ["noise-sweep", *trained.values(), "--limit", "40", "--batch-size", "8", "--sigmas", "0,0.1"]
@@ -232,7 +237,13 @@ def test_a_shard_goes_on_after_a_kill_and_a_finished_one_says_so(
     assert {name for name in own if PARTS in name} <= set(contents(tmp_path / "2"))
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, "table.csv", "figures/routing.png"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "table.csv",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (0.0, 0.3, 1.0, "figures/routing.png")),
+    ],
+)
 def test_a_killed_merge_leaves_nothing_half_written_and_goes_on(
     measured: Path, tmp_path: Path, moment: float | str
 ) -> None:

@@ -49,7 +49,6 @@ def test_any_vit_of_timm_is_made_sparse() -> None:
         ({"name": "resnet18", "image_size": 64}, "timm cannot build 'resnet18'"),
         ({"top_k": 9}, "between 1 and the 8 experts; got 9"),
         ({"layers": [4]}, "blocks 0 to 3"),
-        ({"layers": []}, "blocks 0 to 3"),
         ({"router": "softmax_token"}, "Did you mean 'softmax_token_choice'"),
     ],
 )

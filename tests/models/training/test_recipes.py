@@ -125,7 +125,12 @@ def test_pretraining_is_300_epochs(kind: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in (*OWN, *PAPER) if "-baseline" in name and "imagenet" not in name]
+    "name",
+    [
+        name
+        for name in (*OWN, *PAPER)
+        if "-baseline" in name and "imagenet" not in name and not name.endswith("-mixup")
+    ],
 )
 def test_baseline_and_prc_differ_in_their_objective_alone(name: str) -> None:
     names = (name, name.replace("-baseline", "-prc"))
@@ -133,6 +138,15 @@ def test_baseline_and_prc_differ_in_their_objective_alone(name: str) -> None:
     for key in ("name", "group", "objective", "initialise"):
         one.pop(key), two.pop(key)
     assert one == two
+
+
+@pytest.mark.parametrize("data", ["digits", "shapes"])
+def test_the_baseline_with_mixup_differs_in_mixup_alone(data: str) -> None:
+    """Of one view per image: mixed images have no pairs."""
+    one, two = (config.load(f"{data}-baseline{end}").model_dump() for end in ("", "-mixup"))
+    differing = {key for key in one if one[key] != two[key]}
+    assert differing == {"name", "group", "mixup", "views_per_image"}
+    assert two["mixup"] > 0 and two["views_per_image"] == 1
 
 
 def test_fine_tuning_starts_where_pretraining_ends() -> None:

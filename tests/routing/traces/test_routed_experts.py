@@ -131,6 +131,7 @@ def test_rows_before_the_start_hinder_no_comparison(tmp_path: Path) -> None:
                            for seed in range(3)))  # fmt: skip
     table = api.analyze_trace([whole / "t.parquet", cut / "t.parquet"]).table
     match = table[(table["metric"] == "set_jaccard") & (table["layer"] == "layers.3")]
+    match = match[match["tokens"] == "token"]
     assert match["value"].tolist() == [1.0] and match["trials"].tolist() == [3 * (ROWS - 4)]
 
 
