@@ -7,9 +7,12 @@ import typer
 
 from moeprobe.cli.early import check_configuration
 from moeprobe.cli.options import Download, Svg
+from moeprobe.errors import UserError
+from moeprobe.runtime import distributed
 from moeprobe.runtime.device import check_device
 
 if TYPE_CHECKING:
+    from moeprobe.models.config import TrainConfig
     from moeprobe.models.pipeline import Pipeline
 
 
@@ -56,6 +59,8 @@ def train(
     check_device(device)
     options: dict[str, Any] = {"device": device, "resume": resume, "overwrite": overwrite, "svg": svg}
     if pipeline.is_pipeline(config):
+        if distributed.launched():
+            raise UserError(f"{config} has several stages; give torchrun one training at a time.")
         stages = pipeline.load(config, overrides or [], folder=folder)
         for stage in stages.stages.values():
             check_configuration(stage)
@@ -69,12 +74,32 @@ def train(
     if show:
         print(dump(resolved), end="")
         return
+    if distributed.launched():
+        _train_together(resolved, folder, as_json=json, **options)
+        return
     from moeprobe import api
     from moeprobe.cli.live import Live
 
     with Live(resolved.name) as live:
         summary = api.train(resolved, folder=folder, report=live.show, **options)
     print_summary(summary, as_json=json)
+
+
+def _train_together(config: "TrainConfig", folder: Path | None, *, as_json: bool, **options: Any) -> None:
+    """Train as one of several processes, of which the first prints."""
+    import contextlib
+
+    from moeprobe.cli.live import Live
+    from moeprobe.studies.train_together import train_together
+
+    if options["resume"] and options["overwrite"]:
+        raise UserError("--resume goes on with an earlier run and --overwrite replaces it; omit one of them.")
+    first = distributed.rank() == 0
+    with distributed.together() as ranks, Live(config.name) if first else contextlib.nullcontext() as live:
+        report = (lambda _: None) if live is None else live.show
+        summary = train_together(config, folder=folder, report=report, ranks=ranks, **options)
+    if first:
+        print_summary(summary, as_json=as_json)
 
 
 def _train_pipeline(stages: "Pipeline", *, as_json: bool, **options: Any) -> None:

@@ -218,10 +218,10 @@ class TrainConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     freeze: list[str] = Field(
-        [],
-        description='patterns of parameters that stay as they start; ["*", "!*.router.*"]: all but routers',
+        [], description='patterns of parameters that stay as they are; ["*", "!*.router.*"]: all but routers'
     )
-    batch_size: int = Field(64, gt=0, description="source images of a step")
+    batch_size: int = Field(64, gt=0, description="source images of a step, of all processes together")
+    accumulate: int = Field(1, gt=0, description="passes that share a step's batch: less memory, same step")
     epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
     steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")
     evaluate_every: int | None = Field(None, gt=0, description="in steps; null: ten times in all")

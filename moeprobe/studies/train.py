@@ -15,6 +15,7 @@ from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
 from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.distributed import Ranks
 from moeprobe.runtime.files import LAST, is_folder, read_json, remove
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
@@ -25,7 +26,7 @@ from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_f
 _SUMMARY = {"name", "steps", "images_per_second"}
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
 _CURVE = "training.png"
-_FAMILY = Family(
+FAMILY = Family(
     "training",
     is_ours=lambda path: any(is_written_by_moeprobe(path / name) for name in _WEIGHTS),
     known=(
@@ -76,7 +77,7 @@ def train(
         return complete(folder, resolved) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)
     # Only now, when everything fits together, is the folder made, or an earlier run given up.
-    with RunFolder(folder, _FAMILY) as own:
+    with RunFolder(folder, FAMILY) as own:
         # Once more, when no other process can change it.
         state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
         if state == "finished":
@@ -85,7 +86,7 @@ def train(
             trainer.resume()
         elif overwrite:
             own.clear()
-        summary = trainer.run(report, draw=partial(_draw, own.path, resolved, svg=svg))
+        summary = trainer.run(report, draw=partial(draw_curve, own.path, resolved, svg=svg))
         own.check()
     return summary | {"folder": str(folder), "kept": False}
 
@@ -97,7 +98,7 @@ def clear(folder: Path) -> None:
         UserError: it holds something else, or is in use.
     """
     if folder.exists():
-        with RunFolder(folder, _FAMILY) as own:
+        with RunFolder(folder, FAMILY) as own:
             own.clear()
 
 
@@ -109,14 +110,14 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     """
     if _at_its_end(folder):
         return read_summary(folder)
-    with RunFolder(folder, _FAMILY):
+    with RunFolder(folder, FAMILY):
         return _complete(folder, config)
 
 
 def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     summary = read_summary(folder)
     if not (folder / _CURVE).is_file():
-        _draw(folder, config)
+        draw_curve(folder, config)
     remove(folder / "state.safetensors")
     return summary
 
@@ -144,7 +145,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def _draw(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
+def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     """Draw what ``metrics.csv`` says, and not what was computed, which has more digits."""
     from moeprobe.results.figures import save
     from moeprobe.results.figures.training import draw
@@ -158,8 +159,8 @@ def _draw(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     save(draw(metrics, name=config.name), folder / "training", svg=svg)
 
 
-def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
-    """Return what trains a configuration, at its beginning; nothing is written.
+def make_trainer(config: TrainConfig, *, folder: Path, device: str, ranks: Ranks | None = None) -> Trainer:
+    """Return what trains a configuration, at its beginning; nothing is written. ``ranks``: processes that share it.
 
     Raises:
         UserError: something that is named does not exist, or the parts do not fit together.
@@ -175,6 +176,7 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str) -> Trainer:
         view=open_training_view(config.view.name, dataset=train_data, **config.view.parameters),
         folder=folder,
         device=choose_device(device),
+        ranks=ranks,
     )
 
 
@@ -188,12 +190,12 @@ def check_run_folder(
     Raises:
         UserError: the folder holds something else, another run, or a finished one that is not to be taken as it is.
     """
-    contents = look(folder, _FAMILY)
+    contents = look(folder, FAMILY)
     if not contents.empty and not contents.own:
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
-    check_family(folder, contents, _FAMILY)
+    check_family(folder, contents, FAMILY)
     if overwrite:
-        check_replaceable(folder, contents, _FAMILY)
+        check_replaceable(folder, contents, FAMILY)
         _check_start(folder, contents, config)
         return "new"
     if not contents.own:
@@ -233,9 +235,9 @@ def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
 
 
 def same_training(one: TrainConfig, other: TrainConfig) -> bool:
-    """Whether two configurations are of one training; the number of loader processes changes nothing but speed."""
+    """Whether two configurations are of one training; how it is loaded and shared changes nothing but rounding."""
     first, second = (
-        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})})
+        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0}), "accumulate": 1})
         for config in (one, other)
     )
     return first == second

@@ -19,24 +19,23 @@ from tests.commands import PATIENCE, Trained, names_in, run
 from tests.probes.test_shards import contents
 
 
-@contextmanager
-def ranks(number: int, *arguments: object, minutes: float = 30) -> Iterator[list[subprocess.Popen[str]]]:
-    """Start processes with the variables that torchrun sets, each with its own output."""
+def environments(number: int, *, minutes: float = 30) -> list[dict[str, str]]:
+    """The variables that torchrun sets for each of several processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
     common = {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"MOEPROBE_TIMEOUT_MINUTES": str(minutes), "OMP_NUM_THREADS": "1"}
+    return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(number)]
+
+
+@contextmanager
+def ranks(number: int, *arguments: object, minutes: float = 30) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start processes with these variables, each with its own output."""
+    command = [sys.executable, "-m", "moeprobe", *map(str, arguments)]
     started = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(number)
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+        for own in environments(number, minutes=minutes)
     ]
     try:
         yield started

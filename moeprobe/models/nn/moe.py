@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from moeprobe.errors import UserError
 from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import Experts
+from moeprobe.models.nn.portion import normal
 from moeprobe.models.nn.routers.base import Decision, Router
 
 
@@ -81,4 +82,4 @@ class MoeLayer(nn.Module):
         if not self.training or self.router.noise_std == 0:
             return None
         shape = (*groups.shape[:2], self.router.num_logits)
-        return torch.randn(shape, device=groups.device, dtype=torch.float32)
+        return normal(shape, device=groups.device)

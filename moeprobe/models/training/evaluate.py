@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -11,6 +12,7 @@ from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.views.base import Recipe
 from moeprobe.models.nn.capture import moe_layers
+from moeprobe.runtime.distributed import Alone, Ranks
 
 
 def evaluate(
@@ -20,22 +22,26 @@ def evaluate(
     judge: Callable[[Tensor, Tensor, list[str]], dict[str, Tensor]],
     *,
     normalise: nn.Module,
-    batch_size: int,
-    workers: int,
+    loading: Loading,
     device: torch.device,
+    ranks: Ranks | Alone,
 ) -> dict[str, float]:
     """Return the means of what ``judge`` says of images, labels and names; the model is left in its mode.
 
     Images that share a group (and so a capacity) follow one another in the split; what is left over at its end is a
-    smaller group. ``batch_size`` is rounded to whole groups, so it changes nothing but speed.
+    smaller group. The size of batches is rounded to whole groups, so it changes nothing but speed. Each process takes
+    some of the batches.
     """
     was_training = model.training
     model.eval()
     group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
-    batch_size = max(group, batch_size // group * group)
+    batch_size = max(group, loading.batch_size // group * group)
+    starts = range(0, len(dataset), batch_size)
+    own = starts[len(starts) * ranks.rank // ranks.size : len(starts) * (ranks.rank + 1) // ranks.size]
+    images_of = range(own[0], min(own[-1] + batch_size, len(dataset))) if own else range(0)
     sums: dict[str, float] = {}
     with torch.inference_mode():
-        for batch in batches(dataset, range(len(dataset)), recipe, loading=Loading(batch_size, workers)):
+        for batch in batches(dataset, images_of, recipe, loading=replace(loading, batch_size=batch_size)):
             labels = batch.labels.to(device)
             images = normalise(batch.views[0].to(device))
             parts = [
@@ -46,7 +52,9 @@ def evaluate(
                 values = torch.cat([part[name] for part in parts])
                 sums[name] = sums.get(name, 0.0) + float(values.sum())
     model.train(was_training)
-    return {name: value / len(dataset) for name, value in sums.items()}
+    found = ranks.exchange(sums)
+    # A process without a batch of its own has no names.
+    return {name: sum(one.get(name, 0.0) for one in found) / len(dataset) for name in max(found, key=len)}
 
 
 def _whole_groups(count: int, group: int) -> list[tuple[int, int]]:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import ImageDataset
-from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.inputs.views.base import PairView
@@ -25,18 +24,18 @@ from moeprobe.models.training import checks
 from moeprobe.models.training.epochs import training_batches
 from moeprobe.models.training.inputs import Normalise
 from moeprobe.models.training.interrupts import uninterrupted
-from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
+from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages, load_state, save_state
-from moeprobe.models.training.step import backward
+from moeprobe.models.training.step import clip
 from moeprobe.models.training.tasks import Classification, Reconstruction
 from moeprobe.models.training.tensorboard import Board
 from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
-from moeprobe.runtime.seeds import seed_torch, torch_seed
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -53,6 +52,7 @@ class Trainer:
         view: makes two random views of an image (the first is taken where one is wanted).
         folder: where checkpoints and metrics go.
         device: where to train.
+        ranks: the processes that share each step, made of the same arguments; the first one writes. None = this one.
 
     Raises:
         UserError: the parts do not fit together.
@@ -67,7 +67,10 @@ class Trainer:
         view: PairView,
         folder: Path,
         device: torch.device,
+        ranks: Ranks | Alone | None = None,
     ) -> None:
+        self.ranks = ranks or Alone()
+        self.writes = self.ranks.rank == 0
         self.class_names = checks.check_data(config, train_data, val_data)
         self.config = config
         self.model_config = config.model.model_copy(update={"num_classes": len(self.class_names)})
@@ -83,16 +86,14 @@ class Trainer:
         self.model, self.start = start_model(config, self.model_config, self.class_names)
         self.model.to(device).train()
         self.normalise = Normalise(self.model_config).to(device)
-        embedding = self.model.patch_embed
-        self.grid = PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0])
-        self.framing = Framing(embedding.img_size[0], self.model_config.crop_fraction)
+        self.framing = Framing(self.model.patch_embed.img_size[0], self.model_config.crop_fraction)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.schedule = make_schedule(self.optimizer, config.schedule, total_steps=self.total_steps)
         self.step = 0
         self.best_score: float | None = None
-        self.task = (Classification if config.mae is None else Reconstruction)(
-            config, self.model, self.objective
-        )
+        task = Classification if config.mae is None else Reconstruction
+        self.task = task(config, self.model, self.objective)
+        self.share = SharedStep(self.task, self.normalise, self.ranks)
         self.averages = Averages()
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
@@ -117,8 +118,10 @@ class Trainer:
         Raises:
             UserError: the loss is not finite.
         """
-        board = Board(self.folder / "tensorboard", step=self.step) if self.config.tensorboard else None
-        write_text(self.folder / "config.yaml", dump(self.config))
+        shows = self.config.tensorboard and self.writes
+        board = Board(self.folder / "tensorboard", step=self.step) if shows else None
+        if self.writes:
+            write_text(self.folder / "config.yaml", dump(self.config))
         reporter = Reporter(
             report, first=self.step, total_steps=self.total_steps, batch_size=self.config.batch_size
         )
@@ -141,7 +144,9 @@ class Trainer:
                 return self._finish(reporter.rate(self.step), draw)
         except KeyboardInterrupt as error:
             with uninterrupted():
-                if (self.folder / "finished.json").exists():
+                if not self.writes:
+                    pass
+                elif (self.folder / "finished.json").exists():
                     error.add_note(f"The run in {shown(self.folder)} is finished.")
                 else:
                     self._check_finite(*self.averages.sums.values(), *self.model.parameters())
@@ -188,21 +193,16 @@ class Trainer:
                 self.train_data,
                 self.view,
                 self.framing,
-                first=self.step,
-                last=self.total_steps,
+                steps=range(self.step, self.total_steps),
+                part=(self.ranks.rank, self.ranks.size),
                 pin_memory=self.device.type == "cuda",
             )
 
     def train_step(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update and return what is reported of it."""
-        seed_torch(torch_seed(self.config.seed, "step", draw=self.step), self.device)
-        images = torch.stack(batch.views, dim=1).flatten(0, 1).to(self.device, non_blocking=True)
-        labels = batch.labels.repeat_interleave(len(batch.views)).to(self.device, non_blocking=True)
-        views = Views(batch.to_source, batch.source_size, self.grid, self.model.num_prefix_tokens)
-        values = self.task.measure(self.normalise(images), labels, views, step=self.step)
         self.schedule.step_update(self.step)
-        backward(values["loss"], self.model, clip_norm=self.config.optimizer.clip_norm)
-        values = {name: value.detach() for name, value in values.items()}
+        values = self.share(batch, step=self.step, device=self.device)
+        clip(self.model, norm=self.config.optimizer.clip_norm)
         with uninterrupted():
             self.optimizer.step()
             self.averages.add(values)
@@ -228,20 +228,24 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._check_finite(*self.averages.sums.values(), *self.model.parameters())
-        found = self.task.validate(self.val_data, self.framing, normalise=self.normalise, device=self.device)
+        found = self.task.validate(
+            self.val_data, self.framing, normalise=self.normalise, device=self.device, ranks=self.ranks
+        )
         self._check_finite(torch.tensor(found["val_loss"]))
         train = {f"train_{name}": value for name, value in self.averages.means().items()}
         row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
         with uninterrupted():
             self.history.append(row | train | found)
             self.averages = Averages()
-            write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
-            self._save("last")
-            if self.best_score is None or self.task.score(found) > self.best_score:
-                self.best_score = self.task.score(found)
-                self._save("best")
-            if self.step < self.total_steps:
-                self._save_state()
+            score = self.task.score(found)
+            better = self.best_score is None or score > self.best_score
+            self.best_score = score if better else self.best_score
+            if self.writes:
+                write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
+                for which in ("last", "best") if better else ("last",):
+                    self._save(which)
+                if self.step < self.total_steps:
+                    self._save_state()
 
     def _save(self, which: str) -> None:
         accuracy = self.history[-1].get("val_accuracy")
@@ -277,7 +281,8 @@ class Trainer:
             "images_per_second": images_per_second,
         }
         summary |= self.clock.summary() | start_record(self.train_data, self.start)
-        draw()
-        write_json(self.folder / "finished.json", summary)
-        remove(self.folder / "state.safetensors")
+        if self.writes:
+            draw()
+            write_json(self.folder / "finished.json", summary)
+            remove(self.folder / "state.safetensors")
         return summary

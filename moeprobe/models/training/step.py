@@ -1,4 +1,4 @@
-"""The parts of a training step: losses put together, and from a loss to gradients.
+"""The parts of a training step: losses put together, and from gradients to clipped ones.
 
 Axes: B rows of a batch.
 """
@@ -28,16 +28,13 @@ def total_loss(main: Tensor, terms: Mapping[str, Term]) -> Tensor:
     return main + torch.stack(weighted).sum() if weighted else main
 
 
-def backward(loss: Tensor, model: nn.Module, *, clip_norm: float | None) -> Tensor:
-    """Leave fresh gradients of ``loss`` on the parameters, clipped to a global norm; return the norm they had."""
+def clip(model: nn.Module, *, norm: float | None) -> Tensor:
+    """Clip the gradients on the parameters to a global norm, None = none; return the norm that they had."""
     parameters = list(model.parameters())  # collected once: walking through the modules takes a while
-    for parameter in parameters:
-        parameter.grad = None
-    loss.backward()
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if clip_norm is not None and not _known_within(norm, clip_norm):
-        nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-    return norm
+    found = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if norm is not None and not _known_within(found, norm):
+        nn.utils.clip_grads_with_norm_(parameters, norm, found)
+    return found
 
 
 def _known_within(norm: Tensor, limit: float) -> bool:

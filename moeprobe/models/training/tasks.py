@@ -13,6 +13,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from moeprobe.inputs.batches import Loading
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.images import Framing
 from moeprobe.models.config import TrainConfig
@@ -24,6 +25,7 @@ from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Objective, Views
 from moeprobe.models.training.room import room
 from moeprobe.models.training.step import supervised_loss, total_loss
+from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import generator
 
 # What a task keeps of one image of the validation split: name -> value; the means over images are reported.
@@ -43,8 +45,17 @@ class Task(ABC):
         self.config, self.model, self.objective = config, model, objective
 
     @abstractmethod
-    def measure(self, images: Tensor, labels: Tensor, views: Views, *, step: int) -> dict[str, Tensor]:
-        """Return the ``loss`` of normalized images ``(B, 3, H, W)`` in step ``step``, and what else is reported."""
+    def rows(
+        self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
+    ) -> tuple[Tensor, ...]:
+        """Return what step ``step`` measures of normalized images ``(B, 3, H, W)``, which come first; a row per view.
+
+        The rows may be one of equal parts of a batch, one for each of ``ranks``; what is drawn is drawn for all.
+        """
+
+    @abstractmethod
+    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
+        """Return the ``loss`` of some of these rows, and what else is reported."""
 
     @abstractmethod
     def judge(self, images: Tensor, labels: Tensor, image_ids: list[str]) -> dict[str, Tensor]:
@@ -61,18 +72,24 @@ class Task(ABC):
         """Return what the run's end says of its last evaluation and its best score."""
 
     def validate(
-        self, data: ImageDataset, framing: Framing, *, normalise: nn.Module, device: torch.device
+        self,
+        data: ImageDataset,
+        framing: Framing,
+        *,
+        normalise: nn.Module,
+        device: torch.device,
+        ranks: Ranks | Alone,
     ) -> dict[str, float]:
-        """Return the means of ``judge`` over clean images, with ``val_`` before their names."""
+        """Return the means of ``judge`` over clean images, of which ranks have parts; ``val_`` before their names."""
         found = evaluate(
             self.model,
             data,
             partial(clean_view, framing=framing),
             self.judge,
             normalise=normalise,
-            batch_size=self.config.eval_batch_size,
-            workers=self.config.data.workers,
+            loading=Loading(self.config.eval_batch_size, self.config.data.workers),
             device=device,
+            ranks=ranks,
         )
         return {f"val_{name}": value for name, value in found.items()}
 
@@ -86,18 +103,30 @@ class Task(ABC):
 class Classification(Task):
     """Class scores, against labels that may be mixed up."""
 
-    def measure(self, images: Tensor, labels: Tensor, views: Views, *, step: int) -> dict[str, Tensor]:
+    def rows(
+        self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
+    ) -> tuple[Tensor, ...]:
+        """Return images, labels and soft targets ``(B, classes)``, mixed up."""
+        targets = nn.functional.one_hot(labels.clamp_min(0), self.model.num_classes).float()
+        if self.config.mixup > 0:
+            rng = generator(self.config.seed, "mixup", draw=step)
+            images, targets = mixup(
+                images,
+                targets,
+                concentration=self.config.mixup,
+                rng=rng,
+                num_views=num_views,
+                following=ranks.following,
+            )
+        return images, labels, targets
+
+    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
         """Return the supervised loss with the terms of the objective, and the accuracy.
 
         Where a share of the images has labels alone, loss and accuracy are those of the rows that have one (label from
         0), 0 of a batch without any; all other terms are of all rows.
         """
-        targets = nn.functional.one_hot(labels.clamp_min(0), self.model.num_classes).float()
-        if self.config.mixup > 0:
-            rng = generator(self.config.seed, "mixup", draw=step)
-            images, targets = mixup(
-                images, targets, concentration=self.config.mixup, rng=rng, num_views=len(views.to_source)
-            )
+        images, labels, targets = rows
         with (
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
             capture(self.model) as decisions,
@@ -136,10 +165,18 @@ class Classification(Task):
 class Reconstruction(Task):
     """Masked autoencoding; masks belong to the step in training, and to the image in validation."""
 
-    def measure(self, images: Tensor, labels: Tensor, views: Views, *, step: int) -> dict[str, Tensor]:
-        """Return the loss of the hidden patches, with the terms of the objective on what the routers decided."""
+    def rows(
+        self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
+    ) -> tuple[Tensor, ...]:
+        """Return images and the patches ``(B, V)`` that are seen of each."""
         rng = generator(self.config.seed, "mask", draw=step)
-        visible = self._visible(rng, len(images)).to(images.device)
+        visible = self._visible(rng, len(images) * ranks.size)
+        own = visible[ranks.rank * len(images) : (ranks.rank + 1) * len(images)]
+        return images, own.to(images.device)
+
+    def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
+        """Return the loss of the hidden patches, with the terms of the objective on what the routers decided."""
+        images, visible = rows
         with (
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
             capture(self.model) as decisions,

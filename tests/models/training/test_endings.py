@@ -104,7 +104,7 @@ class Killed(BaseException):
 
 
 def in_the_picture(patch: pytest.MonkeyPatch, folder: Path) -> None:
-    patch.setattr(trainings, "_draw", kill)
+    patch.setattr(trainings, "draw_curve", kill)
 
 
 def before_the_mark(patch: pytest.MonkeyPatch, folder: Path) -> None:

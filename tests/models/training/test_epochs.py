@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from moeprobe.inputs import batches as loading
 from moeprobe.inputs.images import Framing
@@ -17,10 +18,10 @@ SIZE, PER_EPOCH, NUM = 8, 5, 44
 VIEW, FRAMING = RandomCrop(), Framing(16)
 
 
-def loaded(first: int, last: int, **settings: Any) -> list[Any]:
-    config = tiny_config(**settings)
+def loaded(first: int, last: int, part: tuple[int, int] = (0, 1), **settings: Any) -> list[Any]:
+    config, steps = tiny_config(**settings), range(first, last)
     return list(
-        training_batches(config, Noise(num=NUM), VIEW, FRAMING, first=first, last=last, pin_memory=False)
+        training_batches(config, Noise(num=NUM), VIEW, FRAMING, steps=steps, part=part, pin_memory=False)
     )
 
 
@@ -35,6 +36,16 @@ def test_epochs_follow_one_another_from_any_step(first: int, last: int) -> None:
     made = loaded(first, last)
     everything = order(0) + order(1) + order(2)
     assert [name for batch in made for name in batch.image_ids] == everything[first * SIZE : last * SIZE]
+
+
+@pytest.mark.parametrize("of", [2, 4])
+def test_parts_of_a_step_are_its_batch(of: int) -> None:
+    """Images and views of all parts, one after the other, are those of the whole batch."""
+    parts = [loaded(3, 8, part=(number, of)) for number in range(of)]
+    for whole, *shared in zip(loaded(3, 8), *parts, strict=True):
+        assert [name for one in shared for name in one.image_ids] == whole.image_ids
+        for number, view in enumerate(whole.views):
+            assert view.equal(torch.cat([one.views[number] for one in shared]))
 
 
 def test_views_belong_to_the_epoch() -> None:
@@ -66,7 +77,7 @@ def test_processes_start_once_and_change_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_long_run_is_not_held_in_memory() -> None:
-    places = _Order(0, NUM, SIZE, first=0, last=10**12)
+    places = _Order(0, NUM, SIZE, steps=range(10**12), part=(0, 1))
     assert len(places) == 8 * 10**12
     assert places[0] == generator(0, "order", draw=0).permutation(NUM)[0]
     assert places[len(places) - 1] == generator(0, "order", draw=10**12 // 5 - 1).permutation(NUM)[39]

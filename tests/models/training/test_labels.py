@@ -1,7 +1,6 @@
 """Training with few labels: which images keep theirs, and what the losses are taken over."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.config import load
 from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
+from moeprobe.models.training.objectives.base import Views
 from moeprobe.studies.train import make_trainer
 
 TINY = [
@@ -59,12 +59,10 @@ def test_supervised_over_labeled_rows_and_prc_over_all_by_a_loop(loss: str, tmp_
 
     measure = trainer.task.measure
 
-    def spied(
-        images: torch.Tensor, labels: torch.Tensor, *rest: Any, **named: Any
-    ) -> dict[str, torch.Tensor]:
+    def spied(rows: tuple[torch.Tensor, ...], views: Views) -> dict[str, torch.Tensor]:
         with torch.no_grad():
-            seen["logits"], seen["labels"] = trainer.model(images).double().numpy(), labels.numpy()
-        return measure(images, labels, *rest, **named)
+            seen["logits"], seen["labels"] = trainer.model(rows[0]).double().numpy(), rows[1].numpy()
+        return measure(rows, views)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer.task, "measure", spied)

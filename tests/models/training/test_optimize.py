@@ -14,7 +14,7 @@ from moeprobe.models.config import OptimizerConfig, ScheduleConfig, load
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.training.objectives.balanced import Balanced
 from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
-from moeprobe.models.training.step import backward, supervised_loss, total_loss
+from moeprobe.models.training.step import clip, supervised_loss, total_loss
 from tests.golden import assert_golden, oracle
 from tests.models.nn.released import to_state_dict
 from tests.models.nn.test_vit import released_images, released_model
@@ -65,7 +65,9 @@ def test_released_training_steps(run: str, optimizer_config: OptimizerConfig, sc
         main = supervised_loss(logits, labels, kind)
         loss = total_loss(main, objective.terms(decisions, views))
         schedule.step_update(step)
-        norm = backward(loss, model, clip_norm=optimizer_config.clip_norm)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = clip(model, norm=optimizer_config.clip_norm)
         optimizer.step()
         for handle in handles:
             handle.remove()
@@ -192,14 +194,14 @@ def test_an_optimizer_of_timm_without_a_fused_kernel_is_made_as_ever() -> None:
     assert "fused" not in optimizer.param_groups[0]
 
 
-def test_gradients_are_clipped_to_a_global_norm_and_fresh() -> None:
+def test_gradients_are_clipped_to_a_global_norm() -> None:
     model = nn.Linear(2, 1, bias=False)
-    model.weight.grad = torch.full((1, 2), 100.0)
-    norm = backward(model(torch.tensor([[3.0, 4.0]])).sum(), model, clip_norm=1.0)
-    assert norm.item() == pytest.approx(5.0)
-    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.8]]))
-    backward(model(torch.tensor([[3.0, 4.0]])).sum(), model, clip_norm=None)
+    model(torch.tensor([[3.0, 4.0]])).sum().backward()
+    assert clip(model, norm=None).item() == pytest.approx(5.0)
+    assert model.weight.grad is not None
     assert torch.equal(model.weight.grad, torch.tensor([[3.0, 4.0]]))
+    assert clip(model, norm=1.0).item() == pytest.approx(5.0)
+    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.8]]))
 
 
 @pytest.mark.parametrize("limit", [None, 4.9, 5.0, 5.000002, math.inf])
@@ -207,7 +209,8 @@ def test_clipping_is_that_of_torch_to_the_bit(limit: float | None) -> None:
     """Also at the limit, where torch divides by the norm plus 1e-6."""
     model, other = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
     rows = torch.tensor([[3.0, 4.0]])
-    backward(model(rows).sum(), model, clip_norm=limit)
+    model(rows).sum().backward()
+    clip(model, norm=limit)
     other(rows).sum().backward()
     nn.utils.clip_grad_norm_(other.parameters(), math.inf if limit is None else limit)
     assert model.weight.grad is not None
@@ -217,7 +220,8 @@ def test_clipping_is_that_of_torch_to_the_bit(limit: float | None) -> None:
 
 def test_a_norm_that_is_no_number_spreads_to_all_gradients() -> None:
     model = nn.Linear(2, 1, bias=False)
-    backward((model.weight * torch.tensor([[math.nan, 1.0]])).sum(), model, clip_norm=1.0)
+    (model.weight * torch.tensor([[math.nan, 1.0]])).sum().backward()
+    clip(model, norm=1.0)
     assert model.weight.grad is not None
     assert bool(model.weight.grad.isnan().all())
 

@@ -61,7 +61,7 @@ def tiny_config(**changes: Any) -> TrainConfig:
     return config.parse(content)
 
 
-def trainer(folder: Path, *, num: int = 44, num_val: int = 11, **changes: Any) -> Trainer:
+def trainer(folder: Path, *, num: int = 44, num_val: int = 11, ranks: Any = None, **changes: Any) -> Trainer:
     settings = tiny_config(**changes)
     view = api.open_view(settings.view.name, **settings.view.parameters)
     assert isinstance(view, PairView)
@@ -72,6 +72,7 @@ def trainer(folder: Path, *, num: int = 44, num_val: int = 11, **changes: Any) -
         view=view,
         folder=folder,
         device=CPU,
+        ranks=ranks,
     )
 
 

@@ -21,6 +21,11 @@ from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss, z
 from moeprobe.models.nn.routers.base import Decision
 
 
+def whole(own: Tensor) -> Tensor:
+    """Return a sum over all rows there are."""
+    return own
+
+
 @dataclass(frozen=True)
 class Views:
     """The order of the rows of a batch: rows are image 0 view 1, image 0 view 2, image 1 view 1, ...
@@ -30,12 +35,20 @@ class Views:
         source_size: ``(B, 2)`` width and height of the sources.
         grid: the patches of a view.
         num_prefix_tokens: tokens before the patches.
+        total: turns a sum over these rows into that over the whole batch, of which they may be a part; what is a
+            function of sums takes each of them through it, always in the same order.
     """
 
     to_source: list[NDArray[np.float64]]
     source_size: NDArray[np.float64]
     grid: PatchGrid
     num_prefix_tokens: int
+    total: Callable[[Tensor], Tensor] = whole
+
+    def of(self, images: slice) -> "Views":
+        """Return the views of some of the images."""
+        maps = [one[images] for one in self.to_source]
+        return dataclasses.replace(self, to_source=maps, source_size=self.source_size[images])
 
 
 @dataclass(frozen=True)
@@ -51,12 +64,15 @@ class Objective(ABC):
 
     Attributes:
         needs_pairs: the objective compares two views of each image.
+        whole_batch: it is a function of sums over the whole batch, which it takes through ``Views.total``; else it is a
+            mean over groups of images, so that the mean over the parts of a batch is that of the batch.
 
     Raises:
         UserError: a weight is negative or no number.
     """
 
     needs_pairs: ClassVar[bool]
+    whole_batch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses

@@ -1,6 +1,6 @@
 """Consistency by Jensen-Shannon divergence, the alternative that the PRC paper reports in addition to its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, balancing_terms, paired_gates
+from moeprobe.models.training.objectives.base import (
+    Objective,
+    Term,
+    Views,
+    balancing_terms,
+    paired_gates,
+    whole,
+)
 from moeprobe.models.training.objectives.prc import paired_tokens
 
 # Inside the logarithm and the denominator, as in the authors' program.
@@ -27,12 +34,15 @@ class Jsd(Objective):
     load_weight: float = 0.005
 
     needs_pairs: ClassVar[bool] = True
+    whole_batch: ClassVar[bool] = True
 
     def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
         """Return the divergence and the two balancing terms."""
         first, second, _ = paired_tokens(views)
         divergences = [
-            mean_divergence(*paired_gates(decision.clean_gates, first, second, num_images=len(first)))
+            mean_divergence(
+                *paired_gates(decision.clean_gates, first, second, num_images=len(first)), views.total
+            )
             for decision in decisions.values()
         ]
         balancing = balancing_terms(
@@ -41,11 +51,13 @@ class Jsd(Objective):
         return {"jsd": Term(torch.stack(divergences).sum(), self.weight)} | balancing
 
 
-def mean_divergence(gates1: Tensor, gates2: Tensor, valid: Tensor) -> Tensor:
+def mean_divergence(
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+) -> Tensor:
     """Return the mean over pairs of ½ KL(p‖m) + ½ KL(q‖m), m = (p + q) / 2, for gates ``(B, M, E)``."""
     middle = (gates1 + gates2) / 2
     divergence = 0.5 * (_kl(gates1, middle) + _kl(gates2, middle))
-    return (divergence * valid).sum() / valid.sum().clamp_min(1)
+    return total((divergence * valid).sum()) / total(valid.sum()).clamp_min(1)
 
 
 def _kl(p: Tensor, q: Tensor) -> Tensor:

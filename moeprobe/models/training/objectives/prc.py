@@ -10,7 +10,7 @@ Source: Kada et al. 2025, "Robustifying Routers Against Input Perturbations for 
 Transformers", section III-B.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates
+from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates, whole
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Prc(Objective):
     noisy: bool = False
 
     needs_pairs: ClassVar[bool] = True
+    whole_batch: ClassVar[bool] = True
 
     def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
         """Return the diagonal and the off-diagonal term."""
@@ -47,9 +48,10 @@ class Prc(Objective):
             # View 1 of the paper is the one with the smaller source area.
             exchange = torch.from_numpy(swapped).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
-            terms = consistency_terms(correlation(small, large, valid))
+            matrix, pairs = correlation(small, large, valid, views.total)
+            terms = consistency_terms(matrix)
             # Without a pair S is zero and would be blamed for it.
-            diagonal.append(torch.where(valid.any(), terms[0], 0.0))
+            diagonal.append(torch.where(pairs > 0, terms[0], 0.0))
             offdiagonal.append(terms[1])
         return {
             "prc_diagonal": Term(torch.stack(diagonal).sum(), self.diagonal_weight),
@@ -68,11 +70,17 @@ def paired_tokens(views: Views) -> tuple[NDArray[np.int64], NDArray[np.int64], N
     return tokens[0], tokens[1], pairs.view_first
 
 
-def correlation(gates1: Tensor, gates2: Tensor, valid: Tensor) -> Tensor:
-    """Return S ``(E, E)`` of equation 3 from gates ``(B, M, E)``; zero where the batch has no pair."""
+def correlation(
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+) -> tuple[Tensor, Tensor]:
+    """Return S ``(E, E)`` of equation 3 from gates ``(B, M, E)``, and the number of pairs; without one, S is zero.
+
+    Outer products and pairs are summed by ``total`` over the whole batch, of which the gates may be a part.
+    """
     num_experts = gates1.shape[-1]
-    outer = gates1.flatten(0, 1).T @ gates2.flatten(0, 1)
-    return num_experts / valid.sum().clamp_min(1) * outer
+    outer = total(gates1.flatten(0, 1).T @ gates2.flatten(0, 1))
+    pairs = total(valid.sum())
+    return num_experts / pairs.clamp_min(1) * outer, pairs
 
 
 def consistency_terms(matrix: Tensor) -> tuple[Tensor, Tensor]:

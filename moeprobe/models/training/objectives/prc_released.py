@@ -6,7 +6,7 @@ batch times the slots, 1 is out of reach, so the term acts almost linearly as mi
 correspondence has rules of its own too (``geometry.correspond_released``), and class tokens can form a pair.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates
+from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates, whole
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation
 
 
@@ -29,6 +29,7 @@ class PrcReleased(Objective):
     class_pair: bool = True
 
     needs_pairs: ClassVar[bool] = True
+    whole_batch: ClassVar[bool] = True
 
     def terms(self, decisions: Mapping[str, Decision], views: Views) -> dict[str, Term]:
         """Return the diagonal and the off-diagonal term.
@@ -52,15 +53,18 @@ class PrcReleased(Objective):
             )
             exchange = torch.from_numpy(pairs.view_first).to(valid.device)[:, None, None]
             small, large = torch.where(exchange, gates2, gates1), torch.where(exchange, gates1, gates2)
-            diagonal.append(slot_diagonal(small, large, valid))
-            offdiagonal.append(consistency_terms(correlation(small, large, valid))[1])
+            diagonal.append(slot_diagonal(small, large, valid, views.total))
+            offdiagonal.append(consistency_terms(correlation(small, large, valid, views.total)[0])[1])
         return {
             "prc_diagonal": Term(torch.stack(diagonal).sum(), self.diagonal_weight),
             "prc_offdiagonal": Term(torch.stack(offdiagonal).sum(), self.offdiagonal_weight),
         }
 
 
-def slot_diagonal(gates1: Tensor, gates2: Tensor, valid: Tensor) -> Tensor:
+def slot_diagonal(
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+) -> Tensor:
     """Return the mean of (D_je − 1)² for gates ``(B, M, E)`` that are zero where there is no pair."""
-    similarity = gates1.shape[-1] / valid.sum().clamp_min(1) * (gates1 * gates2).sum(0)
-    return torch.where(valid.any(), (similarity - 1).square().mean(), 0.0)
+    products, pairs = total((gates1 * gates2).sum(0)), total(valid.sum())
+    similarity = gates1.shape[-1] / pairs.clamp_min(1) * products
+    return torch.where(pairs > 0, (similarity - 1).square().mean(), 0.0)

@@ -13,7 +13,7 @@ Variances are those of a population. The thesis prints neither weights nor ε: t
 Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", section 3.2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained
+from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained, whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Variation(Objective):
     image_epsilon: float = 1e-2
 
     needs_pairs: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +57,7 @@ class Variation(Objective):
             gates = gates.reshape(rows, -1, gates.shape[-1])
             tokens.append(token_variation(gates, epsilon=self.token_epsilon))
             patches = gates[:, views.num_prefix_tokens :]
-            images.append(image_variation(patches, epsilon=self.image_epsilon))
+            images.append(image_variation(patches, epsilon=self.image_epsilon, total=views.total))
         return {
             "token_inverse_variation": Term(torch.stack(tokens).sum(), self.token_weight),
             "image_inverse_variation": Term(torch.stack(images).sum(), self.image_weight),
@@ -68,9 +69,17 @@ def token_variation(gates: Tensor, *, epsilon: float) -> Tensor:
     return _inverse(gates, -1, epsilon).mean()
 
 
-def image_variation(gates: Tensor, *, epsilon: float) -> Tensor:
-    """Return the mean over experts of μ / (σ² + ε) over images, of gates ``(B, P, E)`` summed over patches."""
-    return _inverse(gates.sum(1), 0, epsilon).mean()
+def image_variation(gates: Tensor, *, epsilon: float, total: Callable[[Tensor], Tensor] = whole) -> Tensor:
+    """Return the mean over experts of μ / (σ² + ε) over images, of gates ``(B, P, E)`` summed over patches.
+
+    ``total`` sums over the whole batch, of which the images may be a part.
+    """
+    # Moments, which add up over parts, in double precision (Apple's devices have none): their difference is small.
+    loads = gates.sum(1)
+    exact = loads if loads.device.type == "mps" else loads.double()
+    images = total(exact.new_tensor(float(len(exact))))
+    mean, square = total(exact.sum(0)) / images, total(exact.square().sum(0)) / images
+    return (mean / (square - mean.square() + epsilon)).mean().to(gates.dtype)
 
 
 def _inverse(amounts: Tensor, dim: int, epsilon: float) -> Tensor:
