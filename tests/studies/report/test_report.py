@@ -640,7 +640,9 @@ def test_real_runs(trained: Trained, tmp_path: Path) -> None:
         assert len(both) == len(told) >= 2
         assert set(told["layer"]) <= {"blocks.1", ""}
         for value in told["value"]:
-            assert f"{value:.3f}" in document.markdown
+            assert f"{value:.3f}" in document.markdown or (
+                float(value).is_integer() and f"{value:.0f} [" in document.markdown
+            )
 
 
 def test_a_run_of_texts_speaks_of_texts(tmp_path: Path) -> None:
