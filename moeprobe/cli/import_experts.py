@@ -9,7 +9,10 @@ import typer
 def import_routed_experts(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Responses of the server, as JSON lines or JSON."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Responses of the server, or what a trainer saved: JSON lines, JSON, or torch.",
+        ),
     ],
     trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
     model_config: Annotated[
@@ -38,7 +41,8 @@ def import_routed_experts(
 ) -> None:
     """Make a routing trace of an inference server's responses that hold routed experts.
 
-    vLLM, SGLang, Dynamo, SkyRL, prime-rl and NeMo-RL are known by their keys. Captures that no router can have chosen
+    vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM and MoE Atlas are known by
+    their keys. Captures that no router can have chosen
     are refused; what is missing is counted and named. docs/guide/recorded-routing.md has more.
 
     Example: `moeprobe import routed-experts responses.jsonl traces/served.parquet --model-config config.json`

@@ -31,7 +31,8 @@ from moeprobe.routing import finite
 from moeprobe.routing.record import PER_INPUT, LayerRouting
 from moeprobe.routing.traces.format import FORMAT, VERSION, metadata, writing
 from moeprobe.routing.traces.rows import to_rows
-from moeprobe.routing.traces.token_ids import Tokens, read_sequences
+from moeprobe.routing.traces.sequence import Tokens
+from moeprobe.routing.traces.token_ids import read_sequences
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress

@@ -29,6 +29,7 @@ class Findings:
     lacking: int = 0
     longer: int = 0
     tokens: int = 0
+    lower: int = 0
     nonzero: bool = False
 
     def add(self, name: str, one: Routed) -> None:
@@ -85,6 +86,8 @@ class Findings:
             (self.before, "tokens before the first row that was asked for (start) are no valid tokens"),
             (self.short, f"sequences have fewer rows than stated tokens less one, {self.lacking:,} in all: known as "
              "rows missing, or leading rows cut without a word"),
+            (self.lower, "choices of a token are not those of the highest scores (a bias or groups of experts that the "
+             "file does not have, or dropped tokens)"),
             (self.longer, "sequences have more rows than stated tokens less one: known as one off, as nothing routes "
              "the last token"),
         ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from moeprobe.routing.traces.findings import COUNTED, Findings
 from moeprobe.routing.traces.format import ORDERS, is_ordered, metadata, writing
 from moeprobe.routing.traces.log_rows import Fault, Row
 from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
-from moeprobe.routing.traces.readers.base import Reader
-from moeprobe.routing.traces.responses import identity, responses
+from moeprobe.routing.traces.readers.base import Capture, Reader
+from moeprobe.routing.traces.responses import Gathered, identity, responses
 from moeprobe.routing.traces.row_groups import grouped
-from moeprobe.routing.traces.token_ids import Tokens, tokens_of
+from moeprobe.routing.traces.sequence import Tokens
+from moeprobe.routing.traces.token_ids import tokens_of
+from moeprobe.routing.traces.weighed import weighed
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
@@ -115,7 +118,7 @@ def import_routed_experts(
         reading.findings.sentences(),
         [one for one in check.findings() if one.name not in COUNTED],
         left_out,
-        [] if is_ordered(top_k=shape.top_k, ordered_by=ordered_by) else shape.names,
+        [] if is_ordered(top_k=shape.top_k, ordered_by=reading.alike["ordered_by"]) else shape.names,
     )
 
 
@@ -136,8 +139,9 @@ class _Reading:
         self.findings = Findings()
         self.names: set[str] = set()
         self.used: set[str] = set()
+        self._ordered_by, self._rows = ordered_by, False
         self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
-        self._alike = {
+        self._base: dict[str, Any] = {
             "num_experts": shape.num_experts,
             "top_k": shape.top_k,
             "num_prefix_tokens": 0,
@@ -146,16 +150,29 @@ class _Reading:
             "gates_kept": "none",
             "ordered_by": ordered_by,
         }
+        self.alike = self._base
 
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
         self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
         for source in self._sources:
-            for where, response in responses(source, progress=self.watcher.advance):
+            for where, response in self._responses(source):
                 try:
                     yield from self._of_response(response, f"{source.name}:{where.removeprefix('line ')}")
                 except Fault as fault:
                     raise UserError(f"{source}, {where}: {fault}.") from None
+
+    def _responses(self, source: Path) -> Iterator[tuple[str, Any]]:
+        """Return the responses of a file, as the reader of its first line gathers them."""
+        lines = responses(source, progress=self.watcher.advance)
+        first = next(lines, None)
+        if first is None:
+            return lines
+        lines = chain([first], lines)
+        try:
+            return self._readers[self._reader_of(first[1])].gathered(lines, source)
+        except Fault:  # what is wrong is said where the line is read
+            return lines
 
     def _of_response(self, response: Any, place: str) -> Iterator[tuple[Row, int]]:
         if not isinstance(response, dict):
@@ -165,9 +182,9 @@ class _Reading:
         if not captures:
             raise Fault(f"the reader {dialect} finds no routed experts in it")
         name_of = identity(response, place)
-        sequences = tokens_of(response)
+        sequences = [] if isinstance(response, Gathered) else tokens_of(response)
         for number, capture in enumerate(captures):
-            name = name_of if len(captures) == 1 else f"{name_of}/{number}"
+            name = capture.name or (name_of if len(captures) == 1 else f"{name_of}/{number}")
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
@@ -176,18 +193,20 @@ class _Reading:
                 continue
             self.used.add(dialect)
             try:
-                found = routed(capture, self._shape, ordered=self._alike["ordered_by"] is not None)
+                found = routed(capture, self._shape, ordered=self._ordered_by is not None)
             except Fault as fault:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, found)
             if found.anything:
                 tokens = sequences[number] if len(sequences) == len(captures) else None
-                yield from self._rows_of(name, found, tokens)
+                yield from self._rows_of(name, found, capture, capture.tokens or tokens)
 
-    def _reader_of(self, response: Mapping[str, Any]) -> str:
+    def _reader_of(self, response: Any) -> str:
         """Return the reader of a response by its keys, or the one that was asked for."""
         if self._forced:
             return next(iter(self._readers))
+        if not isinstance(response, dict):
+            raise Fault("a response is due, a JSON object")
         for name, reader in self._readers.items():
             if reader.reads(response):
                 return name
@@ -197,13 +216,31 @@ class _Reading:
             f"return them? Readers: {', '.join(self._readers)}"
         )
 
-    def _rows_of(self, name: str, found: Routed, tokens: Tokens | None) -> Iterator[tuple[Row, int]]:
+    def _rows_of(
+        self, name: str, found: Routed, capture: Capture, tokens: Tokens | None
+    ) -> Iterator[tuple[Row, int]]:
         ids, generated = _of_tokens(found, tokens)
+        generated = capture.generated if generated is None else generated
         for place, layer in enumerate(self._shape.names):
             experts = found.experts[:, place]
             chosen = experts >= 0
             valid = np.asarray(chosen.any(-1))
-            yield Row(name, layer, self._alike, experts, chosen, valid, None, None, generated, ids), 0
+            row = Row(name, layer, self._base, experts, chosen, valid, None, None, generated, ids)
+            if capture.weights is not None:
+                weights = capture.weights(place, experts)
+                self.findings.lower += weights.lower
+                row = weighed(row, weights)
+            self._check_alike(row.alike)
+            yield row, 0
+
+    def _check_alike(self, alike: dict[str, Any]) -> None:
+        """Note what rows have in common; raise ``Fault`` where others had something else."""
+        if self._rows and alike != self.alike:
+            raise Fault(
+                "it has other weights than the requests before (all gates, those of chosen experts, or none); "
+                "import these files apart"
+            )
+        self.alike, self._rows = alike, True
 
 
 def _of_tokens(

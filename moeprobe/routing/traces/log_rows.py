@@ -63,6 +63,8 @@ class Row:
     all_gates: NDArray[np.float32] | None
     generated: NDArray[np.bool_] | None = None
     token_ids: NDArray[np.int32] | None = None
+    # Whether all gates of a token, where they are there, are a distribution.
+    sum_to_one: bool = True
 
 
 class Fault(Exception):  # noqa: N818

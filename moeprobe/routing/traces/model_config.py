@@ -32,12 +32,14 @@ class MoeShape:
         sparse: numbers of those with experts, in forward order.
         num_experts: E, routed experts of a layer.
         top_k: K, experts per token.
+        scoring: what makes gates of logits, softmax or sigmoid.
     """
 
     num_layers: int
     sparse: tuple[int, ...]
     num_experts: int
     top_k: int
+    scoring: str = "softmax"
 
     @property
     def names(self) -> list[str]:
@@ -73,7 +75,10 @@ def read_moe_shape(path: Path) -> MoeShape:
     sparse = _sparse(path, config, layers)
     if not sparse:
         raise UserError(f"{path}: none of the {layers} layers has experts.")
-    return MoeShape(layers, sparse, num_experts, top_k)
+    scoring = config.get("scoring_func") or "softmax"
+    if scoring not in ("softmax", "sigmoid"):
+        raise UserError(f"{path}: scoring_func is softmax or sigmoid; got {str(scoring)[:40]!r}.")
+    return MoeShape(layers, sparse, num_experts, top_k, scoring)
 
 
 def _sparse(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

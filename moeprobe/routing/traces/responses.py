@@ -1,4 +1,4 @@
-"""Files of servers' responses: JSON lines, one response each, or one JSON document of one or a list of them."""
+"""Files of responses: JSON lines, one response each; a JSON document of one or a list of them; or a file of torch."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -7,11 +7,16 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.packed import is_packed, unpacked
 from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import open_regular
 
 # Bytes of one response: 200,000 tokens of 48 layers and 8 experts in 4 bytes each are about as many.
 _MOST = 2**29
+
+
+class Gathered(dict[str, Any]):
+    """What was put together of a whole file or of several lines; its captures say their own names and tokens."""
 
 
 def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
@@ -26,6 +31,10 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
     """
     try:
         with open_regular(path) as file:
+            if is_packed(file.peek(4)):
+                yield "the file", Gathered(unpacked(path))
+                progress(path.stat().st_size)
+                return
             number = 0
             while line := file.readline(_MOST + 1):
                 number += 1

@@ -43,7 +43,7 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
         "id": [row.id for row in rows],
         "layer": [row.layer for row in rows],
         "num_tokens": [len(row.experts) for row in rows],
-        "gates_sum_to_one": [row.all_gates is not None for row in rows],
+        "gates_sum_to_one": [row.all_gates is not None and row.sum_to_one for row in rows],
         "experts_choose": False,
     }
     for name in rows[0].alike:

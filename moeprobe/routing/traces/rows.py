@@ -20,7 +20,7 @@ from moeprobe.inputs.geometry import Correspondence, PatchGrid
 from moeprobe.routing.record import LayerRouting, highest_gates
 from moeprobe.routing.traces.format import COLUMNS, as_set, batch, lists
 from moeprobe.routing.traces.reading import Block
-from moeprobe.routing.traces.token_ids import Tokens
+from moeprobe.routing.traces.sequence import Tokens
 
 _SUMMARY = ("highest", "second", "rest")
 

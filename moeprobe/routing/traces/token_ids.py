@@ -5,7 +5,6 @@ They are where servers put them when they are asked to: ``prompt_token_ids`` of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.routing.traces.log_rows import MOST_TOKEN, Fault
-from moeprobe.routing.traces.readers.base import choices
-from moeprobe.routing.traces.responses import identity, responses
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.readers.base import choices, listed
+from moeprobe.routing.traces.responses import Gathered, identity, responses
+from moeprobe.routing.traces.sequence import Tokens, token_array
+from moeprobe.runtime.catalog import READERS
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.files import is_file
 
 _PROMPT = ("prompt_token_ids", "input_ids", "prompt_ids")
 _GENERATED = ("token_ids", "output_ids", "output_token_ids", "completion_token_ids", "response_ids")
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """A sequence: its token ids ``(T,)``, the first ``prompt`` of which are the prompt's."""
-
-    ids: NDArray[np.int32]
-    prompt: int
-
-    @property
-    def generated(self) -> NDArray[np.bool_]:
-        """``(T,)`` which tokens were generated."""
-        return np.arange(len(self.ids)) >= self.prompt
 
 
 def read_sequences(path: Path) -> dict[str, Tokens]:
@@ -51,12 +39,10 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
         try:
             if not isinstance(response, dict):
                 raise Fault("a response is due, a JSON object")
-            several = tokens_of(response)
-            name = identity(response, f"{path.name}:{where.removeprefix('line ')}")
+            several = named_sequences(response, f"{path.name}:{where.removeprefix('line ')}")
         except Fault as fault:
             raise UserError(f"{path}, {where}: {fault}.") from None
-        for number, one in enumerate(several):
-            own = name if len(several) == 1 else f"{name}/{number}"
+        for own, one in several:
             if own in found:
                 raise UserError(f"{path}, {where}: request {quoted(own)} was there before.")
             if one is not None and len(one.ids):
@@ -69,6 +55,21 @@ def read_sequences(path: Path) -> dict[str, Tokens]:
     return found
 
 
+def named_sequences(response: Mapping[str, Any], place: str) -> list[tuple[str, Tokens | None]]:
+    """Return each sequence of a response by the name that an import gives it; ``place``: its file and line.
+
+    Raises:
+        Fault: ids are no list of whole numbers.
+    """
+    if isinstance(response, Gathered):
+        for reader in map(READERS.get, READERS.names()):
+            if reader().reads(response):
+                return list(reader().sequences(response))
+        raise Fault("no reader knows token ids in it")
+    name, several = identity(response, place), tokens_of(response)
+    return [(name if len(several) == 1 else f"{name}/{number}", one) for number, one in enumerate(several)]
+
+
 def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
     """Return the sequence of each choice of a response, in their order; None where its ids are not given.
 
@@ -77,7 +78,9 @@ def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
     """
     meta = response.get("meta_info")
     shared = [response, *([meta] if isinstance(meta, dict) else [])]
-    return [_sequence([one, *shared]) for one in choices(response) or [response]]
+    return [
+        _sequence([one, *shared]) for one in choices(response) or listed(response, "outputs") or [response]
+    ]
 
 
 def _sequence(places: list[Mapping[str, Any]]) -> Tokens | None:
@@ -92,12 +95,5 @@ def _ids(places: list[Mapping[str, Any]], names: tuple[str, ...]) -> NDArray[np.
     for place in places:
         for name in names:
             if place.get(name) is not None:
-                return _array(place[name], name)
+                return token_array(place[name], name)
     return None
-
-
-def _array(value: Any, name: str) -> NDArray[np.int32]:
-    whole = isinstance(value, list) and all(type(one) is int and 0 <= one <= MOST_TOKEN for one in value)
-    if not whole:
-        raise Fault(f"{name} takes a list of token ids, whole numbers from 0 to {MOST_TOKEN:,}")
-    return np.array(value, np.int32)

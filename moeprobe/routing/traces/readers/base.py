@@ -10,8 +10,9 @@ import base64
 import binascii
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from moeprobe.routing.traces.log_rows import Fault
 from moeprobe.routing.traces.model_config import MoeShape
+from moeprobe.routing.traces.sequence import Tokens
 
 KEY = "routed_experts"
 # More tokens than any sequence has.
@@ -35,6 +37,27 @@ class Stated:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """What routers weighed in one layer of a capture.
+
+    Attributes:
+        gates: ``(T, K)`` of the chosen experts, in the order in which they were asked for.
+        scores: ``(T, K)`` what these choices are ordered by, the highest first.
+        ordered_by: what that is, one of ``format.ORDERS``.
+        all_gates: ``(T, E)`` of all experts; None where they are not known.
+        sum_to_one: whether all gates of a token are a distribution.
+        lower: tokens that chose an expert of a lower score than one that they did not choose.
+    """
+
+    gates: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    ordered_by: str = "gates"
+    all_gates: NDArray[np.float32] | None = None
+    sum_to_one: bool = False
+    lower: int = 0
+
+
+@dataclass(frozen=True)
 class Capture:
     """The routing of one choice (one generated sequence) of a response.
 
@@ -43,12 +66,21 @@ class Capture:
         start: place in the sequence of the first row.
         stated: how many tokens it should be of.
         last: whether a row of the last token may be there too, which no layer has to route.
+        name: what it is called; None = as the response, and its number among several.
+        tokens: the sequence; None = what the response says.
+        generated: ``(T,)`` which rows were generated, where neither tokens nor ``stated`` say it.
+        weights: what was weighed for ``(T, K)`` experts, -1 = none, of a layer by its place among those with experts;
+            None = it is not known.
     """
 
     ids: NDArray[Any] | None
     start: int = 0
     stated: Stated = Stated()
     last: bool = False
+    name: str | None = None
+    tokens: Tokens | None = None
+    generated: NDArray[np.bool_] | None = None
+    weights: Callable[[int, NDArray[np.int16]], Weights] | None = None
 
 
 class Reader(ABC):
@@ -66,11 +98,36 @@ class Reader(ABC):
             Fault: it is not as it should be.
         """
 
+    def gathered(self, lines: Iterator[tuple[str, Any]], path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield responses, with the place where they stand, of a file of this reader; each of its lines is one.
+
+        Args:
+            lines: each with its place.
+            path: of the file.
+
+        Raises:
+            UserError: lines do not go together.
+        """
+        return lines
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return the sequences of a gathered response by their names; None where their token ids are not known.
+
+        Raises:
+            Fault: ids are not as they should be.
+        """
+        return []
+
+
+def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a list in a response; none where there are none."""
+    value = response.get(key)
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
 
 def choices(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the choices of a response of an OpenAI-like server; none where there are none."""
-    listed = response.get("choices")
-    return [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    return listed(response, "choices")
 
 
 def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -47,7 +47,7 @@ class Vllm(Reader):
             return Capture(None)
         if isinstance(value, str):
             return Capture(_npy(decoded(value, KEY)), stated=tokens)
-        own = _nested(value, KEY)
+        own = nested(value, KEY)
         if _PROMPT not in response:
             return Capture(own, last=True, stated=tokens)
         if response[_PROMPT] is None:
@@ -57,7 +57,7 @@ class Vllm(Reader):
                     f"{_PROMPT} is null and usage.prompt_tokens missing, so nothing says where rows begin"
                 )
             return Capture(own, start=prompt, last=True, stated=tokens)
-        before = _nested(response[_PROMPT], _PROMPT)
+        before = nested(response[_PROMPT], _PROMPT)
         parts = [part for part in (before, own) if len(part)] or [own]
         if len({part.shape[1:] for part in parts}) > 1:
             raise Fault(f"{_PROMPT} and {KEY} differ in layers or experts per token")
@@ -84,8 +84,8 @@ def _npy(content: bytes) -> NDArray[Any]:
     return array(content[stream.tell() :], dtype=dtype.name, shape=shape, what=KEY)
 
 
-def _nested(value: Any, what: str) -> NDArray[Any]:
-    """Return nested lists as an array."""
+def nested(value: Any, what: str) -> NDArray[Any]:
+    """Return nested lists of tokens, layers and experts as an array."""
     try:
         numbers = np.asarray(value)
     except (ValueError, OverflowError, TypeError):

@@ -1,0 +1,57 @@
+"""Rollouts that slime saved."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.model_config import MoeShape
+from moeprobe.routing.traces.packed import array_of
+from moeprobe.routing.traces.readers.base import Capture, Reader, Stated, count, listed
+from moeprobe.routing.traces.sequence import Tokens, token_array
+
+_KEY = "rollout_routed_experts"
+
+
+class Slime(Reader):
+    """slime, miles: ``samples[i].rollout_routed_experts`` in a file of ``--save-debug-rollout-data`` (torch)."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether samples have the key."""
+        return any(_KEY in one for one in listed(response, "samples"))
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each sample; it has none where the request was aborted."""
+        found = []
+        for (name, tokens), sample in zip(self.sequences(response), listed(response, "samples"), strict=True):
+            ids = sample.get(_KEY)
+            stated = Stated() if tokens is None else Stated(tokens.prompt, len(tokens.ids) - tokens.prompt)
+            found.append(
+                Capture(
+                    None if ids is None else array_of(ids, _KEY, dims=3),
+                    stated=stated,
+                    last=True,
+                    name=name,
+                    tokens=tokens,
+                )
+            )
+        return found
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return the tokens of each sample, the last ``response_length`` of which were generated."""
+        rollout = count(response.get("rollout_id"))
+        found = []
+        for place, sample in enumerate(listed(response, "samples")):
+            number = count(sample.get("index"))
+            name = f"{0 if rollout is None else rollout}/{place if number is None else number}"
+            found.append((name, _tokens(sample)))
+        return found
+
+
+def _tokens(sample: Mapping[str, Any]) -> Tokens | None:
+    if not sample.get("tokens"):
+        return None
+    ids = token_array(sample["tokens"], "tokens")
+    generated = count(sample.get("response_length"))
+    if generated is None or generated > len(ids):
+        raise Fault(f"response_length takes a whole number from 0 to the {len(ids)} tokens")
+    return Tokens(ids, len(ids) - generated)

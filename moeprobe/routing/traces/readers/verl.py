@@ -1,0 +1,75 @@
+"""Batches of verl."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.model_config import MoeShape
+from moeprobe.routing.traces.packed import array_of
+from moeprobe.routing.traces.readers.base import KEY, Capture, Reader, Stated
+from moeprobe.routing.traces.sequence import Tokens, token_array
+
+_MASK = "attention_mask"
+
+
+class Verl(Reader):
+    """verl: tensors ``routed_experts`` (sequences, tokens, layers, k) and ``attention_mask`` of a batch (torch)."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether it has both tensors, or one of them that is known by its axes."""
+        batch = _batch(response)
+        return KEY in batch and getattr(batch[KEY], "ndim", 0) == 4
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each sequence without its padding, which is zeros and looks like expert 0."""
+        ids = array_of(_batch(response)[KEY], KEY, dims=4)
+        mask = self._mask(response)
+        if ids.shape[:2] != mask.shape:
+            raise Fault(
+                f"{KEY} is of {ids.shape[0]} × {ids.shape[1]} tokens, and {_MASK} of {mask.shape[0]} × {mask.shape[1]}"
+            )
+        found = []
+        for row, (name, tokens) in enumerate(self.sequences(response)):
+            own = ids[row][mask[row]]
+            if len(own) and not own[-1].any():
+                own = own[:-1]
+            length = int(mask[row].sum())
+            prompt = None if tokens is None else tokens.prompt
+            stated = Stated(prompt, None if prompt is None else length - prompt)
+            found.append(Capture(own, stated=stated, last=True, name=name, tokens=tokens))
+        return found
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return the tokens of each sequence; ``responses`` says how many places at the end may be generated."""
+        batch, mask = _batch(response), self._mask(response)
+        if "input_ids" not in batch or "responses" not in batch:
+            return [(str(row), None) for row in range(len(mask))]
+        ids, generated = (array_of(batch[name], name, dims=2) for name in ("input_ids", "responses"))
+        if ids.shape != mask.shape or generated.shape[1] > ids.shape[1]:
+            raise Fault(f"input_ids, responses and {_MASK} differ in tokens")
+        prompt = mask[:, : ids.shape[1] - generated.shape[1]].sum(1)
+        return [
+            (str(row), Tokens(token_array(ids[row][mask[row]], "input_ids"), int(prompt[row])))
+            for row in range(len(mask))
+        ]
+
+    def _mask(self, response: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return which places are tokens ``(sequences, tokens)``."""
+        batch = _batch(response)
+        if _MASK not in batch:
+            raise Fault(
+                f"{_MASK} is missing, and padding is zeros, which look like expert 0; save it beside {KEY}"
+            )
+        mask = array_of(batch[_MASK], _MASK, kinds="iub", dims=2)
+        if not np.isin(mask, (0, 1)).all():
+            raise Fault(f"{_MASK} takes 0 and 1")
+        return mask.astype(bool)
+
+
+def _batch(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors, which may be under ``batch``."""
+    batch = response.get("batch")
+    return batch if isinstance(batch, dict) else response
