@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, TEXT
@@ -204,14 +205,20 @@ def _plugin(name: str, plugins: catalog.Catalog) -> Explanation:
     )
 
 
-def _commands() -> dict[str, Any]:
-    """Return the commands by name, those of groups as they are typed."""
+@cache
+def _program() -> Any:
+    """Return the program as click has it: made once, as that takes longer than many an answer."""
     from typer.main import get_command
 
     from moeprobe.cli.app import app
 
+    return get_command(app)
+
+
+def _commands() -> dict[str, Any]:
+    """Return the commands by name, those of groups as they are typed."""
     commands: dict[str, Any] = {}
-    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in _program().commands.items():
         inner = getattr(command, "commands", {})
         commands |= {f"{name} {one}": each for one, each in inner.items()} if inner else {name: command}
     return commands
@@ -219,11 +226,7 @@ def _commands() -> dict[str, Any]:
 
 def _callable() -> dict[str, Any]:
     """Return all that has options: the program itself, and the commands."""
-    from typer.main import get_command
-
-    from moeprobe.cli.app import app
-
-    return {"moeprobe": get_command(app), **_commands()}
+    return {"moeprobe": _program(), **_commands()}
 
 
 def _command(name: str, command: Any) -> Explanation:

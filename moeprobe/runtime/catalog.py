@@ -14,6 +14,7 @@ import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,8 @@ class Catalog:
 
     def built_in(self) -> list[str]:
         """Return the sorted names of the package's own plug-ins, without importing any."""
-        modules = (module.name for module in pkgutil.iter_modules([str(self._folder)]))
-        return sorted(name for name in modules if name not in self._no_plugins and not name.startswith("_"))
+        modules = _modules(self._folder, self._folder.stat().st_mtime_ns)
+        return [name for name in modules if name not in self._no_plugins and not name.startswith("_")]
 
     def get(self, name: str) -> Any:
         """Return the plug-in class called ``name``.
@@ -144,6 +145,12 @@ class Catalog:
     def _folder(self) -> Path:
         # By its place on disk: looking a package up by name would import its parents, and torch with them.
         return Path(__file__).parents[1].joinpath(*self.package.split(".")[1:])
+
+
+@cache
+def _modules(folder: Path, changed: int) -> tuple[str, ...]:
+    """Return the sorted names of a folder's modules: read once, and again when a file joins or leaves it."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(folder)])))
 
 
 def class_name(name: str) -> str:

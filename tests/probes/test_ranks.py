@@ -95,6 +95,7 @@ def test_without_a_folder_the_first_prints(trained: Trained) -> None:
     assert second[1] == ""
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_once(trained: Trained, tmp_path: Path) -> None:
     with ranks(
         2, "confidence", trained["prc"], "--data", "folder:nowhere", "--out", tmp_path / "x"

@@ -409,7 +409,9 @@ def test_weights_of_long_inputs_are_left_out_and_said_to_be(
     assert found.sidecar["notes"] == ["the weights in l, as inputs have more than 2 tokens"]
 
 
-@pytest.mark.parametrize(("name", "size"), [("_BLOCK", 7), ("_PART", 7), ("_PART", 1)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("_BLOCK", 7), ("_PART", 7), pytest.param("_PART", 1, marks=pytest.mark.slow)]
+)
 def test_blocks_change_nothing(
     traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
 ) -> None:

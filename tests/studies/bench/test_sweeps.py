@@ -28,6 +28,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(TINY, tmp_path_factory.mktemp("photographs"), "cpu")
 
 
+@pytest.mark.slow
 def test_sweeps(tmp_path: Path) -> None:
     table = measured("sweep", tmp_path / "out").set_index(["race", "contestant"])
     races = list(dict.fromkeys(table.index.get_level_values("race")))

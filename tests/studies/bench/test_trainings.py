@@ -17,6 +17,7 @@ from moeprobe.studies.bench.trainings import Waiting, dense_like, digits, plainl
 from tests.studies.bench.test_parts import measured
 
 
+@pytest.mark.slow
 def test_training(tmp_path: Path) -> None:
     table = measured("train", tmp_path / "out").set_index(["race", "contestant"])
     targets = table[table["target"] != ""]

@@ -37,8 +37,8 @@ def figure_of(names: tuple[str, ...], palette: dict[str, str]) -> Any:
 
 def shown(run: Run) -> set[str]:
     """Which of the palette's colors the only figure of a run shows."""
-    pixels = np.asarray(Image.open(io.BytesIO(only(run))).convert("RGB")).reshape(-1, 3)
-    there = {"#" + bytes(pixel).hex() for pixel in np.unique(pixels, axis=0)}
+    pixels = np.asarray(Image.open(io.BytesIO(only(run))).convert("RGB")).astype(np.uint32)
+    there = {f"#{pixel:06x}" for pixel in np.unique(pixels @ np.array([1 << 16, 1 << 8, 1], dtype=np.uint32))}
     return {color for color in COLORS if color.lower() in there}
 
 
