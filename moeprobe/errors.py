@@ -10,7 +10,7 @@ _RENAMED = {
     "download": "api.downloads()",
     "plugins": "api.use_plugins",
 }
-_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume")
+_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume", "trust")
 # A whole command is an example for a shell and stays as it is; of an option, the value is taken along.
 _OPTION = re.compile(
     r"(?P<command>moeprobe [a-z][^.;]*)|(?P<add>\badd )?--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>[^\s,;)]+))?"

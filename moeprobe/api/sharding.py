@@ -63,6 +63,7 @@ def merge(
     figures: bool = True,
     svg: bool = False,
     device: str = "auto",
+    trust: bool = False,
     watcher: Progress | None = None,
 ) -> Any:
     """Put the shards of a run together, as the probe itself returns and leaves it.
@@ -75,6 +76,7 @@ def merge(
         figures: draw figures.
         svg: write figures as SVG too.
         device: of what is computed of a few images to be drawn.
+        trust: run the Python code that the shards name for their models (``py:MODULE:FACTORY``).
         watcher: as in ``match_ratio``.
 
     Raises:
@@ -82,4 +84,4 @@ def merge(
     """
     options = Options(out=Path(out), overwrite=overwrite, figures=figures, svg=svg, device=device)
     shards = merging.read_shards([Path(run) for run in several(runs)])
-    return merging.merge(shards, options, models=models, watcher=watcher)
+    return merging.merge(shards, options, models=models, trust=trust, watcher=watcher)

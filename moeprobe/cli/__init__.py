@@ -10,7 +10,7 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli.environment import USER_ERROR, prepare
+from moeprobe.cli.environment import USER_ERROR, prepare, say
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.plugins import asked
@@ -29,6 +29,6 @@ def main() -> None:
         use_plugins(asked(sys.argv[1:]))
         from moeprobe.cli.app import app
     except UserError as error:
-        sys.stderr.write(f"Error: {error.sentence}\n")
+        say(error)
         sys.exit(USER_ERROR)
     app()

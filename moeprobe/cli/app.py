@@ -32,7 +32,7 @@ from moeprobe.cli import (
     train,
     vmoe,
 )
-from moeprobe.cli.environment import USER_ERROR
+from moeprobe.cli.environment import USER_ERROR, say
 from moeprobe.cli.probe_command import probe_command
 from moeprobe.cli.signals import Ending
 from moeprobe.errors import UserError
@@ -52,7 +52,7 @@ class _Group(TyperGroup):
                 return super().invoke(ctx)
             except UserError as error:
                 if not isinstance(error, OtherFailedError):
-                    typer.echo(f"Error: {error.sentence}", err=True)
+                    say(error)
                 sys.exit(USER_ERROR)
             except KeyboardInterrupt as error:
                 with contextlib.suppress(OSError):  # the terminal may be gone
@@ -67,7 +67,7 @@ class _Group(TyperGroup):
                 said = _correctable(error)
                 if said is None:
                     raise
-                typer.echo(f"Error: {said.sentence}", err=True)
+                say(said)
                 sys.exit(USER_ERROR)
 
 
@@ -77,7 +77,14 @@ def _correctable(error: Exception) -> UserError | None:
     from moeprobe.runtime.blame import blamed
 
     lost = lost_workers(error) if isinstance(error, RuntimeError) else None
-    return lost or blamed(error)
+    return lost or blamed(error) or _without_memory(error)
+
+
+def _without_memory(error: Exception) -> UserError | None:
+    """Return what to say where memory ran out."""
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return UserError("Memory ran out; use a smaller --batch-size, or a machine with more.")
+    return None
 
 
 app = typer.Typer(
@@ -102,7 +109,7 @@ def _plugins(files: list[Path] | None) -> None:
     try:
         use_plugins(files or [])
     except UserError as error:
-        typer.echo(f"Error: {error.sentence}", err=True)
+        say(error)
         raise typer.Exit(USER_ERROR) from error
 
 

@@ -6,7 +6,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from moeprobe.runtime.characters import is_unicode
+from moeprobe.errors import UserError
+from moeprobe.runtime.characters import in_one_line, is_unicode
 
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
@@ -36,6 +37,11 @@ def prepare(arguments: Sequence[str]) -> str | None:
             reconfigure(errors=errors)
     wrong = next((argument for argument in arguments if not is_unicode(argument)), None)
     return None if wrong is None else f"The argument {wrong!r} is not UTF-8; rename what it names."
+
+
+def say(error: UserError) -> None:
+    """Print the sentence of an error on one line, whatever names it holds."""
+    sys.stderr.write(f"Error: {in_one_line(error.sentence)}\n")
 
 
 def _replacing(replace: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:

@@ -24,6 +24,12 @@ def merge(
     ] = "auto",
     svg: Svg = False,
     download: Download = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Run the Python code that the shards name for their models (py:MODULE:FACTORY)."
+        ),
+    ] = False,
     full: Full = False,
     as_json: AsJson = False,
     dry_run: Annotated[
@@ -51,5 +57,5 @@ def merge(
     check_folder(out, overwrite=overwrite)
     options = Options(out=out, overwrite=overwrite, device=device, svg=svg, command=command_line())
     with Bar() as bar:
-        result = merging.merge(shards, options, watcher=bar)
+        result = merging.merge(shards, options, trust=trust, watcher=bar)
     show(shards.probe, result, out=out, as_json=as_json, full=full)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from moeprobe.errors import UserError
 from moeprobe.runtime.filenames import CELLS, PACK, PACKED_IMAGES
 from moeprobe.runtime.files import absolute, read_json
+from moeprobe.runtime.parquet import check_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,6 +119,7 @@ def read_packed_images(place: Place) -> "pa.Table":
         raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
     wanted = (pc.field("run") == place.name) & (pc.field("cell") == place.cell)
     try:
+        check_size(path, pq.read_metadata(path), whole=False)
         images = pq.read_table(path, columns=place.run.columns, filters=wanted)
     except (OSError, pa.ArrowException) as error:
         raise UserError(

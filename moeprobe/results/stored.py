@@ -17,6 +17,7 @@ from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
 from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.parquet import check_size
 from moeprobe.runtime.processes import usable
 
 # Images of a row group.
@@ -124,16 +125,19 @@ def of_file(path: Path) -> Stored:
     Raises:
         OSError: it cannot be read.
         pa.ArrowException: it is damaged.
+        UserError: it holds more than a run writes.
     """
     about = path.stat()
     version = about.st_ino, about.st_size, about.st_mtime_ns
     file = opened(path, version)
     schema = file.schema_arrow.remove_metadata()
+    check_size(path, file.metadata, whole=False)
     cells = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         keys = _keys(group, schema)
         if keys is None:
+            check_size(path, file.metadata, whole=True)
             return of_table(file.read().replace_schema_metadata(None))
         checkpoint, *cell = keys
         cells.append(

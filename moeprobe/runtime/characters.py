@@ -1,6 +1,7 @@
 """What a string may hold to be written or shown."""
 
 import re
+import unicodedata
 
 # How spreadsheets recognize a formula; the wide forms count in East Asian editions.
 _FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
@@ -9,6 +10,14 @@ _FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
 def quoted(name: str) -> str:
     """Return a name as a sentence may hold it: quoted, escaped, and not too long."""
     return repr(name if len(name) <= 120 else f"{name[:100]}…{name[-19:]}")
+
+
+def in_one_line(text: str) -> str:
+    """Return a text as a terminal shows it: line breaks are spaces, and what would steer the terminal is escaped."""
+    joined = " ".join(line.strip() for line in text.splitlines())
+    return "".join(
+        one if unicodedata.category(one) != "Cc" else one.encode("unicode_escape").decode() for one in joined
+    )
 
 
 def is_unicode(text: str) -> bool:

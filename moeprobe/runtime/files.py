@@ -110,10 +110,11 @@ def read_bytes(path: Path, *, limit: int) -> bytes:
     """
     with open_regular(path) as file:
         try:
-            content = file.read(limit + 1)
+            # What says of itself that it is larger is not read; what grows meanwhile is found all the same.
+            content = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else None
         except OSError as error:
             raise UserError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(content) > limit:
+    if content is None or len(content) > limit:
         raise UserError(f"Cannot read {path}: it has more than {limit:,} bytes.")
     return content
 

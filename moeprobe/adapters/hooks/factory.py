@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +132,23 @@ def load_weights(net: nn.Module, path: Path) -> None:
             )
 
 
+def _check_not_packed(path: Path) -> None:
+    """Raise ``UserError`` where an archive is packed, which torch's own are not: it would unpack to any size."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            held = sum(member.file_size for member in archive.infolist())
+    except DAMAGE:
+        return  # torch says what it thinks of it
+    if held > path.stat().st_size:
+        raise UserError(
+            f"Cannot read the weights {path}: they are packed, which torch.save never does; unpack them."
+        )
+
+
 def _state_dict(path: Path) -> dict[str, Tensor]:
+    _check_not_packed(path)
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions of the format
             content: Any = (

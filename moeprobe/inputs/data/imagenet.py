@@ -20,9 +20,12 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.readers.images import list_folders, list_images, open_rgb
+from moeprobe.runtime.files import read_bytes
 
 _VAL_PERCENT = 1
 _MAPPING = "LOC_synset_mapping.txt"
+# Bytes of that file; ImageNet's has thirty thousand, of all its synsets a million.
+_LARGEST = 2**24
 
 
 class Imagenet(ImageDataset):
@@ -79,7 +82,7 @@ def _class_names(root: Path) -> dict[str, str]:
         folder = root / "train"
         return {wnid: wnid for wnid in list_folders(folder if folder.is_dir() else root / "val")}
     try:
-        text = mapping.read_text(encoding="utf-8")
+        text = read_bytes(mapping, limit=_LARGEST).decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{str(mapping)!r} is not written in UTF-8.") from None
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]

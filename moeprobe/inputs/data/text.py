@@ -1,7 +1,6 @@
 """Texts in one file of the user's: ``text:FILE``."""
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,11 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import TextDataset, TextExample, as_labels, check_split
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import expanded, is_file, open_regular
+from moeprobe.runtime.files import expanded, is_file, read_bytes
 
 _KEYS = ("text", "id", "label")
+# More than a probe gets through in a day.
+_LIMIT = 2**29
 
 
 class Text(TextDataset):
@@ -34,8 +35,13 @@ class Text(TextDataset):
         if not is_file(path):
             raise UserError(f"There is no file of texts {location!r}.")
         try:
-            with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as text:
-                lines = text.read().split("\n")
+            lines = (
+                read_bytes(path, limit=_LIMIT)
+                .decode("utf-8-sig")
+                .replace("\r\n", "\n")
+                .replace("\r", "\n")
+                .split("\n")
+            )
         except UnicodeDecodeError:
             raise UserError(f"{location!r} is not written in UTF-8.") from None
         rows = [

@@ -5,7 +5,7 @@ tables, intervals, figures and what a few images are drawn for are made once, as
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -19,9 +19,11 @@ from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_some
 from moeprobe.probes.engine.run import prepare
+from moeprobe.probes.engine.same_run import check_alike, check_same
 from moeprobe.probes.engine.shard import Shard, check_splits
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
+from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.filenames import PARTS, SHARD
 from moeprobe.runtime.files import read_json, shown
 from moeprobe.runtime.progress import Progress, progress_of
@@ -161,7 +163,7 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
     first = runs[0]
     by_shard: dict[Shard, Path] = {}
     for path in runs:
-        _check_alike(first, sidecars[first], path, sidecars[path])
+        check_alike(first, sidecars[first], path, sidecars[path])
         shard = Shard.read(sidecars[path]["shard"])
         if shard in by_shard:
             raise UserError(
@@ -198,7 +200,12 @@ def check_destination(shards: Shards[Any], out: Path) -> None:
 
 
 def merge(
-    shards: Shards[R], options: Options, *, models: Models | None = None, watcher: Progress | None = None
+    shards: Shards[R],
+    options: Options,
+    *,
+    models: Models | None = None,
+    trust: bool = False,
+    watcher: Progress | None = None,
 ) -> R:
     """Put shards together in the folder of ``options``, as the run of one process leaves it.
 
@@ -206,14 +213,17 @@ def merge(
         shards: all of one run.
         options: where to, and how; what the numbers depend on is as the shards have it.
         models: the checkpoints, where the shards do not say where they are.
+        trust: run the Python code that the shards name for their models; what ``models`` names is run anyway.
         watcher: receives how it advances.
 
     Raises:
-        UserError: the checkpoints are not those of before or not named, or the folder holds something else.
+        UserError: the checkpoints are other ones, not named or not trusted, or the folder holds something else.
     """
     if options.out is not None:
         check_destination(shards, options.out)
     own = {name: getattr(options, name) for name in _OWN}
+    if models is None and not trust:
+        _check_no_code(shards)
     models = shards.checkpoints if models is None else models
     if models is None:
         raise UserError("The shards are of models that were in memory; name them: models=[...].")
@@ -221,13 +231,23 @@ def merge(
     work = prepare(shards.probe, models, data=shards.data, options=chosen)
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
     now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": chosen.batch_size}))
-    _check_same(str(shown(shards.paths[0])), was, "the same run now", now)
+    check_same(str(shown(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
     work.take_measured({path / PARTS: {**about, "run": str(shown(path))} for path, about in parts})
     from moeprobe.results.folder import output_folder
 
     with output_folder(chosen.out, work.request, overwrite=chosen.overwrite) as folder:
         return work.execute(folder, progress_of(watcher))
+
+
+def _check_no_code(shards: Shards[Any]) -> None:
+    """Raise ``UserError`` where shards name code for their models: a folder may come from somebody else."""
+    for source in shards.checkpoints or ():
+        if source.startswith("py:"):
+            raise UserError(
+                f"The shards in {shown(shards.paths[0])} are of {quoted(source)}, Python code that would be run; add "
+                "--trust if they are yours."
+            )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -253,37 +273,3 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     assert isinstance(content, dict)
     return content
-
-
-def _check_alike(one: Path, first: Mapping[str, Any], other: Path, second: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` unless two shards are of one run."""
-    of = [Shard.read(about["shard"]).of for about in (first, second)]
-    if of[0] != of[1]:
-        raise UserError(
-            f"{shown(one)} is one of {of[0]} shards and {shown(other)} one of {of[1]}; put together those of one run."
-        )
-    requests = [about["request"] | {"shard": "", **about["asked"]["options"]} for about in (first, second)]
-    _check_same(str(shown(one)), requests[0], str(shown(other)), requests[1])
-    versions = [about.get("versions", {}).get("moeprobe") for about in (first, second)]
-    if versions[0] != versions[1]:
-        raise UserError(
-            f"{shown(one)} was measured with moeprobe {versions[0]} and {shown(other)} with {versions[1]}; measure all "
-            "shards with one version."
-        )
-
-
-def _check_same(one: str, first: Mapping[str, Any], other: str, second: Mapping[str, Any]) -> None:
-    asked, also = _flat(first), _flat(second)
-    for key in dict.fromkeys([*asked, *also]):
-        if asked.get(key) != also.get(key):
-            raise UserError(
-                f"{one} and {other} do not ask the same: {key} is {json.dumps(asked.get(key))} in the first and "
-                f"{json.dumps(also.get(key))} in the second; put together the shards of one run."
-            )
-
-
-def _flat(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was asked with a key for each checkpoint, so that a sentence need not show them all."""
-    checkpoints = asked.get("checkpoints") or {}
-    rest = {key: value for key, value in asked.items() if key != "checkpoints"}
-    return rest | {f"checkpoint {name}": about for name, about in checkpoints.items()}

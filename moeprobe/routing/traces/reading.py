@@ -20,6 +20,7 @@ from moeprobe.errors import UserError
 from moeprobe.routing.traces import checks
 from moeprobe.routing.traces.format import SCALARS, as_set, is_ordered
 from moeprobe.routing.traces.opening import UNREADABLE, metadata_of, open_file
+from moeprobe.runtime.parquet import check_size
 
 # Row groups that stay in memory. Where the inputs of two traces come in the same order, each is read once.
 _HELD = 8
@@ -103,6 +104,7 @@ class TraceFile:
         self.path = path
         self._file = open_file(path)
         self.about = metadata_of(path, self._file.schema_arrow)
+        check_size(path, self._file.metadata, whole=True)
         self._columns = set(self._file.schema_arrow.names)
         groups = [self._file.metadata.row_group(group).num_rows for group in range(self._file.num_row_groups)]
         self._starts = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)

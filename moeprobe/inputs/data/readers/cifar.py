@@ -19,9 +19,12 @@ from PIL import Image
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.readers.cifar_pickle import read_pickle
+from moeprobe.runtime.files import read_bytes
 
 _PIXELS = 3 * 32 * 32
 _TRAIN_PERCENT = 98
+# Bytes of a file of images (the largest published one has 154 million), and of one of names.
+_MOST, _LONGEST = 2**30, 2**20
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Cifar(ImageDataset):
             entries = _field(read_pickle(path), version.names_key, path)
             names = [name.decode() if isinstance(name, bytes) else str(name) for name in entries]
         else:
-            names = path.read_text(encoding="utf-8", errors="replace").split()
+            names = read_bytes(path, limit=_LONGEST).decode("utf-8", errors="replace").split()
         if len(names) != self.num_labels:
             raise UserError(f"{str(path)!r} names {len(names)} classes; there are {self.num_labels}.")
         return tuple(names)
@@ -119,6 +122,8 @@ def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.nd
 def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
     record = version.num_label_bytes + _PIXELS
     size = path.stat().st_size
+    if size > _MOST:
+        raise UserError(f"{str(path)!r} has {size:,} bytes, more than any of CIFAR's files.")
     if size == 0 or size % record:
         raise UserError(f"{str(path)!r} has {size} bytes, which is no multiple of a record's {record}.")
     try:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.data.readers.images import open_rgb
-from moeprobe.runtime.files import is_file, is_folder
+from moeprobe.runtime.files import is_file, is_folder, sha256
 
 
 class Masked(ImageDataset):
@@ -53,8 +53,7 @@ class Masked(ImageDataset):
         """Return a hash of the files' contents; one that is missing counts as empty."""
         digest = hashlib.sha256()
         for path in map(self._path, indices):
-            content = path.read_bytes() if is_file(path) else b""
-            digest.update(hashlib.sha256(content).digest())
+            digest.update(bytes.fromhex(sha256(path)) if is_file(path) else hashlib.sha256(b"").digest())
         return digest.hexdigest()
 
     def _path(self, index: int) -> Path:

@@ -13,11 +13,14 @@ from moeprobe.runtime.characters import is_unicode
 from moeprobe.runtime.files import JSON_LIMIT, expanded, is_file, is_folder
 
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm"})
+_LABELS = frozenset({"cls", "json"})
 _WORDS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 # The largest public sets have some ten thousand shards.
 _MOST_SHARDS = 100_000
 _MOST_BRACES = 16
 _MOST_CLASSES = 1_000_000
+# Bytes of a stored image.
+_LARGEST = 2**28
 _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
@@ -111,6 +114,12 @@ def read_index(shard: Path) -> list[Record]:
                 if not is_unicode(key) or member.issparse():
                     problem = "is a sparse file" if member.issparse() else "is not called in UTF-8"
                     raise UserError(f"{member.name!r} of {str(shard)!r} {problem}, which is not read.")
+                if extension in _IMAGES | _LABELS and not _stays(key):
+                    raise UserError(f"{member.name!r} of {str(shard)!r} leads out of a folder; rename it.")
+                if extension in _IMAGES and member.size > _LARGEST:
+                    raise UserError(
+                        f"{member.name!r} of {str(shard)!r} has {member.size:,} bytes, too many for an image."
+                    )
                 if extension in _IMAGES:
                     if key in images:
                         raise UserError(f"The record {key!r} of {str(shard)!r} holds two images.")
@@ -130,6 +139,11 @@ def _key(member: str) -> tuple[str, str]:
     folder, slash, base = member.removeprefix("./").rpartition("/")
     key, _, extension = base.partition(".")
     return folder + slash + key, extension.lower()
+
+
+def _stays(key: str) -> bool:
+    """Whether a record's key, which names its mask and its image in tables, stays in a folder it is put into."""
+    return not key.startswith("/") and ".." not in re.split(r"[/\\\\]", key)
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, *, shard: Path, as_text: bool) -> int | None:
