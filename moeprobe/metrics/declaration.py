@@ -46,6 +46,11 @@ NULLS = {
         "κ, within class",
         "other images of the same class, since a router may know little but the class; with --class-null",
     ),
+    "token": Null(
+        "κ, token id",
+        "the same token of the vocabulary in other texts, since a router may know little but which token it is; where "
+        "token ids are known",
+    ),
 }
 
 
@@ -55,7 +60,7 @@ class Estimator:
 
     Attributes:
         name: its ``metric`` column.
-        null: which null it is about (pooled, position, image), empty where it is about none.
+        null: which null it is about (pooled, position, image, class, token), empty where it is about none.
         statistic: how it follows from the sums.
         trials: its denominator, per image ``(n,)``.
         expert: the expert it is about; None where it is about none.

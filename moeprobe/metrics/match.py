@@ -7,7 +7,8 @@
 Each comes with its chance levels: with the two sides' own marginals (pooled); where the grid does not move,
 with the marginals of each patch position, since a position embedding alone can route; and with another patch of the
 same image (image), since a router may know little but which image it is in. On request, with other images of the same
-class (class; at the same position where the grid does not move), since a router may know little but the class.
+class (class; at the same position where the grid does not move), since a router may know little but the class. Where
+token ids are known, with the same token in other texts (token), since a router may know little but the token.
 
 The columns keep each image's choices (a few bytes per corresponding patch), because intervals of the chance levels
 need them: sums alone do not say how often two independent images agree at the same position.
@@ -25,7 +26,7 @@ from moeprobe.metrics.nulls import against_chance, strata, tokens_of
 from moeprobe.metrics.stats.alike import CODES, ascending, encode, same
 from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.stats.trials import Trials
-from moeprobe.metrics.token_kinds import Paired, by_token_kind, choices, num_experts, numbers
+from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choices, num_experts, numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from moeprobe.routing.record import LayerRouting
 
 
-_NULLS = ("pooled", "position", "image", "class")
+_NULLS = ("pooled", "position", "image", "class", "token")
 TOP1_MATCH = Metric(
     "top1_match",
     about="share of corresponding tokens that choose the same first expert",
@@ -82,7 +83,7 @@ class Match(LayerAnalysis):
         TOP_K_SET,
     )
     signature = "trials"
-    trial_lists = ("reference_selected", "view_selected")
+    trial_lists = ("reference_selected", "view_selected", TOKEN_ID)
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null
@@ -102,7 +103,9 @@ class Match(LayerAnalysis):
         image, place = np.nonzero((first[0] >= 0) & (first[1] >= 0))
         num_places, trials = reference.shape[1], columns["trials"].astype(np.float64)
         label = columns["label"] if self._class_null else None
-        nulls = strata(image, place, num_places=num_places, aligned=aligned, label=label)
+        nulls = strata(
+            image, place, num_places=num_places, aligned=aligned, label=label, token=columns.get(TOKEN_ID)
+        )
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None
         # From -1, no choice, up: one more than there are experts.

@@ -19,7 +19,13 @@ Whole = NDArray[np.int64]
 
 
 def strata(
-    image: Whole, place: Whole, *, num_places: int, aligned: bool, label: NDArray[np.generic] | None
+    image: Whole,
+    place: Whole,
+    *,
+    num_places: int,
+    aligned: bool,
+    label: NDArray[np.generic] | None,
+    token: NDArray[np.generic] | None = None,
 ) -> dict[str, Strata]:
     """Return for each null between images the strata that a trial's chance is drawn from.
 
@@ -29,6 +35,7 @@ def strata(
         num_places: number of places.
         aligned: the grid does not move.
         label: ``(n,)`` class of each image; None = no class null.
+        token: ``(n, J)`` token id at each place, -1 = not known; None = no null by token.
     """
     nulls = {"pooled": undivided(len(place))}
     if aligned:
@@ -38,6 +45,10 @@ def strata(
         # Images without a label are one class.
         of_class = np.where(of_class < 0, STRATA // max(num_places, 1) - 1, of_class)
         nulls["class"] = Strata(of_class * num_places + place, single=True) if aligned else Strata(of_class)
+    if token is not None:
+        own = token[image, place].astype(np.int64)
+        # Tokens that are not known are one.
+        nulls["token"] = Strata(np.where((own < 0) | (own >= STRATA - 1), STRATA - 1, own))
     return nulls
 
 

@@ -34,6 +34,7 @@ from moeprobe.metrics.stats.trials import Trials
 from moeprobe.metrics.stats.within_image import Tokens, per_image
 from moeprobe.metrics.token_kinds import (
     NO_PAIR,
+    TOKEN_ID,
     Paired,
     by_token_kind,
     choices,
@@ -62,7 +63,7 @@ SET_JACCARD = Metric(
     label="overlap of expert sets",
     short="set overlap",
     better="more",
-    nulls=("pooled", "position", "image", "class"),
+    nulls=("pooled", "position", "image", "class", "token"),
     rank=2,
     agreement=True,
     one_expert=True,
@@ -82,7 +83,7 @@ class SetMatch(LayerAnalysis):
         UNSERVED_BOTH,
     )
     signature = "set_pairs"
-    trial_lists = ("reference_set_", "view_set_", "reference_selected", "view_selected")
+    trial_lists = ("reference_set_", "view_set_", "reference_selected", "view_selected", TOKEN_ID)
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null
@@ -110,6 +111,7 @@ class SetMatch(LayerAnalysis):
             num_places=num_places,
             aligned=aligned,
             label=columns["label"] if self._class_null else None,
+            token=columns.get(TOKEN_ID),
         )
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, sides.image, sides.place, aligned=aligned) if num_places > 1 else None

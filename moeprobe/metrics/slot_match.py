@@ -19,7 +19,7 @@ from moeprobe.metrics.nulls import against_chance, strata, tokens_of
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.stats.trials import Trials
-from moeprobe.metrics.token_kinds import by_token_kind, numbers, take_tokens
+from moeprobe.metrics.token_kinds import TOKEN_ID, by_token_kind, numbers, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ SLOT_MATCH = Metric(
     about="share of corresponding tokens whose largest combine weight is on the same slot",
     label="same slot",
     better="more",
-    nulls=("pooled", "position", "image", "class"),
+    nulls=("pooled", "position", "image", "class", "token"),
     rank=3,
     agreement=True,
 )
@@ -44,7 +44,7 @@ class SlotMatch(LayerAnalysis):
 
     measures = (SLOT_MATCH,)
     signature = "slot_trials"
-    trial_lists = ("reference_slot", "view_slot")
+    trial_lists = ("reference_slot", "view_slot", TOKEN_ID)
 
     def __init__(self, *, class_null: bool = False) -> None:
         self._class_null = class_null
@@ -86,7 +86,14 @@ class SlotMatch(LayerAnalysis):
             *against_chance(
                 SLOT_MATCH,
                 Trials(image, same(reference[image, place], view[image, place]), num_images=num_images),
-                strata(image, place, num_places=num_places, aligned=aligned, label=label),
+                strata(
+                    image,
+                    place,
+                    num_places=num_places,
+                    aligned=aligned,
+                    label=label,
+                    token=columns.get(TOKEN_ID),
+                ),
                 tokens=tokens_of(columns, image, place, aligned=aligned) if num_places > 1 else None,
             ),
         ]

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from moeprobe.routing.pairs import LayerPair
 
 
+# Column of the token ids, where they are known.
+TOKEN_ID = "token_id"
 # Column of the number of experts, the same in every image.
 EXPERTS = "experts"
 # What is in the place of a choice where there is no pair of tokens.
@@ -127,12 +129,16 @@ def num_experts(columns: Columns) -> int:
 def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     """Return columns that say how many experts there are, and which tokens the pairs are of.
 
-    These are ``(B, J)`` on either side, or there is one that says that nothing moved.
+    These are ``(B, J)`` on either side, or there is one that says that nothing moved. Where it is known, which token of
+    the vocabulary the reference's is stands there too.
     """
     import torch
 
     one = torch.ones(len(paired.present), dtype=torch.int64, device=paired.present.device)
     experts = {EXPERTS: one * pair.view.num_experts}
+    if pair.token_ids is not None:
+        own = take_tokens(pair.token_ids, paired.reference).to(torch.int32)
+        experts[TOKEN_ID] = own.masked_fill(~paired.present, -1)
     if pair.aligned:
         return experts | {"unmoved": one}
     return experts | {

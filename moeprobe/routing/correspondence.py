@@ -74,7 +74,8 @@ def _texts(
 ) -> LayerPair:
     one, other = (batch.places(), batch.places()) if aligned else batch.partners(view_index)
     first, second = (torch.from_numpy(side).to(view.gates.device) for side in (one, other))
-    return LayerPair(reference, view, first, second, aligned=aligned)
+    ids = batch.views[0].ids.to(view.gates.device)
+    return LayerPair(reference, view, first, second, aligned=aligned, token_ids=ids)
 
 
 def _images(

@@ -23,6 +23,7 @@ class LayerPair:
     that what is said of views is said of either. ``pixels`` ``(B, 3, S, S)`` are the view's, in [0, 1]; None where it
     is no image, or only its routing is known. ``generated`` ``(B, P)``: 1 where the token of pair j was generated, 0
     where it is one of the prompt, -1 where that is not known; None = of no token.
+    ``token_ids`` ``(B, T)``: the reference's tokens in the vocabulary, -1 = not known; None = of no token.
     """
 
     reference: LayerRouting
@@ -35,6 +36,7 @@ class LayerPair:
     symmetric: bool = False
     pixels: Tensor | None = None
     generated: Tensor | None = None
+    token_ids: Tensor | None = None
 
     @property
     def views(self) -> tuple[LayerRouting, ...]:

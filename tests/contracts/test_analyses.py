@@ -74,6 +74,7 @@ def cut(pair: Asked, rows: slice) -> Asked:
         pair.view_patch[rows],
         aligned=pair.aligned,
         pixels=None if pair.pixels is None else pair.pixels[rows],
+        token_ids=None if pair.token_ids is None else pair.token_ids[rows],
     )
 
 
@@ -111,12 +112,17 @@ def examples(name: str) -> list[Asked]:
     ]
     pixels = torch.rand(SIZE, 3, 16, 24, generator=torch.Generator().manual_seed(0))
     found: list[Asked] = [
-        dataclasses.replace(aligned(*both), pixels=pixels)
+        dataclasses.replace(aligned(*both), pixels=pixels, token_ids=_some_tokens(both[0].valid))
         for both in layers
         if LAYERED[name].applies(both[1])
     ]
     assert found
     return found
+
+
+def _some_tokens(like: Tensor) -> Tensor:
+    """Token ids ``(B, T)``, few of them different."""
+    return torch.randint(0, 3, like.shape, generator=torch.Generator().manual_seed(4))
 
 
 def path(number: int) -> Path:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -37,6 +38,22 @@ def tokens_of(pair: LayerPair, tokens: str) -> Iterator[tuple[int, int, int, int
             one, other = one + prefix, other + prefix
         if pair.reference.valid[image, one] and pair.view.valid[image, other]:
             yield image, place, one, other
+
+
+def with_tokens(pair: LayerPair, seed: int = 5) -> LayerPair:
+    """The pair with token ids of few different tokens, some of them unknown."""
+    random = torch.Generator().manual_seed(seed)
+    ids = torch.randint(-1, 4, pair.reference.valid.shape, generator=random)
+    # A vocabulary may have more tokens than there are strata.
+    return replace(pair, token_ids=torch.where(ids == 3, 2**30, ids))
+
+
+def token_id(pair: LayerPair, tokens: str, image: int, place: int) -> int:
+    """The token of a pair on the side of the reference; those beyond all strata are as good as unknown."""
+    assert pair.token_ids is not None
+    one = next(one for i, j, one, _ in tokens_of(pair, tokens) if (i, j) == (image, place))
+    number = int(pair.token_ids[image, one])
+    return -1 if number == 2**30 else number
 
 
 def values(
@@ -89,6 +106,7 @@ def chance(
         "position": lambda trial: trial[1],
         "image": lambda trial: trial[0],
         "class": lambda trial: (labels[trial[0]], trial[1] if pair.aligned else 0),
+        "token": lambda trial: token_id(pair, tokens, trial[0], trial[1]),
     }[null]
     shown = {(image, place): own for image, place, *own in tokens_of(pair, tokens)}
 

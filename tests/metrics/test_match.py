@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from moeprobe.metrics.stats.alike import encode
 from moeprobe.metrics.stats.statistic import Ratio
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
-from tests.metrics.pairing import tokens_of
+from tests.metrics.pairing import token_id, tokens_of, with_tokens
 from tests.routing.routings import aligned, routing
 
 
@@ -85,9 +87,14 @@ def test_sums_by_a_loop(case: str) -> None:
             assert kept[(kept[:, 0] >= 0) & (other[:, 0] >= 0)].tolist() == [one for _, _, one, _ in own]
 
 
+def _token_of(pair: LayerPair, tokens: str, trial: tuple) -> int:
+    return token_id(pair, tokens, trial[0], trial[1])
+
+
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("case", pairs())
-def test_metrics_by_a_loop(case: str) -> None:
-    pair = pairs()[case]
+def test_metrics_by_a_loop(case: str, known: bool) -> None:
+    pair = with_tokens(pairs()[case]) if known else pairs()[case]
     weights = np.array([[1, 0], [1, 2], [1, 1], [1, 0]], dtype=float)
     for tokens, columns in Match().sums(pair).items():
         trials = compared(pair, tokens)
@@ -100,6 +107,7 @@ def test_metrics_by_a_loop(case: str) -> None:
         nulls = (
             ["pooled", "class"]
             + (["position"] if pair.aligned else [])
+            + (["token"] if known else [])
             + (["image"] if tokens == "patch" else [])
         )
         names = [metric.name for metric, *_ in kinds(pair.view.top_k)]
@@ -108,11 +116,12 @@ def test_metrics_by_a_loop(case: str) -> None:
         assert sorted(metrics) == sorted(expected)
         for name, null, column in itertools.product(names, nulls, range(2)):
             weight = weights[:, column]
-            strata = {
+            strata: dict[str, Callable[[tuple], object]] = {
                 "pooled": lambda trial: 0,
                 "position": lambda trial: trial[1],
                 "image": lambda trial: trial[0],
                 "class": lambda trial: (trial[0] % 2, trial[1] if pair.aligned else 0),
+                "token": partial(_token_of, pair, tokens),
             }
 
             shown = {(image, place): own for image, place, *own in tokens_of(pair, tokens)}
@@ -134,7 +143,8 @@ def test_metrics_by_a_loop(case: str) -> None:
                 for trial in inside
             ]
             total = sum(weight[image] for image, *_ in used)
-            match = sum(weight[image] * hit(one, two, name) for image, _, one, two in used) / total
+            hits = sum(weight[image] * hit(one, two, name) for image, _, one, two in used)
+            match = hits / total if total else np.nan
             agree, counted = 0.0, 0.0
             for stratum in {strata[null](trial) for trial in used}:
                 inside = [trial for trial in used if strata[null](trial) == stratum]

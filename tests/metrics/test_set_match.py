@@ -13,7 +13,7 @@ from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.stats.set_chance import SetChance
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
-from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values
+from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values, with_tokens
 from tests.metrics.stats.trials import chance_of
 from tests.routing.routings import aligned, expert_choice, routing
 
@@ -54,9 +54,10 @@ def sets(pair: LayerPair, tokens: str) -> list[tuple[int, int, object, object]]:
     ]
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("case", pairs())
-def test_every_number_by_a_loop(case: str) -> None:
-    pair = pairs()[case]
+def test_every_number_by_a_loop(case: str, known: bool) -> None:
+    pair = with_tokens(pairs()[case]) if known else pairs()[case]
     for tokens in SetMatch().sums(pair):
         trials = sets(pair, tokens)
         found = values(SetMatch(class_null=True), pair, tokens, WEIGHTS, LABELS)
@@ -64,6 +65,7 @@ def test_every_number_by_a_loop(case: str) -> None:
             "pooled",
             "class",
             *(["position"] if pair.aligned else []),
+            *(["token"] * known),
             *(["image"] * (tokens == "patch")),
         ]
         names = [("set_jaccard", ""), *itertools.product(("set_jaccard_chance", "set_jaccard_kappa"), nulls)]

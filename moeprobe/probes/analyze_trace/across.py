@@ -13,6 +13,7 @@ from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, dif
 from moeprobe.metrics.touched import Differences, Touched
 from moeprobe.results.sums import Cell
 from moeprobe.routing.pairs import LayerPair
+from moeprobe.routing.traces.format import BY_TOKEN_ID
 
 Sums = dict[Cell, dict[str, Tensor]]
 
@@ -32,7 +33,9 @@ class Across:
         return not self._layers
 
     def add(self, layer: str, pair: LayerPair) -> None:
-        """Add a layer; one that is not of sequences, or has other tokens, has no part."""
+        """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part."""
+        if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
+            return
         if pair.view.grid is not None or not Disagreement().applies(pair.view):
             return
         paired = patches(pair)

@@ -9,6 +9,7 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
+from moeprobe.routing.traces.format import BY_TOKEN_ID
 from moeprobe.routing.traces.pairs import Named
 from moeprobe.runtime.files import sha256
 
@@ -147,6 +148,12 @@ def notes_of(
         notes.append(
             f"which expert came first in {', '.join(differ)}, as the traces order them by different things: sets of "
             "experts are compared"
+        )
+    by_id = dict.fromkeys(name for name, layer in recorded_layers if layer.router == BY_TOKEN_ID)
+    if by_id:
+        notes.append(
+            f"{', '.join(by_id)} in what is said of all layers together: there the token's id alone decides, so equal "
+            "tokens agree by construction"
         )
     for label, (of_first, of_other) in left_out.items():
         if of_first or of_other:

@@ -133,7 +133,9 @@ class _Measuring:
         self._traces, self._ids = traces, ids
         # Of each layer as many tokens as the longest of all inputs has.
         self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
-        self._marked = len(traces) > 1 and any(named.trace.marks_generated for named in traces)
+        self._marked = {
+            name for name in ("generated", "token_ids") if any(named.trace.marks(name) for named in traces)
+        }
         self.left_out: dict[str, tuple[int, int]] = {}
 
     def sums(self, watcher: Progress) -> Stored:
@@ -178,7 +180,7 @@ class _Measuring:
         for layer, most in self._tokens.items():
             blocks = [named.trace.read(layer, ids, num_tokens=most) for named in self._traces]
             for number, (named, recorded) in enumerate(zip(self._traces, blocks, strict=True)):
-                subject = pair(blocks[0], recorded, named=named, marked=self._marked and number > 0)
+                subject = pair(blocks[0], recorded, named=named, marked=self._marked if number else ())
                 known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= describe.LONGEST
                 names = _OF_PAIRS if number else _ALONE
                 analyses = [

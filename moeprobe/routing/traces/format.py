@@ -50,6 +50,9 @@ KEPT = ("none", "chosen", "summary", "all")
 # What a token's choices may be ordered by, the highest first; ties go to the lower expert.
 ORDERS = ("gates", "logits", "scores")
 
+# The router of layers in which the token's id alone says which experts it has.
+BY_TOKEN_ID = "token_id"
+
 
 def _list(kind: pa.DataType) -> pa.DataType:
     # Parquet's own name for what a list holds.
@@ -60,7 +63,9 @@ def _list(kind: pa.DataType) -> pa.DataType:
 COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
     "id": (pa.string(), False, "the input: name of the image, or of the request"),
     "layer": (pa.string(), False, "MoE layer, e.g. blocks.3"),
-    "router": (pa.string(), False, "the layer's router"),
+    "router": (
+        pa.string(), False, "the layer's router; token_id where a token's number in the vocabulary alone decides",
+    ),
     "num_experts": (pa.int16(), False, "E"),
     "top_k": (
         pa.int16(), False,

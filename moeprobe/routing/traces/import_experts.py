@@ -1,7 +1,7 @@
 """Make a routing trace of the responses of inference servers that return routed experts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from moeprobe.routing.traces.captured import Routed, routed
 from moeprobe.routing.traces.destination import check_destination, named
 from moeprobe.routing.traces.faults import Finding
 from moeprobe.routing.traces.findings import COUNTED, Findings
-from moeprobe.routing.traces.format import ORDERS, is_ordered, metadata, writing
+from moeprobe.routing.traces.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
 from moeprobe.routing.traces.log_rows import Fault, Row
 from moeprobe.routing.traces.model_config import MoeShape, read_moe_shape
 from moeprobe.routing.traces.readers.base import Capture, Reader
@@ -231,6 +231,8 @@ class _Reading:
                 self.findings.lower += weights.lower
                 row = weighed(row, weights)
             self._check_alike(row.alike)
+            if self._shape.sparse[place] in self._shape.hashed:
+                row = replace(row, alike=row.alike | {"router": BY_TOKEN_ID})
             yield row, 0
 
     def _check_alike(self, alike: dict[str, Any]) -> None:

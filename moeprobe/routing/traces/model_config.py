@@ -32,6 +32,7 @@ class MoeShape:
         sparse: numbers of those with experts, in forward order.
         num_experts: E, routed experts of a layer.
         top_k: K, experts per token.
+        hashed: numbers of the sparse layers that choose by the token's id alone.
         scoring: what makes gates of logits, softmax or sigmoid.
     """
 
@@ -40,6 +41,7 @@ class MoeShape:
     num_experts: int
     top_k: int
     scoring: str = "softmax"
+    hashed: tuple[int, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +80,10 @@ def read_moe_shape(path: Path) -> MoeShape:
     scoring = config.get("scoring_func") or "softmax"
     if scoring not in ("softmax", "sigmoid"):
         raise UserError(f"{path}: scoring_func is softmax or sigmoid; got {str(scoring)[:40]!r}.")
-    return MoeShape(layers, sparse, num_experts, top_k, scoring)
+    kinds = config.get("mlp_layer_types") or []
+    by_id = _whole(path, config, "num_hash_layers", least=0, most=layers, default=0)
+    hashed = tuple(number for number in sparse if (kinds[number] == "hash_moe" if kinds else number < by_id))
+    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed)
 
 
 def _sparse(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ Axes: B inputs, P tokens after the prefix.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,10 +207,19 @@ def _generated(reference: Block, view: Block) -> Tensor:
     return torch.from_numpy(known[:, view.layer.num_prefix_tokens :])
 
 
-def pair(reference: Block, view: Block, *, named: Named, marked: bool = False) -> LayerPair:
+def _token_ids(reference: Block, view: Block) -> Tensor:
+    """Return the tokens ``(n, T)`` as either trace says; -1 = neither does."""
+    known = np.full(reference.valid.shape, -1, np.int32)
+    for block in (view, reference):
+        if block.token_ids is not None:
+            known = np.where(block.token_ids >= 0, block.token_ids, known)
+    return torch.from_numpy(known)
+
+
+def pair(reference: Block, view: Block, *, named: Named, marked: Container[str] = ()) -> LayerPair:
     """Return the routing of the same inputs in two traces, and which tokens correspond.
 
-    ``marked``: a trace says which tokens were generated.
+    ``marked``: which of ``generated`` and ``token_ids`` a trace says of some token.
 
     Raises:
         UserError: patches moved, and the layer does not say where.
@@ -223,9 +232,15 @@ def pair(reference: Block, view: Block, *, named: Named, marked: bool = False) -
     if not named.moved:
         both = torch.from_numpy(common_prefix(reference, view)[:, prefix:])
         patches = torch.arange(both.shape[1]).expand(len(both), -1).where(both, -1)
-        generated = _generated(reference, view) if marked else None
+        generated = _generated(reference, view) if "generated" in marked else None
         return LayerPair(
-            *sides, patches, patches, aligned=True, symmetric=named.symmetric, generated=generated
+            *sides,
+            patches,
+            patches,
+            aligned=True,
+            symmetric=named.symmetric,
+            generated=generated,
+            token_ids=_token_ids(reference, view) if "token_ids" in marked else None,
         )
     if view.partner is None:
         raise UserError(f"{named.trace.path} does not say which patches correspond; record it again.")

@@ -142,17 +142,14 @@ class TraceFile:
         """Rows of the file: inputs times layers."""
         return int(self._starts[-1])
 
-    @property
-    def marks_generated(self) -> bool:
-        """Whether it is said of any token whether it was generated."""
-        if "generated" not in self._columns:
+    def marks(self, column: str) -> bool:
+        """Whether a column that may be empty says something of any token."""
+        if column not in self._columns:
             return False
         groups = range(len(self._starts) - 1)
         return any(
-            column.null_count < len(column)
-            for column in (
-                self._file.read_row_group(group, columns=["generated"])["generated"] for group in groups
-            )
+            values.null_count < len(values)
+            for values in (self._file.read_row_group(group, columns=[column])[column] for group in groups)
         )
 
     def row_groups(self) -> Iterator[pa.Table]:
