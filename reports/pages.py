@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fashion_tables
 import pandas as pd
+import router_costs
 import sources
 from contrasts import lines as contrast_lines
 from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
@@ -196,6 +197,7 @@ MAKERS = {
     "steadiness of routers": router_steadiness,
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
+    "costs of routers": router_costs.lines,
     "Fashion-MNIST in short": fashion_tables.in_short,
     "accuracy on Fashion-MNIST": fashion_tables.accuracies,
     "match on Fashion-MNIST": fashion_tables.matches,

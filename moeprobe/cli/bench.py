@@ -37,6 +37,14 @@ def bench(
             help="wall, or cpu: the seconds that all threads computed, for a machine that others use at the same time."
         ),
     ] = "wall",
+    sweep: Annotated[str, typer.Option(help="Sweep whose routers the part models times.")] = "routers-digits",
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Configuration in the place of that sweep's base, e.g. routers/vmoe-b32."),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(help="Source images of a step of the part models; default: as configured.")
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Tiny sizes and two rounds, to see that it runs; no target is judged."),
@@ -65,7 +73,10 @@ def bench(
     from moeprobe.studies.bench.race import DisagreementError
     from moeprobe.studies.bench.run import bench as run
 
-    settings = Settings(quick=quick, rounds=rounds, threads=threads, device=device, clock=clock)  # type: ignore[arg-type]
+    settings = Settings(
+        quick=quick, rounds=rounds, threads=threads, device=device, clock=clock,  # type: ignore[arg-type]
+        sweep=sweep, layout=layout, images=images,
+    )  # fmt: skip
     try:
         with Bar("rounds") as bar:
             result = run(

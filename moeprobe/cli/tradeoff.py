@@ -34,6 +34,12 @@ def tradeoff(
         Path, typer.Option(help="Where a sweep's trainings go, in a folder of its name.")
     ] = Path("checkpoints"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    times: Annotated[
+        Path | None,
+        typer.Option(
+            help="Output folder of moeprobe bench models on the same sweep: its times stand on the axis."
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Measure again; trainings are kept.")
     ] = False,
@@ -74,6 +80,7 @@ def tradeoff(
             overrides=overrides,
             checkpoints=checkpoints,
             device=device,
+            times=times,
             overwrite=overwrite,
             svg=svg,
             command=command_line(),

@@ -9,6 +9,13 @@ STEP_SECONDS = Metric(
     better="less",
     unit="seconds",
 )
+STEP_SECONDS_IN_TURN = Metric(
+    "step_seconds_in_turn",
+    about="median time of a training step without the update, timed by `moeprobe bench models` in turn with the other "
+    "routers; trials are its rounds",
+    better="less",
+    unit="seconds",
+)
 TRAINING_SECONDS = Metric(
     "training_seconds",
     about="time of the whole training, with evaluations and checkpoints",
@@ -47,6 +54,7 @@ PARAMETERS = Metric(
 measures = (
     TRAINING_STEPS,
     STEP_SECONDS,
+    STEP_SECONDS_IN_TURN,
     TRAINING_SECONDS,
     TRAINING_SPIKES,
     TRAINING_DIVERGED,

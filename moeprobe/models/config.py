@@ -1,6 +1,7 @@
 """Run configurations: a YAML file and ``key=value`` overrides, validated; an unknown key is an error.
 
-The classes below are the schema: every key of a configuration file is a field here, with its default.
+The classes below are the schema: every key of a configuration file is a field here, with its default. All of them stand
+in one file, to be read as one, which takes more than 300 lines.
 """
 
 from collections.abc import Iterable, Sequence
@@ -217,6 +218,12 @@ class TrainConfig(Section):
     mixup: float = Field(0.0, ge=0, description="concentration of the Dirichlet distribution; 0: none")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    route_by_class: list[list[int]] = Field(
+        [], description="the classes of each expert: tokens go by the image's label, not by the router"
+    )
+    kl_weight: float = Field(
+        0.0, ge=0, description="of the divergence of gates from those of initialise.checkpoint"
+    )
     freeze: list[str] = Field(
         [], description='patterns of parameters that stay as they are; ["*", "!*.router.*"]: all but routers'
     )
@@ -237,6 +244,14 @@ class TrainConfig(Section):
             raise ValueError("give either epochs or steps")
         if self.data.labeled is not None and self.mixup > 0:
             raise ValueError("mixup mixes labels, which data.labeled hides; set mixup to 0")
+        if self.route_by_class and (self.data.labeled is not None or self.mixup > 0 or self.mae):
+            raise ValueError(
+                "route_by_class needs every image's own label: leave out data.labeled, mixup and mae"
+            )
+        if self.kl_weight and self.mae:
+            raise ValueError(
+                "masked autoencoding hides patches, so gates cannot be compared; set kl_weight to 0"
+            )
         return self
 
 

@@ -10,27 +10,33 @@
     seeds: [0, 1, 2]
     measure: {views: [random_crop], sigmas: [0.1]}
 
+The base may be a pipeline: of each cell all stages are trained, the last one is measured, and an entry may keep some of
+them (``stages: [pretrain, finetune]``). ``label`` is what the cells of an entry are called, before what they vary.
+
 A value that is itself a list is put in a list of its own: ``model.layers: [[1, 3]]``.
 """
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from moeprobe.errors import UserError
-from moeprobe.models import config_files
+from moeprobe.models import config_files, pipeline
 from moeprobe.models.config import LENGTHS, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
+from moeprobe.models.pipeline import Pipeline, is_pipeline
 from moeprobe.runtime.schema import Section, sentence
 
 # The part of a cell's name for a key; of others the last part of the key goes before the value.
 _SHORT = {"model.router": "", "model.top_k": "k", "model.capacity_factor": "c"}
+# What an entry of cells has besides keys of a configuration.
+_OF_THE_ENTRY = ("fixed", "label", "stages")
 # Keys of a configuration that a sweep gives each of its cells.
 _OWN = {
     "name": "put together from what a cell varies",
@@ -67,11 +73,15 @@ class SweepConfig(Section):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep with its configurations worked out, one per cell; their names are unique."""
+    """A sweep with its configurations worked out, one per cell; their names are unique.
+
+    Of cells that are pipelines the configuration is that of the last stage; ``pipelines`` has all, by the cell's name.
+    """
 
     name: str
     cells: tuple[TrainConfig, ...]
     measure: MeasureConfig
+    pipelines: Mapping[str, Pipeline] = field(default_factory=dict)
 
 
 def names() -> list[str]:
@@ -102,11 +112,11 @@ def path_of(source: str) -> Path:
     return config_files.find(source, names(), what="sweep", folder=SWEEPS)
 
 
-def load(source: str, overrides: Iterable[str] = ()) -> Sweep:
+def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path("checkpoints")) -> Sweep:
     """Return the sweep called ``source`` (a name or a path to a YAML file).
 
     An override is of a key of the file (``seeds=[0]``, ``measure.limit=100``) or of the configurations
-    (``epochs=5``); the latter are put into ``fixed``.
+    (``epochs=5``); the latter are put into ``fixed``. Pipelines are trained below ``checkpoints``.
 
     Raises:
         UserError: there is none, a key is unknown, a value does not fit, or two cells are the same.
@@ -123,13 +133,16 @@ def load(source: str, overrides: Iterable[str] = ()) -> Sweep:
             content["fixed"] = {name: old for name, old in fixed.items() if name != other} | {key: value}
     sweep: SweepConfig = _parse(content, SweepConfig)
     base = str(path.parent / sweep.base) if sweep.base.endswith((".yaml", ".yml")) else sweep.base
-    cells = [cell for grid in sweep.cells for cell in _grid(sweep, grid, base)]
-    for name, number in Counter(cell.name for cell in cells).items():
+    cells = [cell for grid in sweep.cells for cell in _grid(sweep, grid, base, checkpoints / sweep.name)]
+    names_of = [cell.name for cell in cells]
+    for name, number in Counter(names_of).items():
         if number > 1:
             raise UserError(
-                f"{number} cells of the sweep {sweep.name!r} are called {name}; each needs its own values."
+                f"{number} cells of the sweep {sweep.name!r} are called {name}; each needs its own values, or a label."
             )
-    return Sweep(sweep.name, tuple(cells), sweep.measure)
+    pipelines = {cell.name: cell for cell in cells if isinstance(cell, Pipeline)}
+    configs = [list(cell.stages.values())[-1] if isinstance(cell, Pipeline) else cell for cell in cells]
+    return Sweep(sweep.name, tuple(configs), sweep.measure, pipelines)
 
 
 def load_measure(overrides: Iterable[str]) -> MeasureConfig:
@@ -155,14 +168,21 @@ def _parse(content: dict[str, Any], schema: type[Section]) -> Any:
         raise UserError(sentence(error, schema, what="sweep")) from None
 
 
-def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str) -> list[TrainConfig]:
+def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str, folder: Path) -> list[TrainConfig | Pipeline]:
     """Return the configurations of one entry of ``cells``, seed after seed of each."""
     fixed = grid.get("fixed", {})
     if not isinstance(fixed, dict):
         raise UserError(
             f"In the sweep {sweep.name!r}, the fixed of a cell is a mapping of keys; got {fixed!r}."
         )
-    keys = [key for key in grid if key != "fixed"]
+    label, stages = grid.get("label", ""), grid.get("stages", [])
+    if not isinstance(label, str) or not isinstance(stages, list):
+        raise UserError(
+            f"In the sweep {sweep.name!r}, the label of a cell is a word and its stages a list of names."
+        )
+    if stages and not is_pipeline(base):
+        raise UserError(f"In the sweep {sweep.name!r}, {base} is no pipeline, so its cells have no stages.")
+    keys = [key for key in grid if key not in _OF_THE_ENTRY]
     for key in (*sweep.fixed, *fixed, *keys):
         if key in _OWN:
             raise UserError(
@@ -174,23 +194,41 @@ def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str) -> list[TrainConf
             sweep,
             base,
             [*fixed.items(), *zip(keys, chosen, strict=True)],
-            dict(zip(keys, chosen, strict=True)),
+            _called(label, dict(zip(keys, chosen, strict=True))) or sweep.name,
             seed,
+            stages,
+            folder,
         )
         for chosen in itertools.product(*values)
         for seed in sweep.seeds
     ]
 
 
+def _called(label: str, named: dict[str, Any]) -> str:
+    return "-".join([*filter(None, [label]), *(part(key, value) for key, value in named.items())])
+
+
 def _cell(
-    sweep: SweepConfig, base: str, own: list[tuple[str, Any]], named: dict[str, Any], seed: int
-) -> TrainConfig:
-    group = "-".join(part(key, value) for key, value in named.items()) or sweep.name
-    about = [("name", f"{group}-seed{seed}"), ("group", group), ("seed", seed)]
+    sweep: SweepConfig,
+    base: str,
+    own: list[tuple[str, Any]],
+    group: str,
+    seed: int,
+    stages: list[str],
+    folder: Path,
+) -> TrainConfig | Pipeline:
+    name = f"{group}-seed{seed}"
+    changes = [*sweep.fixed.items(), *own]
     try:
-        return change(base, [*sweep.fixed.items(), *own, *about])
+        if not is_pipeline(base):
+            return change(base, [*changes, ("name", name), ("group", group), ("seed", seed)])
+        about = [("name", name), ("group", group), ("seed", seed)]
+        made = pipeline.change(base, [*changes, *about], folder=folder / name, only=stages)
     except UserError as error:
         raise UserError(f"In the cell {group} of the sweep {sweep.name!r}: {error}") from None
+    # What is measured is the last stage, under the cell's own name for its group.
+    *_, last = made.stages
+    return replace(made, stages=made.stages | {last: made.stages[last].model_copy(update={"group": group})})
 
 
 def part(key: str, value: Any) -> str:

@@ -15,7 +15,7 @@
 A stage is a configuration like any other, called ``distilled-distil``, and its folder is one below the pipeline's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,16 +100,44 @@ def load(source: str, overrides: Iterable[str] = (), *, folder: Path | None = No
     Raises:
         UserError: there is none, a key is unknown, a value does not fit, or there is no such stage.
     """
+    return change(source, [config_files.pair(override) for override in overrides], folder=folder)
+
+
+def change(
+    source: str,
+    changes: Sequence[tuple[str, Any]],
+    *,
+    folder: Path | None = None,
+    only: Sequence[str] = (),
+) -> Pipeline:
+    """Return the pipeline called ``source`` with values put in by dotted key.
+
+    Args:
+        source: name or path.
+        changes: keys and values, as in ``load``.
+        folder: where it is to be trained; None = ``checkpoints/NAME``.
+        only: the stages that are kept, and changes of the others left out; none = all.
+
+    Raises:
+        UserError: as for ``load``.
+    """
     content = config_files.read(path_of(source))
+    if wrong := [stage for stage in only if stage not in (content.get(KEY) or {})]:
+        raise UserError(unknown("stage", wrong[0], list(content.get(KEY) or {})))
+    left_out: set[str] = set()
+    if only:
+        left_out = content[KEY].keys() - set(only)
+        content[KEY] = {stage: keys for stage, keys in content[KEY].items() if stage in only}
     stages = _stages(content)
     shared = []
-    for override in overrides:
-        key, value = config_files.pair(override)
+    for key, value in changes:
         section, _, rest = key.partition(".")
         if section != KEY:
             shared.append((key, value))
             continue
         stage, _, inner = rest.partition(".")
+        if stage in left_out:
+            continue
         if stage not in stages:
             raise UserError(unknown("stage", stage, stages))
         if not inner:
@@ -123,10 +151,10 @@ def load(source: str, overrides: Iterable[str] = (), *, folder: Path | None = No
         _check_own(stage, own, first=not made)
         start = [("initialise.checkpoint", str(root / list(made)[-1]))] if made else []
         group = [("group", f"{about.group}-{stage}")] if about.group else []
-        changes = [*_of_one_length([*shared, *own]), ("name", f"{about.name}-{stage}"), *group, *start]
+        own_changes = [*_of_one_length([*shared, *own]), ("name", f"{about.name}-{stage}"), *group, *start]
         copy = config_files.written_out({key: value for key, value in content.items() if key != KEY})
         try:
-            made[stage] = changed(copy, changes)
+            made[stage] = changed(copy, own_changes)
         except UserError as error:
             raise UserError(f"In the stage {stage} of the pipeline {about.name!r}: {error}") from None
     return Pipeline(about.name, made, root)

@@ -43,7 +43,8 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
     every = [block for page in FILLED for block in found(page)]
     assert {folder for folder, *_ in every} == {
         "reports", "reports/digits", "reports/fashion", "reports/shapes",
-        "reports/routers/digits", "reports/routers/shapes",
+        "reports/routers/digits", "reports/routers/shapes", "reports/router-times/digits",
+        "reports/router-times/shapes",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor
 
 from moeprobe import api
@@ -18,7 +19,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models.training.loop import Trainer
 from moeprobe.probes.base import Probe
-from moeprobe.results.figures.tradeoff import draw, draw_published, shared_kappa
+from moeprobe.results.figures.tradeoff import draw, draw_published, numbers_of, shared_kappa
 from moeprobe.results.packed import Place, read_pack, read_packed_images
 from moeprobe.results.stored import of_table, write
 from moeprobe.results.tables import COLUMNS
@@ -486,3 +487,44 @@ def test_a_dense_cell_stands_beside_sparse_ones(
     assert "layers-none-seed0" in made.stdout
     again = run("tradeoff", "--out", "out", "--device", "cpu")
     assert "3 kept" in again.stdout, again.output
+
+
+def times_of(folder: Path, groups: list[str]) -> Path:
+    """What ``moeprobe bench models`` writes, as far as it is read: a group takes as many seconds as its number."""
+    rows = [
+        {"part": "models", "race": race, "contestant": group, "median": number * scale, "rounds": 7}
+        for race, scale in (("training step", 1.0), ("forward pass", 0.1))
+        for number, group in enumerate(groups, 1)
+    ]
+    folder.mkdir()
+    pd.DataFrame(rows).to_csv(folder / "table.csv", index=False)
+    return folder
+
+
+def test_times_taken_in_turn_stand_on_the_axis(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[pd.DataFrame] = []
+    monkeypatch.setattr("moeprobe.studies.tradeoff.run._draw", lambda made, *_, **__: drawn.append(made))
+    times_of(copy / "times", ["softmax_expert_choice-c1", "softmax_token_choice-k1"])
+    made = run("tradeoff", "--out", "out", "--times", "times")
+    assert made.exit_code == 0, made.output
+    rows = table(copy)
+    rows = rows[rows["metric"] == "step_seconds_in_turn"].set_index("checkpoint")
+    assert list(rows.index) == CELLS
+    assert list(rows["value"]) == [2, 2, 1, 1] and set(rows["trials"]) == {7}
+    assert set(rows["source"]) == {"times/table.csv"}
+    numbers = numbers_of(drawn[0])
+    assert list(numbers["training_time"]["value"]) == [8, 8, 4, 4]  # of four steps
+    figures = draw(drawn[0])
+    text = " ".join(one.get_text() for one in figures["time"].findobj(Text))
+    assert "all routers timed in turn" in " ".join(text.split())
+    assert "ms per step, in turn" in titles(figures["tradeoff"])
+    assert "ms per training step" not in titles(figures["tradeoff"])
+
+
+def test_times_of_another_sweep_are_refused(copy: Path) -> None:
+    before = (copy / "out" / "table.csv").read_bytes()
+    times_of(copy / "times", ["softmax_token_choice-k1"])
+    said = refused("tradeoff", "--out", "out", "--times", "times")
+    assert "no time of softmax_expert_choice-c1" in said
+    assert "has no times of training steps" in refused("tradeoff", "--out", "out", "--times", "out")
+    assert (copy / "out" / "table.csv").read_bytes() == before

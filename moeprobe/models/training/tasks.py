@@ -4,8 +4,9 @@ Axes: B rows of a batch, V visible patches.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn import mae
 from moeprobe.models.nn.capture import capture
 from moeprobe.models.training.evaluate import evaluate
+from moeprobe.models.training.guided import ByClass, Teacher
 from moeprobe.models.training.inputs import clean_view
 from moeprobe.models.training.mixup import mixup
-from moeprobe.models.training.objectives.base import Objective, Views
+from moeprobe.models.training.objectives.base import Objective, Term, Views
 from moeprobe.models.training.room import room
 from moeprobe.models.training.step import supervised_loss, total_loss
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -93,15 +95,22 @@ class Task(ABC):
         )
         return {f"val_{name}": value for name, value in found.items()}
 
-    def _values(self, main: Tensor, decisions: Any, views: Views) -> dict[str, Tensor]:
+    def _values(
+        self, main: Tensor, decisions: Any, views: Views, taught: Mapping[str, Term] = MappingProxyType({})
+    ) -> dict[str, Tensor]:
         # Of a dense model nothing decides.
-        terms = self.objective.terms(decisions, views) if decisions else {}
+        terms = (self.objective.terms(decisions, views) if decisions else {}) | dict(taught)
         values = {"loss": total_loss(main, terms), "main_loss": main}
         return values | {name: term.value for name, term in terms.items()} | room(decisions)
 
 
 class Classification(Task):
     """Class scores, against labels that may be mixed up."""
+
+    def __init__(self, config: TrainConfig, model: VisionTransformer, objective: Objective) -> None:
+        super().__init__(config, model, objective)
+        self._by_class = ByClass(model, config.route_by_class)
+        self._teacher = Teacher(config, model) if config.kl_weight else None
 
     def rows(
         self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
@@ -129,9 +138,11 @@ class Classification(Task):
         images, labels, targets = rows
         with (
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
+            self._by_class(self.model, labels),
             capture(self.model) as decisions,
         ):
             logits = self.model(images)
+            divergence = self._teacher.divergence(images, decisions) if self._teacher else None
         scores = logits
         if self.config.data.labeled is not None:
             scores, labels, targets = (values[labels >= 0] for values in (logits, labels, targets))
@@ -141,13 +152,15 @@ class Classification(Task):
             else 0.0 * logits.float().sum()
         )
         hits = (scores.argmax(1) == labels).float()
-        values = self._values(main, decisions, views)
+        taught = {} if divergence is None else {"gate_divergence": Term(divergence, self.config.kl_weight)}
+        values = self._values(main, decisions, views, taught)
         first = {name: values.pop(name) for name in ("loss", "main_loss")}
         return first | {"accuracy": hits.mean() if len(labels) else hits.sum()} | values
 
     def judge(self, images: Tensor, labels: Tensor, image_ids: list[str]) -> dict[str, Tensor]:
-        """Return whether images are classified rightly, and the cross-entropy."""
-        logits = self.model(images).float()
+        """Return whether images are classified rightly, and the cross-entropy; routed by class where training is."""
+        with self._by_class(self.model, labels):
+            logits = self.model(images).float()
         loss = nn.functional.cross_entropy(logits, labels, reduction="none")
         return {"accuracy": (logits.argmax(1) == labels).float(), "loss": loss}
 

@@ -1,6 +1,6 @@
 """What a benchmark is made of: races of contestants that do the same work, and what ours is to reach against them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -78,7 +78,7 @@ class Race:
         tolerance: largest difference of values, relative to the largest value of the first contestant; None where
             contestants compute different things.
         targets: what is to be reached.
-        against: whom contestants without a target are put against.
+        against: whom contestants without a target are put against, one for all or each its own.
         ratio: how, for these.
         rounds: how many, where the part's own number does not fit.
         items: of what a call does (images, say), for a rate; 0 for none.
@@ -91,10 +91,14 @@ class Race:
     contestants: Sequence[Contestant]
     tolerance: float | None
     targets: Sequence[Target] = ()
-    against: str = BEST
+    against: str | Mapping[str, str] = BEST
     ratio: Ratio = "speed"
     rounds: int | None = None
     items: int = 0
     unit: str = "s"
     meter: Callable[[object], float] | None = None
     values: Callable[[object], object] = field(default=lambda returned: returned)
+
+    def opponent(self, name: str) -> str:
+        """Return whom a contestant without a target is put against."""
+        return self.against if isinstance(self.against, str) else self.against[name]

@@ -53,7 +53,7 @@ def _identity(part: str, race: Race, one: Contestant, times: NDArray[np.float64]
 def _against(
     race: Race, one: Contestant, target: Target | None, measured: Measured, judge: bool
 ) -> dict[str, Any]:
-    wanted: str = race.against if target is None else target.against
+    wanted: str = race.opponent(one.name) if target is None else target.against
     kind: Ratio = race.ratio if target is None else target.ratio
     other = _quickest_other(race, one, measured) if wanted == BEST else wanted
     empty = {"against": "", "ratio_of": "", "target": "", "reached": ""}

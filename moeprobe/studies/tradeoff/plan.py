@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.keywords import checked
-from moeprobe.studies.tradeoff.trainings import METRICS, Cell, find_cells
+from moeprobe.studies.tradeoff.trainings import METRICS, find_cells
 from moeprobe.studies.train import make_trainer
 
 # Steps that are timed of a kind of training, after a first one.
@@ -48,23 +49,36 @@ def plan_tradeoff(
         UserError: as ``tradeoff``.
     """
     planned = []
-    per_step: dict[str, tuple[int, float]] = {}
+    timed: dict[str, list[tuple[int, float]]] = {}
     for cell in find_cells(several(given), out=Path(out), checkpoints=Path(checkpoints), overrides=overrides):
         if cell.done() or cell.trained():
             planned.append(PlannedCell(cell.name, "done" if cell.done() else "to measure", 0, 0.0))
             continue
         # Trainings that differ in their seed alone take the same time.
-        if cell.config.group not in per_step:
-            trainer = make_trainer(cell.config, folder=cell.checkpoint, device=device)
-            per_step[cell.config.group] = trainer.total_steps, trainer.time_steps(_STEPS)
-        total, seconds = per_step[cell.config.group]
-        begun = (cell.checkpoint / "state.safetensors").is_file()
-        left = total - _steps_made(cell)
-        planned.append(PlannedCell(cell.name, "interrupted" if begun else "to train", left, left * seconds))
+        if cell.config.group not in timed:
+            timed[cell.config.group] = [_timed(stage, cell.checkpoint, device) for stage in cell.stages]
+        folders = cell.stage_folders
+        begun = any(
+            (folder / name).is_file() for folder in folders for name in ("state.safetensors", "finished.json")
+        )
+        left = [
+            (max(total - _steps_made(folder), 0), per_step)
+            for folder, (total, per_step) in zip(folders, timed[cell.config.group], strict=True)
+        ]
+        state = "interrupted" if begun else "to train"
+        seconds = sum(steps * per_step for steps, per_step in left)
+        planned.append(PlannedCell(cell.name, state, sum(steps for steps, _ in left), seconds))
     return TradeoffPlan(tuple(planned), sum(cell.seconds for cell in planned))
 
 
-def _steps_made(cell: Cell) -> int:
-    """Return the steps of an interrupted training up to its last evaluation."""
-    metrics = cell.checkpoint / METRICS
+def _timed(config: TrainConfig, folder: Path, device: str) -> tuple[int, float]:
+    """Return the steps of a training and the seconds of each, with weights of any kind: a stage's are not there yet."""
+    fresh = config.model_copy(update={"initialise": None, "kl_weight": 0.0})
+    trainer = make_trainer(fresh, folder=folder, device=device)
+    return trainer.total_steps, trainer.time_steps(_STEPS)
+
+
+def _steps_made(folder: Path) -> int:
+    """Return the steps of a training up to its last evaluation."""
+    metrics = folder / METRICS
     return int(pd.read_csv(metrics)["step"].iloc[-1]) if metrics.is_file() else 0

@@ -25,6 +25,8 @@ from moeprobe.runtime.files import check_can_write, read_json, write_json, write
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
+from moeprobe.studies.pipeline import train_pipeline
+from moeprobe.studies.tradeoff.facts import known, known_of_diverged, read_times, with_times
 from moeprobe.studies.tradeoff.packing import pack
 from moeprobe.studies.tradeoff.table import make_table, published
 from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
@@ -69,6 +71,7 @@ def tradeoff(
     overrides: Sequence[str] = (),
     checkpoints: str | Path = "checkpoints",
     device: str = "auto",
+    times: str | Path | None = None,
     overwrite: bool = False,
     svg: bool = False,
     command: str = "",
@@ -86,6 +89,8 @@ def tradeoff(
         overrides: ``key=value`` of the sweep or of its configurations; of folders only ``measure.…``.
         checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
         device: where to train and to measure.
+        times: output folder of ``moeprobe bench models`` on the same sweep, whose steps, timed in turn, stand on the
+            axis of time in the place of those of the trainings.
         overwrite: measure again what an earlier trade-off measured; trainings are kept.
         svg: write the figures as SVG too.
         command: what was typed, for the sidecar.
@@ -97,6 +102,8 @@ def tradeoff(
     watcher, started = watcher or TradeoffProgress(), time.perf_counter()
     out = Path(out)
     cells = find_cells(several(given), out=out, checkpoints=Path(checkpoints), overrides=overrides)
+    if times is not None:
+        read_times(Path(times), [cell.config.group for cell in cells])
     for cell in cells:
         if overwrite and not cell.of_sweep and not cell.trained():
             raise UserError(
@@ -132,6 +139,7 @@ def tradeoff(
         pack(folder, cells)
         watcher.start("table", len(cells))
         table = make_table(cells, run=out.name, progress=watcher.advance)
+        table = table if times is None else with_times(table, Path(times))
         write_csv(folder.path / "table.csv", table)
         write_csv(folder.path / "paper.csv", published())
         _draw(table, folder.path / "figures", svg=svg)
@@ -192,11 +200,13 @@ class _Work:
         if wait:
             self.watcher.waiting(cell.name)
         try:
-            cell.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+            cell.training_folder.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"Cannot write {cell.checkpoint.parent}: {error.strerror or error}.") from error
+            raise UserError(
+                f"Cannot write {cell.training_folder.parent}: {error.strerror or error}."
+            ) from error
         try:
-            lock = Lock(cell.checkpoint.with_name(f".{cell.name}.lock"), wait=wait)
+            lock = Lock(cell.training_folder.with_name(f".{cell.name}.lock"), wait=wait)
         except InUseError:
             return None
         with lock:
@@ -207,9 +217,9 @@ class _Work:
         if not cell.trained():
             self._check_begun(cell)
             try:
-                train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
+                self._train(cell)
             except DivergedError as error:
-                self._write(cell, place, _facts(cell), {"diverged": error.step})
+                self._write(cell, place, known_of_diverged(cell), {"diverged": error.step})
                 return "diverged"
             state = "trained"
         elif cell.of_sweep:
@@ -232,6 +242,18 @@ class _Work:
                     model, data=cell.data, options=dataclasses.replace(options, out=out), watcher=self.watcher
                 )
         return state
+
+    def _train(self, cell: Cell) -> None:
+        if cell.pipeline is None:
+            train(cell.config, folder=cell.checkpoint, device=self.device, report=self.watcher.training)
+            return
+        train_pipeline(
+            cell.pipeline,
+            folder=cell.pipeline.folder,
+            device=self.device,
+            resume=True,
+            begin=lambda _: self.watcher.training,
+        )
 
     def _check_begun(self, cell: Cell) -> None:
         """Raise ``UserError`` where measurements of weights that are gone would be mixed with those of new ones."""
@@ -256,7 +278,7 @@ class _Work:
                 write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
             return
         summary = cell.checkpoint / "finished.json"
-        self._write(cell, place, _known(inspected), read_json(summary) if summary.is_file() else {})
+        self._write(cell, place, known(inspected), read_json(summary) if summary.is_file() else {})
 
     def _write(self, cell: Cell, place: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
         """Write what is known of a cell and the curve of its training."""
@@ -272,29 +294,3 @@ class _Work:
             "config": cell.config.model_dump(),
         }
         write_json(about_file(cell.folder), about | provenance())
-
-
-def _known(inspected: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``cell.json`` says of a checkpoint that was inspected."""
-    layer = next(iter(inspected["layers"]), {"router": "none", "top_k": None, "capacity_factor": None})
-    return {
-        "sha256": inspected["sha256"],
-        "router": layer["router"],
-        "top_k": layer["top_k"],
-        "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
-        "model": {
-            key: inspected[key]
-            for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
-        },
-    }
-
-
-def _facts(cell: Cell) -> dict[str, Any]:
-    """Return the same of a training that diverged, by its last evaluation, or by its configuration alone."""
-    if (cell.checkpoint / "last.safetensors").is_file():
-        return _known(inspect_checkpoint(cell.checkpoint))
-    model = cell.config.model
-    router = "none" if model.dense else model.router_name
-    factor = model.capacity_factor if isinstance(model.capacity_factor, float | int) else None
-    known = {"router": router, "top_k": model.top_k, "capacity_factor": None if model.top_k else factor}
-    return known | {"sha256": "", "model": {}}

@@ -11,6 +11,7 @@ from moeprobe.errors import UserError
 from moeprobe.models import grid
 from moeprobe.models.config import NUM_EXPERTS, TrainConfig, load, parse
 from moeprobe.models.grid import MeasureConfig
+from moeprobe.models.pipeline import Pipeline
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.filenames import CELLS
 from moeprobe.runtime.files import read_bytes, read_json
@@ -33,6 +34,7 @@ class Cell:
         folder: where its measurements are, until they are packed.
         measure: what is to be measured.
         of_sweep: it is trained where it is missing.
+        pipeline: of which it is the last stage, which starts from the others; None of a training of its own.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Cell:
     folder: Path
     measure: MeasureConfig
     of_sweep: bool = False
+    pipeline: Pipeline | None = None
 
     @property
     def data(self) -> str:
@@ -52,6 +55,25 @@ class Cell:
         """Experts of an MoE layer; None of a dense model."""
         model = self.config.model
         return None if model.dense else model.num_experts or NUM_EXPERTS
+
+    @property
+    def training_folder(self) -> Path:
+        """The folder that is the training's alone: of a pipeline that of all stages."""
+        return self.checkpoint if self.pipeline is None else self.pipeline.folder
+
+    @property
+    def stages(self) -> list[TrainConfig]:
+        """What is trained one after the other."""
+        return [self.config] if self.pipeline is None else list(self.pipeline.stages.values())
+
+    @property
+    def stage_folders(self) -> list[Path]:
+        """The run folders of the stages."""
+        return (
+            [self.checkpoint]
+            if self.pipeline is None
+            else [self.pipeline.folder / one for one in self.pipeline.stages]
+        )
 
     def trained(self) -> bool:
         """Whether its checkpoint is there and finished.
@@ -166,12 +188,7 @@ def find_cells(
             "Give sweeps or folders of trainings, not both; their cells can be drawn together from one --out."
         )
     for source in sweeps:
-        sweep = grid.load(source, overrides)
-        root = checkpoints / sweep.name
-        cells += [
-            Cell(one.name, one, root / one.name, out / CELLS / one.name, sweep.measure, of_sweep=True)
-            for one in sweep.cells
-        ]
+        cells += _of_sweep(grid.load(source, overrides, checkpoints=checkpoints), out, checkpoints)
     if not sweeps:
         cells += [_of_folder(Path(source), kept, out, measure) for source in sources]
     if not sources:
@@ -183,6 +200,21 @@ def find_cells(
     for name, number in Counter(cell.name for cell in cells).items():
         if number > 1:
             raise UserError(f"{number} trainings are called {name}; tables could not tell them apart.")
+    return cells
+
+
+def _of_sweep(sweep: grid.Sweep, out: Path, checkpoints: Path) -> list[Cell]:
+    """Return the cells of a sweep; one that is a pipeline has the pipeline's name, and its last stage's folder."""
+    pipelines = {list(one.stages.values())[-1].name: one for one in sweep.pipelines.values()}
+    cells = []
+    for config in sweep.cells:
+        found = pipelines.get(config.name)
+        name = config.name if found is None else found.name
+        folder = checkpoints / sweep.name / name
+        last = folder if found is None else folder / list(found.stages)[-1]
+        cells.append(
+            Cell(name, config, last, out / CELLS / name, sweep.measure, of_sweep=True, pipeline=found)
+        )
     return cells
 
 

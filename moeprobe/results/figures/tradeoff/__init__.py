@@ -5,7 +5,13 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS, TRAINING_DIVERGED
+from moeprobe.metrics.costs import (
+    ACTIVE_PARAMETERS,
+    FLOPS_PER_IMAGE,
+    STEP_SECONDS,
+    STEP_SECONDS_IN_TURN,
+    TRAINING_DIVERGED,
+)
 from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
@@ -21,9 +27,17 @@ __all__ = ["draw", "draw_published", "numbers_of", "setting", "shared_kappa"]
 _OF_OUTPUT = (ACCURACY.name, FEWSHOT_ACCURACY.name)
 _COSTS = {
     STEP_SECONDS.name: ("ms per training step", 1e3),
+    STEP_SECONDS_IN_TURN.name: ("ms per step, in turn", 1e3),
     FLOPS_PER_IMAGE.name: ("MFLOPs per image", 1e-6),
     ACTIVE_PARAMETERS.name: ("active parameters, millions", 1e-6),
 }
+_LOADED = (
+    "Time: median step × steps, as each training took it; compare what one machine did under the same load"
+)
+_IN_TURN = (
+    "Time: median of forward and backward passes × steps, all routers timed in turn (moeprobe bench models), without "
+    "updates"
+)
 _BARS = "Marks: mean over training seeds; bars: lowest to highest of them"
 # Of one training: what the figure's own bars are to be held against.
 _WIDTH = "gray bars, as wide as those of one training (median)"
@@ -81,10 +95,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
         against = {name: rows for name, rows in reached.items() if name == "accuracy" or "-shot" in name}
         figures["time"] = panels.finish(
             draw_times(against, numbers[TRAINING_TIME], all_groups), drawn, title="Accuracy against training time",
-            notes=[
-                "Time: median step × steps, as each training took it; compare what one machine did under the same load",
-                bars,
-            ], mark=None,
+            notes=[_IN_TURN if kinds[TRAINING_TIME] == STEP_SECONDS_IN_TURN.name else _LOADED, bars], mark=None,
         )  # fmt: skip
     return figures
 
@@ -92,7 +103,10 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 def _costs(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return what trainings cost, in the units of the figure, by the titles of its panels."""
     found = {}
+    in_turn = STEP_SECONDS_IN_TURN.name in set(table["metric"])
     for name, (title, unit) in _COSTS.items():
+        if name == (STEP_SECONDS.name if in_turn else STEP_SECONDS_IN_TURN.name):
+            continue
         rows = panels.select(table, metric=name).set_index("checkpoint")
         if len(rows):
             found[title] = rows.assign(value=rows["value"] * unit)

@@ -8,7 +8,13 @@ import pandas as pd
 
 from moeprobe.metrics.attention_contagion import AttentionContagion
 from moeprobe.metrics.batch_contagion import BatchContagion
-from moeprobe.metrics.costs import ACTIVE_PARAMETERS, FLOPS_PER_IMAGE, STEP_SECONDS, TRAINING_STEPS
+from moeprobe.metrics.costs import (
+    ACTIVE_PARAMETERS,
+    FLOPS_PER_IMAGE,
+    STEP_SECONDS,
+    STEP_SECONDS_IN_TURN,
+    TRAINING_STEPS,
+)
 from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.load import LOAD_ENTROPY
 from moeprobe.metrics.output import ACCURACY
@@ -32,7 +38,8 @@ def numbers_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     clean = table[table["view"].isin(["clean", ""])]
     take("accuracy", panels.select(clean, metric=ACCURACY.name))
     steps = panels.select(table, metric=TRAINING_STEPS.name).set_index("checkpoint")["value"]
-    seconds = panels.select(table, metric=STEP_SECONDS.name)
+    seconds = panels.select(table, metric=STEP_SECONDS_IN_TURN.name)
+    seconds = seconds if len(seconds) else panels.select(table, metric=STEP_SECONDS.name)
     if len(seconds):
         take(TRAINING_TIME, seconds.assign(value=seconds["value"] * seconds["checkpoint"].map(steps)))
     for name in (FLOPS_PER_IMAGE.name, ACTIVE_PARAMETERS.name):

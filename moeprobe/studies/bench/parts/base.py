@@ -23,6 +23,9 @@ class Settings:
         device: where to compute.
         clock: wall, or cpu: the seconds that this process and its children computed, all threads together, which hardly
             depend on what else the machine does.
+        sweep: whose routers the part ``models`` times.
+        layout: a configuration in the place of that sweep's base; None = its own.
+        images: source images of a step there; None = as configured.
     """
 
     quick: bool = False
@@ -30,9 +33,12 @@ class Settings:
     threads: int | None = None
     device: str = "cpu"
     clock: Clock = "wall"
+    sweep: str = "routers-digits"
+    layout: str | None = None
+    images: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "threads"):
+        for name in ("rounds", "threads", "images"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name} must be at least 1; got {value}.")

@@ -1,0 +1,125 @@
+"""Routing that something else than the router decides or teaches while a model is trained.
+
+By class: every token of an image goes to the expert of its label's group, with all the weight. By a teacher: the gates
+are drawn near to those of the checkpoint that a stage starts from.
+
+Source: C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", sections 3.2 and 4.4. Its distillation
+has the task's loss alone; the divergence from the teacher's gates is an option of ours.
+
+Axes: B rows of a batch, T tokens, E experts.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from moeprobe.errors import UserError
+from moeprobe.models.checkpoints.checkpoint import load
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.nn.capture import capture, moe_layers
+from moeprobe.models.nn.replay import Choices, replaying
+from moeprobe.models.nn.routers.base import Decision
+from moeprobe.runtime.files import shown
+
+
+class ByClass:
+    """Sends all tokens of an image to the expert of its class.
+
+    Args:
+        model: whose routers choose one expert per token, without a limit of room.
+        groups: the classes of each expert; none = routers choose as ever.
+
+    Raises:
+        UserError: the groups do not fit the classes or the model.
+    """
+
+    def __init__(self, model: VisionTransformer, groups: Sequence[Sequence[int]]) -> None:
+        self._layers = moe_layers(model) if groups else {}
+        self._tokens = model.patch_embed.num_patches + model.num_prefix_tokens
+        self._expert = torch.full((model.num_classes,), -1)
+        if not groups:
+            return
+        if sorted(label for group in groups for label in group) != list(range(model.num_classes)):
+            raise UserError(
+                f"route_by_class names every class from 0 to {model.num_classes - 1} once; got {groups}."
+            )
+        if not self._layers:
+            raise UserError("route_by_class is about experts, and a dense model has none; leave it out.")
+        for name, layer in self._layers.items():
+            router = layer.router
+            if router.num_experts != len(groups):
+                raise UserError(
+                    f"route_by_class has classes for {len(groups)} experts, and {name} has {router.num_experts}."
+                )
+            if router.top_k != 1 or router.capacity.factor is not None:
+                raise UserError(
+                    "route_by_class sends each token to one expert, however many come: set a router of token choice, "
+                    "model.top_k=1 and model.capacity_factor=none."
+                )
+        for expert, group in enumerate(groups):
+            self._expert[list(group)] = expert
+
+    def __call__(self, model: VisionTransformer, labels: Tensor) -> AbstractContextManager[None]:
+        """Return a context in which the rows of the next pass, labeled ``(B,)``, are routed by class."""
+        if not self._layers:
+            return nullcontext()
+        chosen = self._expert.to(labels.device)[labels][:, None, None].expand(-1, self._tokens, 1)
+        (number,) = {layer.router.num_experts for layer in self._layers.values()}
+        gates = torch.nn.functional.one_hot(chosen[..., 0], number).float()
+        choices = Choices(chosen, torch.ones_like(chosen, dtype=torch.bool), gates)
+        return replaying(model, dict.fromkeys(self._layers, choices))
+
+
+class Teacher:
+    """The model that a stage starts from, as it was: what its gates say of the same images.
+
+    Args:
+        config: of the training; its ``kl_weight`` is above 0.
+        model: that learns.
+
+    Raises:
+        UserError: there is no such checkpoint, or its layers or gates are not comparable.
+    """
+
+    def __init__(self, config: TrainConfig, model: VisionTransformer) -> None:
+        if config.initialise is None:
+            raise UserError(
+                "kl_weight is about the gates of initialise.checkpoint; name one, or leave it out."
+            )
+        source = config.initialise.checkpoint
+        found, _ = load(source)
+        self._model = found.to(next(model.parameters()).device).eval().requires_grad_(False)
+        theirs, own = moe_layers(self._model), moe_layers(model)
+        for name, layer in own.items():
+            other = theirs.get(name)
+            if other is None or other.router.num_experts != layer.router.num_experts:
+                raise UserError(
+                    f"{shown(Path(source))} has no gates of as many experts in {name}; set kl_weight to 0."
+                )
+            if not (layer.router.gates_sum_to_one and other.router.gates_sum_to_one):
+                raise UserError(
+                    f"The gates of {name} are no distribution over the experts, here or in {shown(Path(source))}; set "
+                    "kl_weight to 0."
+                )
+        if not own:
+            raise UserError("kl_weight is about gates, and a dense model has none; set it to 0.")
+
+    def divergence(self, images: Tensor, decisions: Mapping[str, Decision]) -> Tensor:
+        """Return KL(teacher ‖ own gates) of images ``(B, 3, H, W)``: mean over tokens, summed over layers."""
+        with torch.no_grad(), capture(self._model) as theirs:
+            self._model(images)
+        return torch.stack(
+            [gate_divergence(theirs[name].clean_gates, one.clean_gates) for name, one in decisions.items()]
+        ).sum()
+
+
+def gate_divergence(teacher: Tensor, own: Tensor) -> Tensor:
+    """Return the mean over tokens of KL(teacher ‖ own), of gates ``(…, E)`` that each sum to one; in nats."""
+    teacher, own = (gates.float().flatten(0, -2) for gates in (teacher, own))
+    smallest = torch.finfo(own.dtype).tiny
+    logs = teacher.clamp_min(smallest).log() - own.clamp_min(smallest).log()
+    return (teacher * logs).sum(-1).mean()
