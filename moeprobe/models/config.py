@@ -18,6 +18,9 @@ from moeprobe.runtime.schema import Plugin, Section, sentence
 LENGTHS = {"steps": "epochs", "epochs": "steps"}
 # How a transformer is made sparse where nothing is configured: as V-MoE's are.
 NUM_EXPERTS, LAYERS, ROUTER = 8, "last-2", "softmax_token_choice"
+# Far more than any group has tokens, and what 32 bits hold.
+_MOST_ROOM = 2**30
+Room = Annotated[float, Field(le=_MOST_ROOM)] | None | Literal["none"]
 DEFAULT_OBJECTIVE = "balanced"
 
 
@@ -91,12 +94,14 @@ class MoeConfig(Section):
     noise_std: float | None = Field(
         None, ge=0, description="of the logits in training, divided by num_experts"
     )
-    capacity_factor: float | None | Literal["none"] = Field(
+    capacity_factor: Room = Field(
         None, description="room of an expert in training, as a multiple of its even share; none: no limit"
     )
-    eval_capacity_factor: float | None | Literal["none"] = Field(None, description="likewise in evaluation")
+    eval_capacity_factor: Room = Field(None, description="likewise in evaluation")
     capacity_rounding: Literal["ceil", "round", "tutel"] | None = Field(None, description="of the capacity")
-    capacity_multiple_of: int | None = Field(None, gt=0, description="capacities are rounded up to it")
+    capacity_multiple_of: int | None = Field(
+        None, gt=0, le=_MOST_ROOM, description="capacities are rounded up to it"
+    )
     batch_priority: bool | None = Field(None, description="surest tokens take the room first")
     group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
     expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")

@@ -1,7 +1,6 @@
 """What a string may hold to be written or shown."""
 
 import re
-import unicodedata
 
 # How spreadsheets recognize a formula; the wide forms count in East Asian editions.
 _FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
@@ -15,9 +14,7 @@ def quoted(name: str) -> str:
 def in_one_line(text: str) -> str:
     """Return a text as a terminal shows it: line breaks are spaces, and what would steer the terminal is escaped."""
     joined = " ".join(line.strip() for line in text.splitlines())
-    return "".join(
-        one if unicodedata.category(one) != "Cc" else one.encode("unicode_escape").decode() for one in joined
-    )
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in joined)
 
 
 def is_unicode(text: str) -> bool:

@@ -24,7 +24,7 @@ class Settings(Section):
     renormalise: bool | None = Field(
         None, description="divide the weights of a token's experts by their sum, or do not"
     )
-    capacity: Annotated[float, Field(gt=0)] | Literal["trained"] | None = Field(
+    capacity: Annotated[float, Field(gt=0, le=2**30)] | Literal["trained"] | None = Field(
         None,
         description="room of an expert as a multiple of its even share, C = ⌈S · k · capacity / E⌉ of a group's S "
         "tokens; trained: that of the model in evaluation",

@@ -64,13 +64,20 @@ class _Asked(BaseModel):
     options: dict[str, Any]
 
 
+class _Request(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    checkpoints: dict[str, dict[str, Any]] = {}
+
+
 class _Sidecar(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     shard: str
     images: int
-    request: dict[str, Any]
+    request: _Request
     asked: _Asked
+    versions: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -267,9 +274,12 @@ def _read(path: Path) -> dict[str, Any]:
         _Sidecar.model_validate(content)
         Shard.read(content["shard"])
     except (ValidationError, UserError) as error:
-        place = str(error.errors()[0]["loc"][0]) if isinstance(error, ValidationError) else "shard"
+        place = (
+            ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else "shard"
+        )
         raise UserError(
-            f"{shown(path / SHARD)} is not as moeprobe wrote it ({place}); measure the shard again with --overwrite."
+            f"{shown(path / SHARD)} is not as moeprobe wrote it ({place or 'all of it'}); measure the shard again "
+            "with --overwrite."
         ) from None
     assert isinstance(content, dict)
     return content

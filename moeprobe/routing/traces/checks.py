@@ -37,6 +37,7 @@ _METADATA: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 _CHECKPOINT: dict[str, tuple[type, ...]] = {
     "name": (str,), "sha256": _OPTIONAL_TEXT, "seed": (int, type(None)), "group": _OPTIONAL_TEXT,
+    "capacity": _OPTIONAL_TEXT,
 }  # fmt: skip
 
 
