@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import fashion_tables
+import more_tables
 import pandas as pd
 import router_costs
 import sources
@@ -198,6 +199,8 @@ MAKERS = {
     "contagion of routers": router_contagion,
     "contrasts of routers": contrast_lines,
     "costs of routers": router_costs.lines,
+    "flips by margin": more_tables.margins,
+    "ten shots of other data": more_tables.transfer,
     "Fashion-MNIST in short": fashion_tables.in_short,
     "accuracy on Fashion-MNIST": fashion_tables.accuracies,
     "match on Fashion-MNIST": fashion_tables.matches,

@@ -44,7 +44,7 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
     assert {folder for folder, *_ in every} == {
         "reports", "reports/digits", "reports/fashion", "reports/shapes",
         "reports/routers/digits", "reports/routers/shapes", "reports/router-times/digits",
-        "reports/router-times/shapes",
+        "reports/router-times/shapes", "reports/margins", "reports/transfer",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 

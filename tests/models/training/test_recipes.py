@@ -27,7 +27,11 @@ from tests.inputs.data import making
 
 PAPER = [name for name in config_files.names() if name.startswith("vmoe-")]
 LAYOUTS = [name for name in config_files.names() if name.startswith("routers/vmoe-")]
-OWN = [name for name in config_files.names() if name not in (*PAPER, *LAYOUTS)]
+PRINTED = {
+    "paper/vmoe-s32-imagenet224-prc": ("adamw", 224),
+    "paper/vmoe-s32-imagenet384-prc": ("momentum", 384),
+}
+OWN = [name for name in config_files.names() if name not in (*PAPER, *LAYOUTS, *PRINTED)]
 DUMPS = {
     "vmoe-s32-imagenet224-baseline": "vmoe_s32_pretrain",
     "vmoe-s32-imagenet224-prc": "prc_ilsvrc2012_full",
@@ -299,3 +303,27 @@ def test_one_step_of_fine_tuning(
     torch.testing.assert_close(tuned.pos_embed[:, 0], source.pos_embed[:, 0])
     assert not hasattr(tuned.fc_norm, "0")
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_values_of_the_papers_table(name: str) -> None:
+    """Table 1 of Kada et al.; what it does not print is as released."""
+    optimizer, size = PRINTED[name]
+    recipe, released = config.load(name), config.load(name.removeprefix("paper/"))
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate) == (optimizer, 5e-4)
+    assert recipe.schedule.name == "cosine" and recipe.schedule.warmup_steps > 0
+    assert recipe.objective == Plugin(name="prc", diagonal_weight=5e-3, offdiagonal_weight=5e-2)
+    assert recipe.view == released.view and recipe.mixup == 0 and recipe.views_per_image == 2
+    differs = {"name", "group", "objective", "optimizer", "schedule", "initialise"}
+    ours, theirs = (one.model_dump(exclude=differs) for one in (recipe, released))
+    assert ours == theirs
+    with torch.device("meta"):
+        model: Any = build_model(recipe.model.model_copy(update={"num_classes": 1000}))
+    assert (len(model.blocks), model.embed_dim, model.patch_embed.patch_size) == (8, 512, (32, 32))
+    assert model.patch_embed.img_size == (size, size)
+    layers = moe_layers(model)
+    assert list(layers) == ["blocks.5", "blocks.7"]  # the sixth and the eighth
+    assert {layer.router.num_experts for layer in layers.values()} == {8}
+    start = recipe.initialise and recipe.initialise.checkpoint
+    before = None if size == 224 else f"checkpoints/{config.load('paper/vmoe-s32-imagenet224-prc').name}"
+    assert start == before

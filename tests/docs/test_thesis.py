@@ -1,0 +1,76 @@
+"""Tables 3 to 6 of the thesis, from small trainings: numbers are those of the runs; what is not trained is left out."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from moeprobe import api
+from moeprobe.models import grid
+
+ROOT = Path(__file__).parents[2]
+SMALL = """
+data: digits
+model: {image_size: 16, depth: 1, num_experts: 5, layers: every-1, top_k: 1, noise_std: 0.0, capacity_factor: none}
+views_per_image: 1
+objective: {name: balanced, importance_weight: 0.0, load_weight: 0.0}
+schedule: {warmup_steps: 1}
+batch_size: 8
+evaluate_every: 2
+pipeline:
+  experts: {steps: 2, route_by_class: [[1, 7], [2, 5], [3, 4], [6, 9], [8, 0]]}
+  gate: {steps: 2, initialise: {keep_head: true}, freeze: ["*.experts.*"]}
+"""
+SWEEP = """
+name: few
+base: small.yaml
+cells:
+  - {label: manual}
+  - {label: moe, stages: [experts], fixed: {pipeline.experts.route_by_class: []}}
+  - {label: dense, stages: [experts], fixed: {model.layers: none, pipeline.experts.route_by_class: []}}
+  - {label: priority, stages: [experts], fixed: {pipeline.experts.route_by_class: []}}
+"""
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+    (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
+    (tmp_path / "few.yaml").write_text(SWEEP, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return importlib.import_module("regenerate_thesis")
+
+
+def test_numbers_are_those_of_the_runs(script: Any) -> None:
+    pipelines = grid.load("few.yaml").pipelines
+    for name in ("manual-seed0", "moe-seed0", "dense-seed0"):
+        api.train_pipeline(pipelines[name], folder=pipelines[name].folder, device="cpu")
+    cells = script.finished("few.yaml")
+    assert [one.name for one in cells] == ["manual-seed0", "moe-seed0", "dense-seed0"]
+    models = script.measured(cells, script.THEIRS, limit=24)
+    by_group = {group: rows.set_index("number")["value"] for group, rows in models.groupby("group")}
+    assert set(by_group) == {"moe", "dense"}
+    where = "checkpoints/few/moe-seed0/experts"
+    for number, source in (("accuracy", where), ("accuracy, experts off", f"{where},experts=off")):
+        table = api.evaluate(source, limit=24, device="cpu").table
+        assert by_group["moe"][number] == table.loc[table["metric"] == "accuracy", "value"].iloc[0]
+    assert 0 < by_group["moe"]["variation, share"] < 1
+    assert "variation" not in by_group["dense"] and "accuracy, experts off" not in by_group["dense"]
+    assert by_group["dense"]["parameters"] < by_group["moe"]["parameters"]
+    manual = script.measured(cells, script.MANUAL, limit=24)
+    assert set(manual["group"]) == {"manual"}
+    assert "validation accuracy with the labels" in set(manual["number"])
+
+    text = script.tables(models, manual)
+    own = f"{by_group['moe']['accuracy']:.3f} (1)"
+    assert f"| MoE, dense to sparse | {own} | 0.751 |" in text
+    assert "| priority routing | – | 0.728 | – | 10.2 | – |" in text
+    assert "| token choice | – | 0.887 | – |" in text
+
+
+def test_without_any_training_there_are_their_values_alone(script: Any) -> None:
+    assert script.finished("few.yaml") == []
+    nothing = pd.DataFrame()
+    assert "0.751" in script.tables(nothing, nothing)
