@@ -12,6 +12,7 @@ MODELS = {
     "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
 STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
+ARITHMETIC = {"precision", "determinism"}
 PICTURES = {
     "overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts", "check_trace",
 }  # fmt: skip
@@ -19,6 +20,7 @@ PICTURES = {
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
 TITLES = {
     "probes": "Python: measurements",
+    "arithmetic": "Python: precision and batches",
     "plans": "Python: what a run would take",
     "pictures": "Python: pictures and traces",
     "studies": "Python: comparisons and reports",
@@ -65,6 +67,8 @@ def kind_of(name: str) -> str:
         return "plans"
     if name in PICTURES:
         return "pictures"
+    if name in ARITHMETIC:
+        return "arithmetic"
     return "models" if name in MODELS else "studies" if name in STUDIES else "probes"
 
 

@@ -11,9 +11,11 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ROUTER
 from moeprobe.models.nn.capture import capture, capture_inputs, moe_layers
+from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
 
@@ -130,6 +132,16 @@ class Vmoe:
             tokens = self.model.forward_features(self._normalized(images))
             features: Tensor = self.model.forward_head(tokens, pre_logits=True)
         return features.float()
+
+    def weights(self) -> list[Weight]:
+        """Return the parameters by the part that they are of; see ``routing.Weighed``."""
+        layers = self._layers.values()
+        return weights_of(
+            self.model,
+            routers=[layer.router for layer in layers],
+            experts=[layer.experts for layer in layers],
+            is_transposed=lambda module: isinstance(module, ExpertLinear),
+        )
 
     def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the tokens that each router sees; see ``routing.Routable``."""

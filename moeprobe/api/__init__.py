@@ -19,6 +19,7 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.open import as_checkpoint, load_model, wrap
+from moeprobe.api.arithmetic import determinism, precision
 from moeprobe.api.pictures import overlay, record
 from moeprobe.api.planning import (
     plan,
@@ -128,6 +129,7 @@ __all__ = [
     "contagion",
     "correspond",
     "curves",
+    "determinism",
     "discontinuity",
     "downloads",
     "evaluate",
@@ -155,6 +157,7 @@ __all__ = [
     "plan_paper",
     "plan_record",
     "plan_tradeoff",
+    "precision",
     "probe",
     "record",
     "report",

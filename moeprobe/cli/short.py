@@ -17,6 +17,7 @@ from moeprobe.cli.screen import console
 from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics import registry
 from moeprobe.metrics.reading_order import output_along_severity
+from moeprobe.results.layouts import by_view as variants
 from moeprobe.results.layouts import few_shots as layouts
 from moeprobe.results.phrases import ATTRIBUTION, attribution
 from moeprobe.results.tables import FLOORS
@@ -59,6 +60,14 @@ def few_shots(result: "Result") -> Printed:
     stacked = console().width < _STACKED
     verdict = _verdict(_run(result), _headlines(result), set())
     return [*verdict, *on_screen(layout, title=layout.caption, stacked=stacked), layout.note]
+
+
+def by_view(result: "Result", *, title: str) -> Printed:
+    """Return what is shown of variants of a run: sentences, and a line for each of them."""
+    layout = variants.by_view(result.table, caption=title)
+    stacked = console().width < _STACKED
+    said: Printed = [*sentences_on(_run(result)), *on_screen(layout, title=layout.caption, stacked=stacked)]
+    return [*said, layout.note] if layout.note else said
 
 
 def along_severity(result: "Result", *, title: str, full: bool) -> Printed:

@@ -38,6 +38,7 @@ def _tables(
         Layout.ALONG_SEVERITY: partial(short.along_severity, title=title, full=full),
         Layout.ALL: partial(tables.side_by_side, title=title),
         Layout.FEW_SHOTS: short.few_shots,
+        Layout.BY_VIEW: partial(short.by_view, title=title),
     }
     return layouts[probe.layout]
 

@@ -67,6 +67,7 @@ class Layout(enum.Enum):
     ALONG_SEVERITY = "a line per severity"
     ALL = "a column per checkpoint, with all that was measured"
     FEW_SHOTS = "a line per checkpoint and number of shots"
+    BY_VIEW = "a line per checkpoint and variant of its run"
     OVERLAYS = "a line per drawn image"
     TRACES = "the files that were written"
     OWN = "by a command of its own"

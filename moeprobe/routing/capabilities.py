@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeprobe.routing.parts import Weight
     from moeprobe.routing.record import LayerRouting, RoutingTrace
 
 
@@ -100,4 +101,23 @@ class Routable(Traceable, Protocol):
 
         Raises:
             UserError: there is no such layer.
+        """
+
+
+@runtime_checkable
+class Weighed(Traceable, Protocol):
+    """A model that says which part of it each of its parameters is of."""
+
+    def weights(self) -> list[Weight]:
+        """Return its parameters that hold numbers with a fraction, each once."""
+
+
+@runtime_checkable
+class Scored(Traceable, Protocol):
+    """A language model that says how probable it finds a text."""
+
+    def log_probabilities(self, texts: Any) -> Tensor:
+        """Return the natural logarithm of each token's probability ``(B, T)``, given those before it.
+
+        ``texts`` are a ``TokenBatch``. NaN where there is none: the first token, and padding.
         """

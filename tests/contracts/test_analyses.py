@@ -20,6 +20,7 @@ from moeprobe.metrics.base import (
     OutputPair,
 )
 from moeprobe.metrics.discontinuity import Path, PathAnalysis
+from moeprobe.metrics.log_probability import LogProbabilities
 from moeprobe.metrics.match import Match
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.slot_match import SlotMatch
@@ -51,7 +52,7 @@ SEQUENCED = {"touched", "first_layer"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
-Asked = LayerPair | OutputPair | Corners | Differences | list[Path]
+Asked = LayerPair | OutputPair | Corners | Differences | LogProbabilities | list[Path]
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
@@ -60,6 +61,9 @@ def cut(pair: Asked, rows: slice) -> Asked:
         return pair[rows]
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
+    if isinstance(pair, LogProbabilities):
+        reference = None if pair.reference is None else pair.reference[rows]
+        return LogProbabilities(reference, pair.view[rows])
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
         return Corners((one, two, three, four), pair.labels[rows])
@@ -86,6 +90,11 @@ def examples(name: str) -> list[Asked]:
         random = torch.Generator().manual_seed(0)
         trial = torch.rand(SIZE, 7, generator=random) < 0.8
         return [Differences(torch.rand(3, SIZE, 7, generator=random) < 0.2, trial)]
+    if name == "log_probability":
+        scores = [-torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+        missing = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(2)) < 0.3
+        one, other = (score.masked_fill(missing, float("nan")) for score in scores)
+        return [LogProbabilities(one, other), LogProbabilities(None, one)]
     if name in CORNERED:
         return [
             Corners(

@@ -25,6 +25,7 @@ from moeprobe.adapters.hooks.settings import EARLIER, Activation, Place, Read, c
 from moeprobe.adapters.hooks.trial import batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
+from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import RoutingTrace, joined
 from moeprobe.runtime.catalog import DATA
 from moeprobe.runtime.files import sha256
@@ -164,6 +165,12 @@ class Hooks(Adapter):
         passes = [self._module.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
         scores = [one.scores for one in passes if one.scores is not None]
         return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
+
+    def weights(self) -> list[Weight]:
+        """Return the parameters by the part that they are of; see ``routing.Weighed``."""
+        net = self._module.net
+        routers = {layer.module for layer in self._layers.values()}
+        return weights_of(net, routers=[module for path, module in net.named_modules() if path in routers])
 
     def checkpoint(self, name: str) -> Checkpoint:
         """Return the model as probes take it, called ``name``."""

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
+from moeprobe.adapters.huggingface.embeddings import root_mean_square
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
+from moeprobe.adapters.huggingface.likelihood import log_probabilities
 from moeprobe.adapters.huggingface.outputs import learn
 from moeprobe.adapters.huggingface.routers import (
     Layer,
@@ -30,6 +32,7 @@ from moeprobe.adapters.huggingface.routers import (
 from moeprobe.errors import UserError
 from moeprobe.inputs.texts import MAX_LENGTH, TextFraming
 from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from moeprobe.runtime.files import expanded
 
@@ -73,7 +76,7 @@ class Huggingface(Adapter):
         self.layer_names = tuple(self._layers)
         self.dense_layers = blocks_without(self._body, [layer.module for layer in self._layers.values()])
         self.router_name = model.config.model_type
-        self._rms = self._root_mean_square()
+        self._rms = root_mean_square(self._embedding)
 
     @property
     def device(self) -> torch.device:
@@ -100,6 +103,19 @@ class Huggingface(Adapter):
                 output = self._forward(texts, scored=scored)
             traced = {name: self._routing(name, texts) for name in wanted}
         return output, RoutingTrace(traced)
+
+    def weights(self) -> list[Weight]:
+        """Return the parameters by the part that they are of; see ``routing.Weighed``."""
+        experts = [layer.experts for layer in self._layers.values() if layer.experts is not None]
+        return weights_of(
+            self.model, routers=[layer.module for layer in self._layers.values()], experts=experts
+        )
+
+    def log_probabilities(self, texts: TokenBatch) -> Tensor:
+        """Return how probable each token is after those before it; see ``routing.Scored``."""
+        batch = texts.to(self.device)
+        with torch.inference_mode(), self._noisy(batch):
+            return log_probabilities(self._body, batch)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
@@ -247,13 +263,6 @@ class Huggingface(Adapter):
                         f"({type(layer.module).__name__}) do not say which experts they chose."
                     )
         return {name: routers[name] for name in dict.fromkeys(order)}
-
-    def _root_mean_square(self) -> float:
-        """Return the root mean square of the embeddings of all tokens, as the embedding gives them."""
-        ids = torch.arange(self._embedding.weight.shape[0], device=self.device)
-        with torch.inference_mode():
-            squares = [self._embedding(part).double().square().sum() for part in ids.split(4096)]
-        return float((sum(squares) / (len(ids) * self.width)) ** 0.5)
 
     @classmethod
     def open(

@@ -20,6 +20,7 @@ from moeprobe.results.layouts.along_severity import (
     regional,
     severity_table,
 )
+from moeprobe.results.layouts.by_view import by_view
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity
 from moeprobe.results.layouts.few_shots import few_shots
 from moeprobe.results.layouts.side_by_side import side_by_side
@@ -37,7 +38,7 @@ def short_tables(run: Run) -> list[Table]:
     tables: list[Table] = []
     if table is not None:
         kind = of_kind(run.kind)
-        layouts = {Layout.ALONG_SEVERITY: _sweep, Layout.FEW_SHOTS: _few_shots}
+        layouts = {Layout.ALONG_SEVERITY: _sweep, Layout.FEW_SHOTS: _few_shots, Layout.BY_VIEW: _by_view}
         layout = _side_by_side if kind is None else layouts.get(kind.layout, _side_by_side)
         tables += layout(run, table, comparison)
     if run.comparison is not None and "verdict" in run.comparison:
@@ -94,6 +95,12 @@ def _few_shots(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -
     assert run.table is not None
     found = few_shots(run.table, run.comparison, modality=run.modality)
     return _side_by_side(run, table, comparison) if found is None else [found]
+
+
+def _by_view(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
+    """Return a line per checkpoint and variant of its run."""
+    assert run.table is not None
+    return [by_view(run.table, caption="What was measured")]
 
 
 def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:

@@ -1,0 +1,69 @@
+"""Probes of what the arithmetic of a model does to its routing."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from moeprobe.adapters.base import Models
+from moeprobe.api.asking import ask
+from moeprobe.probes.determinism import Determinism
+from moeprobe.probes.engine.options import Keywords, Options, with_options
+from moeprobe.probes.precision import Precision
+from moeprobe.results.folder import Result
+from moeprobe.runtime.progress import Progress
+
+
+@with_options
+def precision(
+    models: Models,
+    *,
+    data: str | None = None,
+    parts: Sequence[str] = Precision.parts,
+    formats: Sequence[str] = Precision.formats,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how many tokens change experts when the weights of one part of a model are rounded to a format.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        parts: of ``router``, ``experts``, ``attention`` and ``rest``; several are rounded together too.
+        formats: of ``bf16``, ``fp16``, ``fp8_e4m3``, ``int8`` and ``int4_g128``.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    return ask(Precision(parts=parts, formats=formats), models, data, options, watcher, changes)
+
+
+@with_options
+def determinism(
+    models: Models,
+    *,
+    data: str | None = None,
+    batches: Sequence[int] = Determinism.batches,
+    padding: int = Determinism.padding,
+    repeats: int = Determinism.repeats,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how many tokens change experts when the same inputs are run in other ways.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        batches: sizes of batches beside ``batch_size``.
+        padding: tokens of padding that are added to texts.
+        repeats: how often a batch is run again as it was.
+        options: as in ``match_ratio``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit.
+    """
+    asked = Determinism(batches=batches, padding=padding, repeats=repeats)
+    return ask(asked, models, data, options, watcher, changes)

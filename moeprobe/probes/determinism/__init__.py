@@ -1,0 +1,68 @@
+"""The declaration of ``determinism``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.results.folder import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Determinism(Probe["Result"]):
+    """Does a token's routing depend on how the model is run, and not only on its input?
+
+    The same inputs again, in batches of other sizes, in another place of the batch, and texts with more padding, each
+    against the first run of the batch. Where nothing but the rounding of sums differs, so do near ties.
+
+    Example: `moeprobe determinism checkpoints/demo-baseline checkpoints/demo-prc --batches 1,7 --repeats 2`
+    """
+
+    name: ClassVar[str] = "determinism"
+    title: ClassVar[str] = "Routing of the same inputs run in other ways"
+    analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
+    optional: ClassVar[tuple[str, ...]] = ("output",)
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
+    layout: ClassVar[Layout] = Layout.BY_VIEW
+    joinable: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+
+    batches: Annotated[
+        Sequence[int], Arg("Comma-separated sizes of batches beside that of the run (--batch-size).")
+    ] = (1, 8)
+    padding: Annotated[int, Arg("Tokens of padding that are added to texts; 0 = none.")] = 16
+    repeats: Annotated[int, Arg("How often the batch is run again as it was.")] = 1
+
+    def check(self) -> None:
+        """Raise ``UserError`` where a number is out of range."""
+        if any(not isinstance(size, int) or size < 1 for size in self.batches) or len(
+            set(self.batches)
+        ) < len(self.batches):
+            raise UserError(f"--batches takes different positive numbers; got {list(self.batches)}.")
+        for name in ("padding", "repeats"):
+            if not 0 <= getattr(self, name) <= 1000:
+                raise UserError(f"--{name} takes a whole number from 0 to 1,000; got {getattr(self, name)}.")
+
+    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
+        """Return the passes in other batches."""
+        from moeprobe.probes.determinism.measure import DeterminismMeasurement
+
+        return DeterminismMeasurement(self, models, data, options)
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what is compared."""
+        return "The same inputs run in other ways, against the first run"
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the share of choices that differ, layer by layer."""
+        from moeprobe.probes.determinism.figure import draw
+
+        return draw(result.table, colors=result.sidecar["colours"])

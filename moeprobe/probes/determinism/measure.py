@@ -1,0 +1,92 @@
+"""The work of ``determinism``: each batch is run once, then in other ways."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
+from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.modality import IMAGE
+from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.probes.base import CLEAN
+from moeprobe.probes.determinism import Determinism
+from moeprobe.probes.determinism.ways import Way, run, ways
+from moeprobe.probes.engine import loop, variants
+from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
+from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.question import Question
+from moeprobe.results.folder import Result
+from moeprobe.results.stored import Stored
+from moeprobe.results.summaries import About
+from moeprobe.results.sums import Cell
+from moeprobe.runtime.progress import Advance
+
+
+class DeterminismMeasurement(Measurement[Result]):
+    """Passes over the same inputs in other batches."""
+
+    probe: Determinism
+
+    def check_models(self) -> None:
+        """Raise ``UserError`` where batches would cut the groups in which images compete."""
+        for model in self.models:
+            group = model.model.group_images
+            odd = [size for size in self.probe.batches if size % group]
+            if odd:
+                raise UserError(
+                    f"In {model.name} {group} images compete for room; --batches takes multiples of {group}, and got "
+                    f"{odd[0]}."
+                )
+
+    @property
+    def ways(self) -> list[Way]:
+        """How each batch is run; images have no padding."""
+        texts = self.models[0].framing.modality is not IMAGE
+        padding = self.probe.padding if texts else 0
+        return ways(sizes=self.probe.batches, padding=padding, repeats=self.probe.repeats)
+
+    def run(
+        self,
+        question: Question,
+        model: Checkpoint,
+        *,
+        parts: Path | None = None,
+        progress: Advance | None = None,
+    ) -> tuple[Stored, list[str]]:
+        """Return one checkpoint's sums."""
+        sums = partial(_batch_sums, question, model, self.ways)
+        return loop.run(
+            question, model, parts=parts, progress=progress, run_block=partial(variants.run_block, sums=sums)
+        )
+
+    @property
+    def passes(self) -> int:
+        """Forward passes per input."""
+        return 1 + len(self.ways)
+
+    def _about(self) -> About:
+        return dataclasses.replace(super()._about(), aligned=True)
+
+
+def _batch_sums(
+    question: Question, checkpoint: Checkpoint, several: list[Way], batch: Batch | TextBatch
+) -> dict[str, variants.Sums]:
+    """Return the sums of a batch by way."""
+    model, inputs = checkpoint.model, batch.views[0]
+    layers = question.layers_of(model)
+    first = model.trace(inputs, layers=layers, logits=question.of_output)
+
+    def output(before: Tensor | None, found: Tensor | None) -> variants.Sums:
+        if not question.of_output:
+            return {}
+        return {Cell(): output_sums(question, checkpoint, batch, before, found)}
+
+    sums = {CLEAN: output(None, first[0])}
+    for way in several:
+        scores, routing = run(model, inputs, way, layers=layers, logits=question.of_output)
+        sums[way.name] = layer_sums(question, checkpoint, batch, first[1], routing, 0)
+        sums[way.name] |= output(first[0], scores)
+    return sums

@@ -1,0 +1,101 @@
+"""Ways of running a batch: in parts, in another order, with more padding; what comes back is in the batch's own order.
+
+Axes: B inputs, T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.probes.engine.batch_sums import Pass
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace, joined
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a batch.
+
+    Attributes:
+        name: in the column ``view``.
+        size: inputs of a part; None = all at once.
+        reversed: whether the last input comes first.
+        padding: tokens of padding added to texts.
+    """
+
+    name: str
+    size: int | None = None
+    reversed: bool = False
+    padding: int = 0
+
+
+def ways(*, sizes: Sequence[int], padding: int, repeats: int) -> list[Way]:
+    """Return all ways: repeats, then every size of batches, place in the batch, and padding."""
+    found = [Way(f"again {number}") for number in range(1, repeats + 1)]
+    for size in (None, *sizes):
+        for turned in (False, True) if size != 1 else (False,):
+            for added in dict.fromkeys((0, padding)):
+                words = [
+                    "batch as run" if size is None else f"batch {size}",
+                    *(["reversed"] if turned else []),
+                    *([f"padding {added}"] if added else []),
+                ]
+                if (size, turned, added) != (None, False, 0):
+                    found.append(Way(" ".join(words), size, turned, added))
+    return found
+
+
+def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, logits: bool) -> Pass:
+    """Return the scores and the routing of inputs, each in its place, run in a way."""
+    number, length = len(inputs), inputs.ids.shape[1] if isinstance(inputs, TokenBatch) else None
+    given = padded(inputs, way.padding) if way.padding else inputs
+    given = _turned(given) if way.reversed else given
+    size = way.size or number
+    passes = [
+        model.trace(given[start : start + size], layers=layers, logits=logits)
+        for start in range(0, number, size)
+    ]
+    parts = [scores for scores, _ in passes if scores is not None]
+    scores = torch.cat(parts) if parts else None
+    routing = joined([part for _, part in passes])
+    if way.reversed:
+        scores = None if scores is None else scores.flip(0)
+    return scores, _settled(routing, turned=way.reversed, length=length)
+
+
+def padded(texts: TokenBatch, number: int) -> TokenBatch:
+    """Return texts with so many tokens of padding more."""
+    more = (0, number)
+    pad = torch.nn.functional.pad
+    noise = None if texts.noise is None else pad(texts.noise, (0, 0, *more))
+    marks: dict[str, Any] = {name: pad(getattr(texts, name), more) for name in ("ids", "present", "ordinary")}
+    return replace(texts, noise=noise, **marks)
+
+
+def _turned(inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.flip(0)
+    marks: dict[str, Any] = {
+        name: value.flip(0) for name, value in vars(inputs).items() if isinstance(value, Tensor)
+    }
+    return replace(inputs, **marks)
+
+
+def _settled(routing: RoutingTrace, *, turned: bool, length: int | None) -> RoutingTrace:
+    """Return a routing in the order of the batch, without tokens that were added."""
+
+    def settle(name: str, value: Tensor | None) -> Tensor | None:
+        if value is None:
+            return None
+        value = value.flip(0) if turned else value
+        return value if length is None or value.ndim < 2 else value[:, :length]
+
+    layers = {
+        layer: LayerRouting(**(vars(one) | {name: settle(name, getattr(one, name)) for name in PER_INPUT}))
+        for layer, one in routing.layers.items()
+    }
+    return RoutingTrace(layers)

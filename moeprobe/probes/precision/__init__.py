@@ -1,0 +1,95 @@
+"""The declaration of ``precision``."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+from moeprobe.routing.parts import PARTS
+from moeprobe.runtime.catalog import unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+    from moeprobe.adapters.base import Checkpoint
+    from moeprobe.probes.engine.options import Options
+    from moeprobe.probes.engine.work import Work
+    from moeprobe.results.folder import Result
+
+FORMATS = ("bf16", "fp16", "fp8_e4m3", "int8", "int4_g128")
+# All parts at once.
+WHOLE = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision(Probe["Result"]):
+    """Which part of a model may be quantized before its tokens choose other experts?
+
+    The weights of one part at a time, and of the whole model, are rounded to each format and compared with the model
+    as it is, on the same inputs: match and κ of each layer, accuracy, and of language models the log-probability of the
+    text. Rounding to the nearest, without calibration: per output, int4 per 128 inputs.
+
+    Example: `moeprobe precision checkpoints/demo-baseline checkpoints/demo-prc --formats bf16,int8,int4_g128`
+    """
+
+    name: ClassVar[str] = "precision"
+    title: ClassVar[str] = "Routing under quantized weights"
+    analyses: ClassVar[tuple[str, ...]] = (
+        "match",
+        "set_match",
+        "slot_match",
+        "weights",
+        "output",
+        "log_probability",
+    )
+    optional: ClassVar[tuple[str, ...]] = ("output", "log_probability")
+    headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()
+    layout: ClassVar[Layout] = Layout.BY_VIEW
+    joinable: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+
+    parts: Annotated[
+        Sequence[str], Arg(f"Comma-separated parts whose weights are rounded: {', '.join(PARTS)}.")
+    ] = PARTS
+    formats: Annotated[Sequence[str], Arg(f"Comma-separated formats: {', '.join(FORMATS)}.")] = FORMATS
+
+    def check(self) -> None:
+        """Raise ``UserError`` for a part or a format that there is not, or is there twice."""
+        for what, given, known in (("part", self.parts, PARTS), ("format", self.formats, FORMATS)):
+            for name in given:
+                if name not in known:
+                    raise UserError(unknown(what, name, known))
+            if not given or len(set(given)) < len(given):
+                raise UserError(f"--{what}s takes each of {', '.join(known)} once at most, and at least one.")
+
+    @property
+    def variants(self) -> list[tuple[str, tuple[str, ...], str]]:
+        """What is run: its name in the column ``view``, the parts whose weights are rounded, and the format."""
+        several = [(WHOLE, tuple(PARTS))] if len(self.parts) > 1 else []
+        parts = [*((part, (part,)) for part in self.parts), *several]
+        return [(f"{name} {one}", which, one) for one in self.formats for name, which in parts]
+
+    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
+        """Return the passes with rounded weights."""
+        from moeprobe.probes.precision.measure import PrecisionMeasurement
+
+        return PrecisionMeasurement(self, models, data, options)
+
+    def heading(self, sidecar: Mapping[str, Any]) -> str:
+        """Return what is compared."""
+        return "Weights rounded to a format, against the model as it is"
+
+    @classmethod
+    def says(cls, table: "DataFrame") -> list[str]:
+        """Return for each checkpoint and format which part moves most choices."""
+        from moeprobe.probes.precision.sentences import sentences
+
+        return sentences(table)
+
+    def draw(self, result: "Result") -> "dict[str, Figure]":
+        """Return the share of choices that differ, for each part along the formats."""
+        from moeprobe.probes.precision.figure import draw
+
+        return draw(result.table, colors=result.sidecar["colours"], formats=self.formats)
