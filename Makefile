@@ -47,6 +47,7 @@ bench: setup ## Measure the speed of everything that has a target, into reports/
 reports: setup ## Regenerate the committed reports, and the tables and pictures of pages, from the committed checkpoints
 	$(BIN)/python reports/regenerate.py
 	$(BIN)/python reports/regenerate_routers.py
+	$(BIN)/python reports/regenerate_sweeps.py
 	$(BIN)/python reports/pages.py
 	$(BIN)/python docs/generate.py
 

@@ -16,8 +16,10 @@ import more_tables
 import pandas as pd
 import router_costs
 import sources
+import sweep_tables
 from contrasts import lines as contrast_lines
-from regenerate_routers import accuracy_lines, contagion_lines, read, steadiness_lines
+from regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
+from seeds import read
 
 from moeprobe.studies.paper.numbers import dead
 from moeprobe.studies.paper.tables import cell, layers_of
@@ -201,6 +203,10 @@ MAKERS = {
     "costs of routers": router_costs.lines,
     "flips by margin": more_tables.margins,
     "ten shots of other data": more_tables.transfer,
+    "outputs of a sweep": sweep_tables.outputs,
+    "layers of a sweep": sweep_tables.of_layers,
+    "terms of PRC": sweep_tables.terms,
+    "tokens without room": sweep_tables.drops,
     "Fashion-MNIST in short": fashion_tables.in_short,
     "accuracy on Fashion-MNIST": fashion_tables.accuracies,
     "match on Fashion-MNIST": fashion_tables.matches,

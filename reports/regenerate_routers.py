@@ -13,12 +13,9 @@ from pathlib import Path
 
 import contrasts
 import pandas as pd
+from seeds import CLEAN, Column, compared, layers, middle, spread
 
 from moeprobe import api
-from moeprobe.probes.engine.checks import make_analyses
-from moeprobe.results import finished, summaries
-from moeprobe.results.stored import together
-from moeprobe.results.stored_cell import StoredCell
 from moeprobe.runtime.csv import write_csv
 
 REPORTS = Path("reports/routers")
@@ -26,7 +23,6 @@ REPORTS = Path("reports/routers")
 TIMES = Path("reports/router-times")
 
 # Title of a table, and its columns: heading, and the rows' metric, null, view, severity.
-_CLEAN = ("", "clean", None)
 _COST = ("", None, None)
 _PERTURBED = (
     ("random_crop", "random_crop", None),
@@ -34,7 +30,6 @@ _PERTURBED = (
     ("noise, σ 0.1", "gaussian_noise", 0.1),
     ("noise, σ 0.2", "gaussian_noise", 0.2),
 )
-Column = tuple[str, str, str, str | None, float | None]
 
 
 def _kappas(metric: str) -> tuple[Column, ...]:
@@ -48,7 +43,7 @@ def _kappas(metric: str) -> tuple[Column, ...]:
 
 OUTPUT: dict[str, tuple[Column, ...]] = {
     "What is reached, and what it costs": (
-        ("accuracy", "accuracy", *_CLEAN),
+        ("accuracy", "accuracy", *CLEAN),
         ("10-shot accuracy", "fewshot_accuracy", "", "clean", 10.0),
         ("accuracy, σ 0.2", "accuracy", "", "gaussian_noise", 0.2),
         ("ms per step, timed in turn", "step_seconds_in_turn", *_COST),
@@ -64,12 +59,12 @@ OF_LAYERS: dict[str, tuple[Column, ...]] = {
         "set_jaccard_kappa"
     ),
     "Load and contagion (groups of four images; trained with groups of one where experts choose)": (
-        ("load entropy", "load_entropy", *_CLEAN),
-        ("patches without an expert", "unserved", *_CLEAN),
-        ("batch contagion", "batch_contagion", *_CLEAN),
-        ("token contagion", "token_contagion", *_CLEAN),
-        ("attention contagion", "attention_contagion", *_CLEAN),
-        ("attention contagion: distance", "attention_contagion_distance", *_CLEAN),
+        ("load entropy", "load_entropy", *CLEAN),
+        ("patches without an expert", "unserved", *CLEAN),
+        ("batch contagion", "batch_contagion", *CLEAN),
+        ("token contagion", "token_contagion", *CLEAN),
+        ("attention contagion", "attention_contagion", *CLEAN),
+        ("attention contagion: distance", "attention_contagion_distance", *CLEAN),
     ),
 }
 # The differences to V-MoE's router of the same budget and seed: heading, folder of the probe, the analysis, and the
@@ -90,7 +85,6 @@ DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
         for heading, folder, severity in _OF_WEIGHTS
     ),
 )
-_TOKENS = ("patch", "")
 # Numbers that are not shares: digits after the point, and what they are multiplied with.
 _SCALES = {
     "training_spikes": (0, 1.0),
@@ -111,13 +105,6 @@ def main(names: list[str]) -> None:
         (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
 
 
-def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the committed table and differences of a data set, as ``tables`` takes them."""
-    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
-    table = pd.read_csv(folder / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
-    return table, pd.read_csv(folder / "differences.csv", dtype={"layer": str}).fillna({"layer": ""})
-
-
 def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
     """Return differences in every MoE layer, image by image, from V-MoE's router of the same budget and seed."""
     cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
@@ -131,7 +118,14 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
         )
         (reference,) = cells.index[same]
         probed = {
-            (folder, analysis): _compared(out, (reference, str(name)), folder, analysis)
+            (folder, analysis): compared(
+                out,
+                (reference, str(name)),
+                folder,
+                analysis,
+                severities={severity for *_, severity in DIFFERENCES},
+                layered=analysis == "weights",
+            )
             for _, folder, analysis, *_ in DIFFERENCES
         }
         about = {"group": cell["group"], "train_seed": cell["train_seed"], "router": cell["router"]}
@@ -142,27 +136,6 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
                 keep &= found["severity"] == severity
             rows.append(found[keep].drop_duplicates("layer").assign(**about, number=heading))
     return pd.concat([row.dropna(axis=1, how="all") for row in rows], ignore_index=True)
-
-
-def _compared(out: Path, pair: tuple[str, str], folder: str, analysis: str) -> pd.DataFrame:
-    """Return all differences that an analysis of one probe gives of two cells."""
-    runs = [finished.read(out / "cells" / one / folder) for one in pair]
-    severities = {severity for _, name, *_, severity in DIFFERENCES if name == folder}
-
-    def wanted(stored: StoredCell) -> bool:
-        cell = stored.cell
-        of_layer = bool(cell.layer) == (analysis == "weights") and cell.tokens in _TOKENS
-        return of_layer and (folder != "noise" or cell.severity in severities)
-
-    sums = together(run.sums for run in runs).where(wanted)
-    request = runs[0].request
-    about = summaries.About(
-        run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
-        aligned=folder == "noise", train_seeds={}, groups={},
-    )  # fmt: skip
-    _, found = summaries.summarize(sums, analyses=make_analyses([analysis]), about=about)
-    assert found is not None
-    return found
 
 
 def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
@@ -178,11 +151,11 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
         "several images.",
     ]
     parts += [_table(table, title, columns, layer="") for title, columns in OUTPUT.items()]
-    layers = _layers(table)
+    names = layers(table)
     parts += [
         _table(table, f"{title}: {layer}", columns, layer=layer)
         for title, columns in OF_LAYERS.items()
-        for layer in layers
+        for layer in names
     ]
     parts.append(
         f"## Minus `{REFERENCE}` of the same budget and seed\n\n"
@@ -190,13 +163,8 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
         "about its own number, in `differences.csv`) lies above (+) or below (−) zero. κ is that of the cosine of the "
         "combine weights; within the image, another patch of the same image is what chance would give."
     )
-    parts += [_differences(table, differing, layer) for layer in ["", *_layers(differing)]]
+    parts += [_differences(table, differing, layer) for layer in ["", *layers(differing)]]
     return "\n\n".join(parts) + "\n"
-
-
-def _layers(table: pd.DataFrame) -> list[str]:
-    """Return the MoE layers, the first one first."""
-    return sorted({layer for layer in table["layer"] if layer}, key=lambda name: int(name.rpartition(".")[2]))
 
 
 def _table(table: pd.DataFrame, title: str, columns: tuple[Column, ...], *, layer: str) -> str:
@@ -204,7 +172,7 @@ def _table(table: pd.DataFrame, title: str, columns: tuple[Column, ...], *, laye
     lines.append(f"|{'---|' * (len(columns) + 2)}")
     for _, rows in table.groupby("group", sort=False):
         about = rows.iloc[0]
-        cells = [_cell(rows, layer, *which) for _, *which in columns]
+        cells = [_cell(rows, layer, column) for column in columns]
         lines.append(f"| `{about['router']}` | {_budget(about)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -220,7 +188,7 @@ def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> st
     ]
     about = table.drop_duplicates("group").set_index("group")
     for group, rows in here.groupby("group", sort=False):
-        cells = [_difference(rows[rows["number"] == heading]) for heading in headings]
+        cells = [spread(rows[rows["number"] == heading]) for heading in headings]
         lines.append(
             f"| `{about.loc[group, 'router']}` | {_budget(about.loc[group])} | {' | '.join(cells)} |"
         )
@@ -236,11 +204,11 @@ def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
     ]
     for group, rows in _of_two(table).groupby("group", sort=False):
         cells = [
-            _cell(rows, "", "accuracy", *_CLEAN),
-            _cell(rows, "", "fewshot_accuracy", "", "clean", 10.0),
+            _cell(rows, "", ("", "accuracy", *CLEAN)),
+            _cell(rows, "", ("", "fewshot_accuracy", "", "clean", 10.0)),
         ]
         own = differing[differing["group"] == group]
-        cells += [_difference(own[own["number"] == number]) if len(own) else "" for number in shown]
+        cells += [spread(own[own["number"] == number]) if len(own) else "" for number in shown]
         lines.append(f"| `{rows.iloc[0]['router']}` | {' | '.join(cells)} |")
     return lines
 
@@ -251,10 +219,10 @@ def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
     lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
     lines.append(f"|{'---|' * (2 + len(shown))}")
     routers = _of_two(table).drop_duplicates("group").set_index("group")["router"]
-    for layer in _layers(differing):
+    for layer in layers(differing):
         here = differing[(differing["layer"] == layer) & differing["group"].isin(routers.index)]
         for group, own in here.groupby("group", sort=False):
-            cells = [_difference(own[own["number"] == number]) for number in shown]
+            cells = [spread(own[own["number"] == number]) for number in shown]
             lines.append(f"| `{layer}` | `{routers[group]}` | {' | '.join(cells)} |")
     return lines
 
@@ -262,10 +230,10 @@ def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
 def contagion_lines(table: pd.DataFrame) -> list[str]:
     """Return the pages' table of batch contagion, in Markdown: lowest to highest of the seeds, layer by layer."""
     here = _of_two(table[(table["metric"] == "batch_contagion") & table["draw"].isna()])
-    layers = _layers(here)
-    lines = [f"| router | {' | '.join(f'`{layer}`' for layer in layers)} |", f"|{'---|' * (1 + len(layers))}"]
+    names = layers(here)
+    lines = [f"| router | {' | '.join(f'`{layer}`' for layer in names)} |", f"|{'---|' * (1 + len(names))}"]
     for router, rows in here.groupby("router", sort=False):
-        ends = [rows.loc[rows["layer"] == layer, "value"].agg(["min", "max"]) for layer in layers]
+        ends = [rows.loc[rows["layer"] == layer, "value"].agg(["min", "max"]) for layer in names]
         cells = [f"{low:.2f} to {high:.2f}" if high else "0" for low, high in ends]
         lines.append(f"| `{router}` | {' | '.join(cells)} |")
     return lines
@@ -279,38 +247,9 @@ def _budget(about: pd.Series) -> str:
     return f"c = {about['capacity_factor']:g}" if pd.isna(about["top_k"]) else f"k = {about['top_k']:g}"
 
 
-def _difference(rows: pd.DataFrame) -> str:
-    """Return the lowest and highest of the seeds, and how many intervals lie on one side of zero."""
-    if rows.empty:
-        return "–"
-    counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
-    said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
-    return f"{rows['value'].min():+.3f} to {rows['value'].max():+.3f} ({said})"
-
-
-def _cell(
-    rows: pd.DataFrame, layer: str, metric: str, null: str, view: str | None, severity: float | None
-) -> str:
-    """Return a number of one router: the middle seed with its interval, then the lowest and the highest."""
-    here = rows[(rows["metric"] == metric) & (rows["null"] == null) & rows["draw"].isna()]
-    here = here[here["layer"] == layer]
-    if view is not None:
-        here = here[here["view"] == view]
-    if severity is not None:
-        here = here[here["severity"] == severity]
-    here = here.drop_duplicates("checkpoint").sort_values("value", kind="stable")
-    here = here[here["value"].notna()]
-    if here.empty:
-        return "–"
-    digits, scale = _SCALES.get(metric, (3, 1.0))
-
-    def said(value: float) -> str:
-        return f"{value * scale:,.{digits}f}"
-
-    middle = here.iloc[len(here) // 2]
-    interval = "" if pd.isna(middle["ci_low"]) else f" [{said(middle['ci_low'])}, {said(middle['ci_high'])}]"
-    ends = dict.fromkeys(said(value) for value in (here["value"].iloc[0], here["value"].iloc[-1]))
-    return f"{said(middle['value'])}{interval}" + (f"; {' to '.join(ends)}" if len(ends) > 1 else "")
+def _cell(rows: pd.DataFrame, layer: str, column: Column) -> str:
+    digits, scale = _SCALES.get(column[1], (3, 1.0))
+    return middle(rows, layer, column, digits=digits, scale=scale)
 
 
 if __name__ == "__main__":

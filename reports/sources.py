@@ -60,7 +60,10 @@ def value(folder: Path, name: str) -> str:
             if column not in _ABOUT:
                 table = table[_same(table[column], wanted)]
         selected.append(
-            table.assign(signed="comparison" in path.name or path.name in ("gaps.csv", "contrasts.csv"))
+            table.assign(
+                signed="comparison" in path.name
+                or path.name in ("gaps.csv", "contrasts.csv", "differences.csv")
+            )
         )
     found = pd.concat(selected)
     if found.empty:

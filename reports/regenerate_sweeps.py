@@ -1,0 +1,80 @@
+"""Make again what is committed under ``reports/sweeps``, from the packed cells committed there.
+
+    make reports
+
+No model is needed. ``differences.csv`` holds every cell minus the reference of its sweep, of the same training seed,
+image by image. To train and measure again: ``moeprobe tradeoff prc-ablation --out reports/sweeps/prc-ablation``; for S,
+``python reports/regenerate_sweeps.py prc-ablation --matrix checkpoints/prc-ablation`` in addition.
+"""
+
+import argparse
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+import sweep_figures
+from seeds import compared
+from sweep_tables import SWEEPS, Number
+
+from moeprobe import api
+from moeprobe.runtime.csv import write_csv
+
+REPORTS = Path("reports/sweeps")
+_TERMS = ("prc_diagonal", "prc_offdiagonal")
+
+
+def main() -> None:
+    """Draw and write, one sweep after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="sweeps; all that are committed without any")
+    parser.add_argument("--matrix", type=Path, help="folder of the trained cells, whose S is to be measured")
+    asked = parser.parse_args()
+    for name in asked.names or sorted(path.name for path in REPORTS.iterdir() if path.is_dir()):
+        out = REPORTS / name
+        result = api.tradeoff([], out=out, command="make reports")
+        write_csv(out / "differences.csv", differences(out, result.table))
+        sweep_figures.write(out)
+        if asked.matrix:
+            write_csv(out / "terms.csv", terms(asked.matrix, result.table))
+
+
+def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Return what a sweep compares: each cell minus the reference of the same seed."""
+    sweep = SWEEPS[out.name]
+    cells = table.drop_duplicates("checkpoint")
+    by_place = {(row["group"], row["train_seed"]): row["checkpoint"] for _, row in cells.iterrows()}
+    probed: dict[tuple[str, str, bool], list[Number]] = defaultdict(list)
+    for number in sweep.numbers:
+        probed[number.folder, number.analysis, number.layered].append(number)
+    rows = []
+    for (group, seed), name in by_place.items():
+        if not (reference := sweep.references.get(group)):
+            continue
+        for (folder, analysis, layered), numbers in probed.items():
+            severities = {number.severity for number in numbers}
+            pair = (by_place[reference, seed], name)
+            found = compared(out, pair, folder, analysis, severities=severities, layered=layered)
+            for number in numbers:
+                keep = (found["metric"] == number.metric) & (found["null"] == number.null)
+                if number.severity is not None:
+                    keep &= found["severity"] == number.severity
+                about = {"group": group, "train_seed": seed, "number": number.heading}
+                here = found[keep & found["draw"].isna()].drop_duplicates("layer")
+                rows.append(here.assign(**about).dropna(axis=1, how="all"))
+    return pd.concat(rows, ignore_index=True)
+
+
+def terms(checkpoints: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Return the two terms of PRC on S of all test images, of the checkpoints of the committed cells."""
+    cells = table.drop_duplicates("checkpoint")[["checkpoint", "group", "train_seed"]]
+    found = []
+    for name in cells["checkpoint"]:
+        rows = api.s_matrix(f"{checkpoints / name}", figures=False).table
+        keep = rows["metric"].isin(_TERMS) & rows["draw"].isna() & (rows["tokens"] == "patch")
+        found.append(rows[keep].assign(checkpoint=name))
+    columns = ["group", "train_seed", "layer", "metric", "value", "ci_low", "ci_high", "images"]
+    return pd.concat(found).merge(cells, on="checkpoint", suffixes=("_", "")).reset_index(drop=True)[columns]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What three training seeds say, in a cell of a table; seeds are never pooled."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.probes.engine.checks import make_analyses
+from moeprobe.results import finished, summaries
+from moeprobe.results.stored import together
+from moeprobe.results.stored_cell import StoredCell
+
+# Heading of a column, and its rows: metric, null, view (None: any), severity (None: any).
+Column = tuple[str, str, str, str | None, float | None]
+CLEAN = ("", "clean", None)
+_TOKENS = ("patch", "")
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the committed table and differences of a sweep."""
+    words = dict.fromkeys(("layer", "tokens", "null", "view", "flag", "split"), str)
+    table = pd.read_csv(folder / "table.csv", dtype=words).fillna(dict.fromkeys(words, ""))
+    return table, pd.read_csv(folder / "differences.csv", dtype={"layer": str}).fillna({"layer": ""})
+
+
+def layers(table: pd.DataFrame) -> list[str]:
+    """Return the MoE layers, the first one first."""
+    return sorted({layer for layer in table["layer"] if layer}, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def rows_of(rows: pd.DataFrame, layer: str, column: Column) -> pd.DataFrame:
+    """Return the rows of a number of patches or of the output, one per cell; those without a value are left out."""
+    _, metric, null, view, severity = column
+    here = rows[(rows["metric"] == metric) & (rows["null"] == null) & (rows["layer"] == layer)]
+    here = here[here["draw"].isna() & here["tokens"].isin(_TOKENS) & here["value"].notna()]
+    if view is not None:
+        here = here[here["view"] == view]
+    if severity is not None:
+        here = here[here["severity"] == severity]
+    return here.drop_duplicates("checkpoint")
+
+
+def middle(rows: pd.DataFrame, layer: str, column: Column, *, digits: int = 3, scale: float = 1.0) -> str:
+    """Return a number of one group of cells: the middle seed with its interval, then the lowest and the highest.
+
+    Args:
+        rows: of the group.
+        layer: "" for numbers of the output.
+        column: which number.
+        digits: after the point.
+        scale: what it is multiplied with.
+    """
+    here = rows_of(rows, layer, column).sort_values("value", kind="stable")
+    if here.empty:
+        return "–"
+
+    def said(value: float) -> str:
+        return f"{value * scale:,.{digits}f}"
+
+    row = here.iloc[len(here) // 2]
+    interval = "" if pd.isna(row["ci_low"]) else f" [{said(row['ci_low'])}, {said(row['ci_high'])}]"
+    ends = dict.fromkeys(said(value) for value in (here["value"].iloc[0], here["value"].iloc[-1]))
+    return f"{said(row['value'])}{interval}" + (f"; {' to '.join(ends)}" if len(ends) > 1 else "")
+
+
+def spread(rows: pd.DataFrame, *, digits: int = 3) -> str:
+    """Return the lowest and highest difference of the seeds, and how many intervals lie on one side of zero."""
+    if rows.empty:
+        return "–"
+    counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
+    said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
+    # A difference that is rounded to 0 is not negative.
+    ends = (round(value, digits) + 0.0 for value in (rows["value"].min(), rows["value"].max()))
+    return f"{' to '.join(f'{end:+.{digits}f}' for end in ends)} ({said})"
+
+
+def compared(
+    out: Path,
+    pair: tuple[str, str],
+    folder: str,
+    analysis: str,
+    *,
+    severities: Collection[float | None],
+    layered: bool,
+) -> pd.DataFrame:
+    """Return the differences that an analysis of one probe gives of two cells, image by image.
+
+    Args:
+        out: the trade-off's folder.
+        pair: names of the cells, the reference first.
+        folder: of the probe, in that of a cell.
+        analysis: by name.
+        severities: of a noise sweep, those that are wanted.
+        layered: whether it is of layers, or of the output.
+    """
+    runs = [finished.read(out / "cells" / one / folder) for one in pair]
+
+    def wanted(stored: StoredCell) -> bool:
+        cell = stored.cell
+        return (
+            bool(cell.layer) == layered
+            and cell.tokens in _TOKENS
+            and (folder != "noise" or cell.severity in severities)
+        )
+
+    sums = together(run.sums for run in runs).where(wanted)
+    request = runs[0].request
+    about = summaries.About(
+        run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],
+        aligned=folder == "noise", train_seeds={}, groups={},
+    )  # fmt: skip
+    _, found = summaries.summarize(sums, analyses=make_analyses([analysis]), about=about)
+    assert found is not None
+    return found
