@@ -22,7 +22,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if reporter is None:
         return
     ran, failed, skipped = (
-        [report for report in reporter.getreports(outcome) if "golden" in report.keywords]
+        [report for report in reporter.getreports(outcome) if "golden" in getattr(report, "keywords", ())]
         for outcome in ("passed", "failed", "skipped")
     )
     reporter.write_line(

@@ -35,7 +35,7 @@ _EVEN = 1e-12
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """One metric of one cell of one pair."""
 
     pair: Pair
@@ -49,6 +49,7 @@ class _Compared:
 
     @property
     def family(self) -> tuple[object, ...]:
+        """What it is judged with."""
         return (self.pair, self.cell.tokens, self.name)
 
 
@@ -87,9 +88,6 @@ def compare(
 ) -> pd.DataFrame:
     """Return the differences of the ``wanted`` pairs, a row each, with ``columns.COMPARISON_COLUMNS``.
 
-    One place (layer, view, severity, tokens) is held at a time, in each of ``Stored.processes``; what stays is a
-    value per resample.
-
     Args:
         images: sums per image of all checkpoints.
         analyses: what the sums are of.
@@ -102,12 +100,29 @@ def compare(
     Raises:
         UserError: two checkpoints were probed on different images.
     """
+    found = paired(images, analyses=analyses, about=about, wanted=wanted, progress=progress)
+    return judged(found, about=about, margin=margin, together=together)
+
+
+def paired(
+    images: Stored,
+    *,
+    analyses: Analyses,
+    about: About,
+    wanted: Sequence[Pair],
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Compared]:
+    """Return the differences of the ``wanted`` pairs, not yet judged; arguments as for ``compare``.
+
+    One place (layer, view, severity, tokens) is held at a time, in each of ``Stored.processes``; what stays is a
+    value per resample.
+    """
     # Numbers about single experts are another model's other experts: there is nothing to compare.
     value = Valuation(analyses, aligned=about.aligned, seed=about.seed, influences=True, experts=False)
     # Floors are arithmetic, not routing.
     places = [place for place in images.places() if place[0].cell.view not in FLOORS]
 
-    def compared(number: int) -> list[_Compared]:
+    def compared(number: int) -> list[Compared]:
         valued = {stored.checkpoint: value(stored) for stored in places[number]}
         return [
             one
@@ -116,20 +131,27 @@ def compare(
             for one in _compare(pair, valued[pair[0]], valued[pair[1]], seed=about.seed)
         ]
 
-    found: list[_Compared] = []
+    found: list[Compared] = []
     spread = processes.spread(compared, len(places), processes=images.processes)
     for place, differences in zip(places, spread, strict=True):
         found += differences
         progress(sum(one.num_images for one in place))
-    judged = _judged(found, together)
     layers = list(dict.fromkeys(item.cell.layer for item in found))
     found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))
-    return frame([_row(about, item, judged.get(id(item)), margin) for item in found], judged=True)
+    return found
 
 
-def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judged]:
+def judged(
+    found: Sequence[Compared], *, about: About, margin: float, together: str | None = None
+) -> pd.DataFrame:
+    """Return differences with what their families say of them; arguments as for ``compare``."""
+    known = _judged(found, together)
+    return frame([_row(about, item, known.get(id(item)), margin) for item in found], judged=True)
+
+
+def _judged(found: Sequence[Compared], together: str | None) -> dict[int, Judged]:
     """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
-    families: dict[tuple[object, ...], list[_Compared]] = {}
+    families: dict[tuple[object, ...], list[Compared]] = {}
     for item in found:
         if not item.collapsed and not item.not_finite:
             family = (together,) if item.name[0] == together else item.family
@@ -141,7 +163,7 @@ def _judged(found: Sequence[_Compared], together: str | None) -> dict[int, Judge
     }
 
 
-def _compare(pair: Pair, one: Values, other: Values, *, seed: int) -> list[_Compared]:
+def _compare(pair: Pair, one: Values, other: Values, *, seed: int) -> list[Compared]:
     if one.image_ids != other.image_ids:
         raise UserError(
             f"{pair[0]} and {pair[1]} were probed on different images ({len(one.image_ids):,} and "
@@ -163,7 +185,7 @@ def _compare(pair: Pair, one: Values, other: Values, *, seed: int) -> list[_Comp
     for name, replicates in zip(names, resampled, strict=True):
         collapsed = {"checkpoint": _collapsed(one, name), "reference": _collapsed(other, name)}
         found.append(
-            _Compared(
+            Compared(
                 pair=pair,
                 cell=one.cell,
                 name=name,
@@ -207,7 +229,7 @@ def _kappa(values: Values, name: Name) -> Replicates | None:
     return values.numbers.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
 
 
-def _row(about: About, item: _Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
+def _row(about: About, item: Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
     margin = margin if find(item.name[0]).has_margin else np.nan
     word = (

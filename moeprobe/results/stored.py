@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order, opened
@@ -176,7 +177,8 @@ def _groups(one: StoredCell) -> Iterator[pa.Table]:
 
 
 def _sorted(table: pa.Table) -> pa.Table:
-    return table.take(pa.array(in_order(table["image_id"].to_pylist())))
+    order = in_order(table["image_id"].to_pylist())
+    return table if (order == np.arange(len(order))).all() else table.take(pa.array(order))
 
 
 def _keys(group: Any, schema: pa.Schema) -> list[Any] | None:

@@ -64,6 +64,8 @@ class Rows:
 
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with all columns."""
+        if len(self.rows) and (np.diff(self.rows) == 1).all():
+            return self.of.slice(self.rows[0], len(self.rows))
         return self.of.take(pa.array(self.rows))
 
     def names(self) -> list[str]:

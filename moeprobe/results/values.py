@@ -15,6 +15,7 @@ from moeprobe.metrics.base import Analysis, Columns
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.chance import share_equal
 from moeprobe.metrics.stats.linearized import Name
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.metrics.stats.statistic import is_linear
@@ -86,6 +87,7 @@ class Valuation:
     def _resampled(self, stored: StoredCell) -> Values:
         names, columns = stored.whole()
         known = self._estimators(columns)
+        share_equal([one.statistic for one in known])
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
         resampled = [one for one in known if not is_linear(one.statistic)]
         values = iter(bootstrap.replicate([(one.statistic, one.counted) for one in resampled]))

@@ -111,8 +111,10 @@ class Catalog:
         if name not in self.built_in():
             self.check(name)
             return self.outside()[name].made
-        module = importlib.import_module(f"{self.package}.{name}")
-        return getattr(module, class_name(name))
+        made = getattr(importlib.import_module(f"{self.package}.{name}"), class_name(name), None)
+        if made is None:
+            raise self._no_class(name)
+        return made
 
     def check(self, name: str) -> None:
         """Raise what ``get`` raises, and import nothing of the package."""
@@ -139,7 +141,15 @@ class Catalog:
             for node in module.body
             if isinstance(node, ast.ClassDef) and node.name == class_name(name)
         ]
-        return "".join(described).splitlines()[0].replace("``", "")
+        if not described:
+            raise self._no_class(name)
+        return "".join(described[0].splitlines()[:1]).replace("``", "")
+
+    def _no_class(self, name: str) -> UserError:
+        return UserError(
+            f"{self.package}.{name} holds no class {class_name(name)}: a {self.kind} is called by its file and "
+            "its class."
+        )
 
     @property
     def _folder(self) -> Path:

@@ -19,8 +19,6 @@ from moeprobe.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    pass
-
 # What torchrun, and the operators of Kubernetes, set.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Minutes after which a process that does not answer is given up.

@@ -44,6 +44,13 @@ class Codes:
     view: Whole
     size: int = CODES
 
+    def is_like(self, other: "Codes") -> bool:
+        """Whether the others are these and a constant, so that the same are the same."""
+        if self.weight != other.weight or self.reference.shape != other.reference.shape:
+            return False
+        apart = other.reference - self.reference, other.view - self.view
+        return not len(apart[0]) or all((side == apart[0][0, 0]).all() for side in apart)
+
     def take(self, rows: NDArray[np.generic]) -> "Codes":
         """Return those of some of the pairs."""
         return Codes(self.weight, self.reference[rows], self.view[rows], self.size)

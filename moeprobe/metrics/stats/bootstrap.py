@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates, bounded
-from moeprobe.metrics.stats.statistic import Array, Bounded, Statistic, standard_error
+from moeprobe.metrics.stats.statistic import Array, Statistic, is_bounded, standard_error
 from moeprobe.runtime.seeds import generator
 
 NUM_RESAMPLES = 2000
@@ -47,7 +47,7 @@ class Bootstrap:
                 images=images,
                 trials=int(trials.sum()),
             )
-            if isinstance(statistic, Bounded) and len(replicates.values) and not np.isnan(point):
+            if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
             found.append(replicates)

@@ -3,6 +3,7 @@
 Axes: R resamples, n images, M trials, F codes of a token.
 """
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
@@ -38,9 +39,28 @@ class Chance:
         self.trials, self.strata = trials, strata
         # Chance and kappa ask for the same resamples one after the other; the product is the expensive part.
         self._last: tuple[Array, Array] | None = None
+        self._like: Chance | None = None
+
+    def share(self, other: "Chance") -> None:
+        """Take the values under resamples from another chance level, of which this one ``is_like``."""
+        self._like = other
+
+    def is_like(self, other: "Chance") -> bool:
+        """Whether both are of the same trials and strata, and of codes that differ by nothing but a constant."""
+        one, two = self.trials, other.trials
+        return (
+            self.strata.size == other.strata.size
+            and len(one.alike) == len(two.alike)
+            and one.num_images == two.num_images
+            and np.array_equal(one.image, two.image)
+            and np.array_equal(self.strata.number, other.strata.number)
+            and all(left.is_like(right) for left, right in zip(one.alike, two.alike, strict=True))
+        )
 
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
+        if self._like is not None:
+            return self._like.evaluate(weights)
         if self._last is None or self._last[0] is not weights:
             self._last = weights, self._resampled.evaluate(weights)
         return self._last[1]
@@ -138,6 +158,18 @@ class Chance:
             stratum=self.strata.number,
             num_images=trials.num_images,
         )
+
+
+def share_equal(statistics: Iterable[object]) -> None:
+    """Let chance levels that are equal be resampled once: where tokens have one expert, that of sets is that of it."""
+    different: list[Chance] = []
+    for one in statistics:
+        if isinstance(one, Chance):
+            like = next((other for other in different if one.is_like(other)), None)
+            if like is None:
+                different.append(one)
+            else:
+                one.share(like)
 
 
 def _summed(values: Array) -> Array:

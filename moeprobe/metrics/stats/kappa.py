@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.statistic import Additive, Array, Bounded, Statistic, Totals, divide, is_additive
+from moeprobe.metrics.stats.statistic import Array, Statistic, Totals, divide, is_additive, is_bounded
 
 # A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
 COLLAPSED = 1e-6
@@ -74,7 +74,7 @@ class Kappa:
 
     def is_binary(self) -> bool:
         """Whether every image matches or does not as a whole."""
-        return isinstance(self.match, Bounded) and self.match.is_binary()
+        return is_bounded(self.match) and self.match.is_binary()
 
     def _levels(self, totals: Totals | None) -> tuple[float, float]:
         """Return m and c over all images."""
@@ -83,7 +83,6 @@ class Kappa:
         levels = []
         for part in self.parts:
             if is_additive(part):
-                assert isinstance(part, Additive)
                 levels.append(part.value(part.totals()))
             else:
                 once = np.ones((len(part.influence()), 1))

@@ -23,12 +23,12 @@ from moeprobe.metrics.stats.bootstrap import NUM_RESAMPLES
 from moeprobe.metrics.stats.replicates import Replicates, bounded
 from moeprobe.metrics.stats.statistic import (
     Additive,
-    Bounded,
     Statistic,
     Totals,
     add,
     error_of,
     is_additive,
+    is_bounded,
     standard_error,
 )
 from moeprobe.runtime.seeds import generator
@@ -196,4 +196,4 @@ def _counted(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
 
 
 def _is_binary(statistic: Statistic) -> bool:
-    return isinstance(statistic, Bounded) and statistic.is_binary()
+    return is_bounded(statistic) and statistic.is_binary()

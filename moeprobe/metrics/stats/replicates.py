@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.statistic import Array, Bounded, Statistic, Totals, standard_error
+from moeprobe.metrics.stats.statistic import Array, Statistic, Totals, is_bounded, standard_error
 
 # Below this many images an interval over images says little: points only.
 MIN_IMAGES = 20
@@ -149,7 +149,7 @@ def bounded(
         error: its standard error over images.
         binary: whether every image is right or wrong as a whole.
     """
-    if not isinstance(statistic, Bounded) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
+    if not is_bounded(statistic) or np.isnan(replicates.point) or replicates.images < MIN_IMAGES:
         return replicates
     swing = statistic.swing(totals)
     return replace(

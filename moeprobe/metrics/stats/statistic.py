@@ -8,7 +8,7 @@ Axes: R resamples, n images.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from moeprobe.metrics.stats import proportions
 Array = NDArray[np.float64]
 # An array, a table of counts or a tuple of totals: what ``add`` adds up.
 Totals = Any
+# Which classes satisfy which protocols.
+_KNOWN: dict[tuple[type, Any], bool] = {}
 
 
 class Statistic(Protocol):
@@ -35,7 +37,7 @@ class Statistic(Protocol):
 
 
 @runtime_checkable
-class Additive(Protocol):
+class Additive(Statistic, Protocol):
     """A statistic that can also be computed block by block."""
 
     def totals(self) -> Totals:
@@ -49,7 +51,7 @@ class Additive(Protocol):
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class Bounded(Statistic, Protocol):
     """A statistic that follows from shares of images, whose interval knows how far these can be from what was seen."""
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float] | None:
@@ -70,10 +72,23 @@ def is_linear(statistic: Statistic) -> bool:
     return getattr(statistic, "linear", False)
 
 
-def is_additive(statistic: Statistic) -> bool:
+def is_additive(statistic: object) -> TypeGuard[Additive]:
     """Whether a statistic, and all that it is computed from, can be added up block by block."""
     parts = getattr(statistic, "parts", ())
-    return isinstance(statistic, Additive) and all(is_additive(part) for part in parts)
+    return _has_methods(type(statistic), Additive) and all(is_additive(part) for part in parts)
+
+
+def is_bounded(statistic: object) -> TypeGuard[Bounded]:
+    """Whether its interval follows from shares of images."""
+    return _has_methods(type(statistic), Bounded)
+
+
+def _has_methods(kind: type, protocol: Any) -> bool:
+    """Return whether objects of a class satisfy a protocol of methods; to ask each of them takes a while."""
+    key = kind, protocol
+    if key not in _KNOWN:
+        _KNOWN[key] = issubclass(kind, protocol)
+    return _KNOWN[key]
 
 
 def add(one: Totals, other: Totals, known: dict[tuple[int, int], Totals]) -> Totals:

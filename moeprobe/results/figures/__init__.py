@@ -38,6 +38,7 @@ STYLE: Any = {
     "svg.hashsalt": "moeprobe",
     "svg.fonttype": "none",
 }
+_DPI = 150
 # Nothing that changes from day to day.
 _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
@@ -60,17 +61,31 @@ def save(figure: Figure, stem: Path, *, svg: bool = False) -> list[Path]:
 
 def rendered(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as the bytes of a PNG or an SVG file."""
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
         _settle(figure)
-        figure.savefig(file, format=kind, dpi=150, metadata=_METADATA[kind])
+        if kind == "png":
+            # ``savefig`` draws once for the layout, which is settled, before it draws.
+            own = figure.dpi
+            figure.set_dpi(_DPI)
+            canvas.print_png(file, metadata=_METADATA[kind])
+            figure.set_dpi(own)
+        else:
+            figure.savefig(file, format=kind, dpi=_DPI, metadata=_METADATA[kind])
     return file.getvalue()
 
 
 def _settle(figure: Figure) -> None:
     """Round where axes and titles are: the last digits of matplotlib's solver vary between runs, and files show it."""
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    for axes in figure.axes:
+        axes.apply_aspect()
+    if engine is not None:
+        engine.execute(figure)
+    # As drawing would: axes that keep their aspect take less than the layout gives them.
+    for axes in figure.axes:
+        axes.apply_aspect()
     places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
     figure.set_layout_engine("none")
     for axes, corners in places:

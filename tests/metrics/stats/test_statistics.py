@@ -12,7 +12,7 @@ from scipy import stats
 from moeprobe.metrics.stats import bootstrap as statistics
 from moeprobe.metrics.stats import chance_resampled as chance_levels
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.chance import Chance, share_equal
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
@@ -70,6 +70,41 @@ def test_chance_is_the_agreement_of_independent_draws(seed: int, position: bool)
     weights = np.random.default_rng(seed).multinomial(6, np.full(6, 1 / 6), size=5).T.astype(float)
     expected = [slow_chance(made, column, position=position) for column in weights.T]
     assert np.allclose(chance(made, 6, position=position).evaluate(weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dense", [2**22, 0])
+@pytest.mark.parametrize("position", [False, True])
+def test_chance_of_whole_grids_however_it_is_counted(
+    dense: int, position: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every position has a trial of every image, so that one stands for all."""
+    monkeypatch.setattr(chance_levels, "_DENSE", dense)
+    rng = np.random.default_rng(4)
+    made = [
+        (image, int(rng.integers(5)), int(rng.integers(4)), place) for image in range(7) for place in range(6)
+    ]
+    weights = np.random.default_rng(5).multinomial(7, np.full(7, 1 / 7), size=5).T.astype(float)
+    expected = [slow_chance(made, column, position=position) for column in weights.T]
+    assert np.allclose(chance(made, 7, position=position).evaluate(weights), expected, rtol=1e-12)
+    # Another image has one trial less, so that none stands for all.
+    expected = [slow_chance(made[:-1], column, position=position) for column in weights.T]
+    assert np.allclose(chance(made[:-1], 7, position=position).evaluate(weights), expected, rtol=1e-12)
+
+
+def test_equal_chance_levels_are_resampled_once_and_others_by_themselves() -> None:
+    made = trials(6)
+    weights = np.random.default_rng(6).multinomial(6, np.full(6, 1 / 6), size=5).T.astype(float)
+    moved = [(image, one + 1, two + 1, place) for image, one, two, place in made]
+    other = [(image, one, (two + (image == 0)) % 3, place) for image, one, two, place in made]
+    first, same, apart = (chance(each, 6, position=True) for each in (made, moved, other))
+    pooled = chance(made, 6, position=False)
+    share_equal([object(), first, same, apart, pooled])
+    found = first.evaluate(weights)
+    assert same.evaluate(weights) is found
+    for level, each, position in ((apart, other, True), (pooled, made, False)):
+        expected = [slow_chance(each, column, position=position) for column in weights.T]
+        assert np.allclose(level.evaluate(weights), expected, rtol=1e-12)
+        assert not np.allclose(level.evaluate(weights), found)
 
 
 def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,52 @@
+"""A figure is laid out once and drawn once, and is what matplotlib draws in its own way, byte by byte."""
+
+import io
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from moeprobe.results.figures import STYLE, rendered
+from moeprobe.results.figures.panels import panels
+
+
+def drawn(kind: str) -> Figure:
+    figure, axes = panels(1, 2)
+    for number, panel in enumerate(axes.flat):
+        if kind == "curves":
+            panel.plot([0, number + 1], [1, 2])
+        else:
+            panel.imshow(np.random.default_rng(number).random((8, 5 + number)))
+        panel.set_title(f"panel {number}")
+    if kind == "images":
+        figure.colorbar(axes[0, 0].images[0], ax=axes[0, 0])
+    figure.suptitle("A title")
+    return figure
+
+
+def slowly(figure: Figure) -> bytes:
+    """As matplotlib does it: drawn for the layout, then saved."""
+    FigureCanvasAgg(figure)
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.draw_without_rendering()
+        places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
+        figure.set_layout_engine("none")
+        for axes, corners in places:
+            axes.set_position(Bbox(corners.round(4)))
+        for text in figure.texts:
+            x, y = text.get_position()
+            text.set_position((round(x, 4), round(y, 4)))
+        figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["curves", "images"])
+def test_a_figure_drawn_once_is_what_savefig_writes(kind: str) -> None:
+    figure = drawn(kind)
+    before = figure.dpi
+    assert rendered(figure) == slowly(drawn(kind))
+    assert figure.dpi == before
