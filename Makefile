@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix bench reports reports-deformations reports-fashion train-reports docs clean
+.PHONY: help setup demo test test-slow lower-bounds check fix bench reports reports-deformations reports-fashion train-reports docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -31,6 +31,13 @@ test: setup ## Run the tests, but for the slow ones, in as many processes as the
 
 test-slow: setup ## Run the slow tests: simulations, whole trainings and trade-offs, the demo
 	$(PYTEST) -m slow
+
+lower-bounds: ## Run the tests with the lowest versions that pyproject.toml allows, in build/lower-bounds
+	$(PYTHON) -m venv build/lower-bounds
+	build/lower-bounds/bin/python -m pip install $$($(PYTHON) benchmarks/lower_bounds.py)
+	build/lower-bounds/bin/python -m pip install $$($(PYTHON) benchmarks/lower_bounds.py --extra hf)
+	build/lower-bounds/bin/python -m pip install --no-deps -e .
+	build/lower-bounds/bin/python -m pytest -n 1 -m "not slow" -o filterwarnings=default
 
 check: setup ## Lint, format check, types
 	$(BIN)/ruff check .

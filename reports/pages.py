@@ -25,7 +25,11 @@ from moeprobe.studies.paper.numbers import dead
 from moeprobe.studies.paper.tables import cell, layers_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md")))
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "concepts" / "intervals.md",
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+)
 _BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
 # What is shown of the first seed: in the README, on its own page; and of all seeds.
 IN_SHORT = (
@@ -186,7 +190,26 @@ def router_contagion(folder: Path) -> list[str]:
     return contagion_lines(read(folder)[0])
 
 
+def gate(folder: Path) -> list[str]:
+    """Return how often the gate fails a model that is no worse, a line per metric and what is judged together."""
+    table = pd.read_csv(folder / "table.csv")
+    counts = list(dict.fromkeys(table["images"]))
+    heads = " | ".join(f"{number} images" for number in counts)
+    lines = [
+        f"| metric | judged as a family | comparisons | {heads} | nominal |",
+        f"|{'---|' * (4 + len(counts))}",
+    ]
+    for (metric, family), rows in table.groupby(["metric", "family"], sort=True):
+        first = rows.iloc[0]
+        shares = " | ".join(
+            f"{row['share']:.3f} ({row['failed']} of {row['runs']})" for _, row in rows.iterrows()
+        )
+        lines.append(f"| `{metric}` | {family} | {first['cells']} | {shares} | {first['nominal']:.3f} |")
+    return lines
+
+
 MAKERS = {
+    "how often the gate fails an equal model": gate,
     "the first seed in short": in_short,
     "the first seed": first_seed,
     "all seeds": all_seeds,
