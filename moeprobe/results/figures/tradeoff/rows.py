@@ -23,6 +23,8 @@ _GRAY = "#606060"
 # The height of a line, in inches, and what a panel needs besides.
 _LINE, _REST = 0.24, 1.0
 _APART = 0.34
+# Labels of more letters than this make a figure wider, by inches for each.
+_LETTERS, _LETTER = 40, 0.08
 
 
 def draw_rows(
@@ -39,7 +41,9 @@ def draw_rows(
     # No panel alone in the last row.
     columns = min(4 if len(numbers) % 3 == 1 else 3, len(numbers))
     rows = -(-len(numbers) // columns)
-    figure, axes = panels.panels(rows, columns, width=3.6, height=_LINE * (len(labels) + 1) + _REST)
+    # The first panel shares its width with the labels.
+    width = 3.6 + _LETTER / columns * max(0, max(map(len, labels)) - _LETTERS)
+    figure, axes = panels.panels(rows, columns, width=width, height=_LINE * (len(labels) + 1) + _REST)
     for panel, (title, found) in zip(axes.flat, numbers.items(), strict=False):
         _panel(panel, found, groups, labels, title=title, lacking=lacking)
     for panel in axes.flat[len(numbers) :]:
