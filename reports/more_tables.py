@@ -23,6 +23,21 @@ def margins(folder: Path) -> list[str]:
     return lines
 
 
+def deformations(folder: Path) -> list[str]:
+    """Return κ and switches by view: a line per number, k and view."""
+    head = ["", "k", "view", "severity", "V-MoE", "V-MoE with PRC", "difference"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    table = pd.read_csv(folder / "digits.csv", keep_default_na=False)
+    for (metric, top_k, view), rows in table.groupby(["metric", "top_k", "view"], sort=False):
+        name, digits = ("switches", 1) if metric == "switches" else ("κ", 3)
+        sides = [span(rows[side], digits) for side in ("baseline", "prc")]
+        renamed = rows.rename(columns={"difference_low": "ci_low", "difference_high": "ci_high"})
+        apart = signed(renamed.assign(value=rows["difference"]), digits)
+        severity = str(rows["severity"].iloc[0])
+        lines.append(f"| {' | '.join([name, str(top_k), f'`{view}`', severity, *sides, apart])} |")
+    return lines
+
+
 def transfer(folder: Path) -> list[str]:
     """Return the accuracy with ten shots of other data: a line per data set and k."""
     lines = ["| trained on | shots of | images | k | by chance | V-MoE | V-MoE with PRC | difference |"]
@@ -42,14 +57,14 @@ def transfer(folder: Path) -> list[str]:
     return lines
 
 
-def span(values: pd.Series) -> str:
+def span(values: pd.Series, digits: int = 3) -> str:
     """Return the lowest and the highest of the seeds."""
-    ends = dict.fromkeys(f"{end:.3f}" for end in (values.min(), values.max()))
+    ends = dict.fromkeys(f"{end:.{digits}f}" for end in (values.min(), values.max()))
     return " to ".join(ends)
 
 
-def signed(rows: pd.DataFrame) -> str:
+def signed(rows: pd.DataFrame, digits: int = 3) -> str:
     """Return the lowest and highest difference, and how many intervals lie on one side of zero."""
     counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
     said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
-    return f"{rows['value'].min():+.3f} to {rows['value'].max():+.3f} ({said})"
+    return f"{rows['value'].min():+.{digits}f} to {rows['value'].max():+.{digits}f} ({said})"

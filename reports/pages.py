@@ -225,6 +225,7 @@ MAKERS = {
     "contrasts of routers": contrast_lines,
     "costs of routers": router_costs.lines,
     "flips by margin": more_tables.margins,
+    "natural deformations": more_tables.deformations,
     "ten shots of other data": more_tables.transfer,
     "outputs of a sweep": sweep_tables.outputs,
     "layers of a sweep": sweep_tables.of_layers,
