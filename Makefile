@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lower-bounds check fix bench reports reports-deformations reports-fashion train-reports docs clean
+.PHONY: help setup demo test test-slow lower-bounds check fix torture bench reports reports-deformations reports-fashion train-reports docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ check: setup ## Lint, format check, types
 fix: setup ## Fix what the linter can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+torture: setup ## Kill commands, fill disks and take folders away, and see what is left; into reports/faults/
+	$(BIN)/python -m benchmarks.torture --out reports/faults
 
 bench: setup ## Measure the speed of everything that has a target, into reports/benchmarks/
 	$(BIN)/moeprobe bench all --out reports/benchmarks --overwrite

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import fashion_tables
+import faults
 import more_tables
 import pandas as pd
 import router_costs
+import scale
 import sources
 import sweep_tables
 from contrasts import lines as contrast_lines
@@ -237,6 +239,11 @@ MAKERS = {
     "information on Fashion-MNIST": fashion_tables.information,
     "settings on Fashion-MNIST": fashion_tables.settings,
     "capacity on Fashion-MNIST": fashion_tables.capacity,
+    "faults": faults.lines,
+    "rates on a CPU": scale.rates,
+    "300 epochs": scale.epochs,
+    "a noise sweep": scale.sweep,
+    "numbers of experts": scale.experts,
 }
 
 

@@ -1,0 +1,32 @@
+"""The table of what was found: ``faults.csv`` with a row per fault and command, and what it was made with beside it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.torture.faults import Finding
+from moeprobe.results.provenance import provenance
+
+COLUMNS = ("fault", "command", "times", "exit", "partial", "left", "tracebacks", "runs", "same")
+
+
+def as_frame(findings: Sequence[Finding]) -> pd.DataFrame:
+    """Return a row per finding; exit codes in one cell, those of signals with a minus."""
+    rows = [
+        {**vars(found), "exit": " ".join(str(code) for code in sorted(found.codes))} for found in findings
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def write(folder: Path, findings: Sequence[Finding], **asked: object) -> None:
+    """Put rows into the table, in the place of those of the same fault and command, and say how they were made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = as_frame(findings)
+    if (folder / "faults.csv").is_file():
+        earlier = pd.read_csv(folder / "faults.csv", dtype=str, keep_default_na=False)
+        rows = pd.concat([earlier, rows.astype(str)]).drop_duplicates(["fault", "command"], keep="last")
+    rows.to_csv(folder / "faults.csv", index=False, lineterminator="\n")
+    about = {"asked": asked} | provenance()
+    (folder / "faults.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
