@@ -22,7 +22,7 @@ from tests.commands import PATIENCE, Trained, names_in, refused, run, sentence, 
 
 # Every probe whose sums per image are kept, with what makes it short; batches of five images, cut to whole groups.
 # Those that take long.
-LONG = ("noise-sweep", "discontinuity", "fewshot", "routes")
+LONG = ("noise-sweep", "discontinuity", "fewshot", "routes", "precision", "determinism")
 PROBES = {
     "noise-sweep": ["--sigmas", "0,0.1"],
     "sweep": ["--view", "affine", "--severities", "0,0.5"],
@@ -33,6 +33,8 @@ PROBES = {
     "routes": ["--count", "1"],
     "contagion": ["--group-images", "3"],
     "fewshot": ["--shots", "1,2", "--draws", "2"],
+    "precision": ["--formats", "int8", "--parts", "router,experts"],
+    "determinism": ["--batches", "1,5", "--repeats", "1"],
     "discontinuity": ["--limit", "3", "--count", "2", "--layers", "first"],
 }
 
