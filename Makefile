@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lower-bounds check fix torture bench reports reports-deformations reports-precision reports-fashion train-reports docs clean
+.PHONY: help setup demo test test-slow lower-bounds check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ reports: setup ## Regenerate the committed reports, and the tables and pictures 
 
 reports-deformations: setup ## κ and switches by natural deformation, of the committed checkpoints (about twenty minutes)
 	$(BIN)/python reports/regenerate_deformations.py
+
+reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about ten minutes)
+	$(BIN)/python reports/regenerate_attack.py
 
 reports-precision: setup ## Choices that move where weights are rounded, of two digits checkpoints and a small OLMoE
 	$(BIN)/python reports/regenerate_precision.py

@@ -1,4 +1,4 @@
-"""The one exception that the user can resolve."""
+"""The one exception that the user can resolve, and the one warning of a run that goes on."""
 
 import re
 
@@ -10,7 +10,7 @@ _RENAMED = {
     "download": "api.downloads()",
     "plugins": "api.use_plugins",
 }
-_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume", "trust")
+_SWITCHES = ("overwrite", "skip_bad_images", "class_null", "all_gates", "animate", "resume", "retry", "trust")
 # A whole command is an example for a shell and stays as it is; of an option, the value is taken along.
 _OPTION = re.compile(
     r"(?P<command>moeprobe [a-z][^.;]*)|(?P<add>\badd )?--(?P<name>[a-z][a-z-]*)(?:[ =](?P<value>[^\s,;)]+))?"
@@ -37,6 +37,10 @@ class UserError(Exception):
     def __format__(self, spec: str) -> str:
         """Inside of another sentence the words are still those of the command line."""
         return format(self.sentence, spec)
+
+
+class RunWarning(UserWarning):
+    """What a user should know of a run that goes on, in one sentence."""
 
 
 def keyword_for(option: str, value: object) -> str | None:

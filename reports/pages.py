@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import attack_tables
 import fashion_tables
 import faults
 import more_tables
@@ -239,6 +240,7 @@ MAKERS = {
     "information on Fashion-MNIST": fashion_tables.information,
     "settings on Fashion-MNIST": fashion_tables.settings,
     "capacity on Fashion-MNIST": fashion_tables.capacity,
+    "attacks": attack_tables.lines,
     "faults": faults.lines,
     "rates on a CPU": scale.rates,
     "300 epochs": scale.epochs,

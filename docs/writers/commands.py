@@ -12,8 +12,16 @@ from writers.markdown import code, docstring, first_sentence, page, table
 # What no probe is; all other commands are probes, so that a new one is on its page at once.
 STUDIES = ("demo", "train", "compare", "tradeoff", "curves", "paper", "report", "merge", "bench")
 FILES = ("inspect", "import", "export", "list", "explain", "doctor")
-ARITHMETIC = ("precision", "determinism")
-TRACES = ("trace", "analyze-trace", "check-trace", "import trace", "import routed-experts")
+STRESS = ("attack", "precision", "determinism")
+TRACES = (
+    "trace",
+    "analyze-trace",
+    "drift",
+    "mismatch",
+    "check-trace",
+    "import trace",
+    "import routed-experts",
+)
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10
 _SOURCE = "the help texts of the command line"
@@ -28,12 +36,12 @@ def pages() -> dict[str, str]:
     same = {option for option, number in counted.items() if number >= _SAME_IN}
     most = max(commands.values(), key=lambda command: len(same.intersection(options(command))))
     shared = [option for option in options(most) if option in same]
-    kinds: dict[str, list[str]] = {"probes": [], "arithmetic": [], "traces": [], "studies": [], "files": []}
+    kinds: dict[str, list[str]] = {"probes": [], "stress": [], "traces": [], "studies": [], "files": []}
     for name in commands:
         kinds[kind_of(name)].append(name)
     titles = {
         "probes": "Probe commands",
-        "arithmetic": "Probe commands of precision and batches",
+        "stress": "Probe commands of attacks, precision and batches",
         "traces": "Commands for recorded routing",
         "studies": "Commands for training and several runs",
         "files": "Commands for checkpoints and help",
@@ -83,8 +91,8 @@ def kind_of(name: str) -> str:
     """Return the page that a command is on."""
     if name in TRACES:
         return "traces"
-    if name in ARITHMETIC:
-        return "arithmetic"
+    if name in STRESS:
+        return "stress"
     group = name.partition(" ")[0]
     return "studies" if group in STUDIES else "files" if group in FILES else "probes"
 

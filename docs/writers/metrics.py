@@ -16,11 +16,13 @@ from writers.markdown import code, inline, page, table
 
 Declaration = Metric | MetricFamily
 _IMAGES, _TOKENS, _EXPERTS, _CHOICES, _SLOTS = 2, 4, 3, 2, 2
+# What is measured of recorded routing alone, and has a page of its own.
+TRACES = ("touched", "unshared", "mismatch")
 _HEADINGS = ["metric", "what it is", "better", "unit", "chance levels"]
 
 
 def pages() -> dict[str, str]:
-    """Return the page of all metrics."""
+    """Return the page of all metrics, and that of recorded routing's own."""
     kinds = {"tokens choose": tokens_choose, "experts choose": experts_choose, "soft": soft}
     apply = {kind: applicable(pair(make(seed=0), make(seed=1))) for kind, make in kinds.items()}
     of_routing, rest = [], []
@@ -42,15 +44,23 @@ def pages() -> dict[str, str]:
         "[Contagion](../concepts/contagion.md) and [Few shots](../concepts/few-shot.md).",
         f"A metric with chance levels has two more names: NAME`{CHANCE}` is the value that chance reaches, "
         f"NAME`{KAPPA}` (κ) how far the value is beyond it; more κ is always better. "
-        "The column `null` names the chance level.",
+        "The column `null` names the chance level. What only recorded routing has is on [a page of its "
+        "own](metrics-traces.md).",
         "## Of routing\n\nWhat does not apply to a router has no row in a table. *Tokens choose*, *experts choose* "
         "and *soft* are kinds of [routers](routers.md).",
         table([*_HEADINGS, "routers"], ([*row(one), where(one, apply)] for one in of_routing)),
-        *(section(analysis, measures) for analysis, measures in rest),
+        *(section(analysis, measures) for analysis, measures in rest if analysis not in TRACES),
         "## Chance levels",
         table(["null", "what chance is"], ([code(name), inline(null.about)] for name, null in NULLS.items())),
     )  # fmt: skip
-    return {"reference/metrics.md": text}
+    traces = page(
+        "Metrics of recorded routing",
+        "the declarations of metrics",
+        "What the column `metric` of a [table](columns.md) can say of traces, beside what it says of "
+        "[any routing](metrics.md): see [Recorded routing](../guide/recorded-routing.md).",
+        *(section(analysis, measures) for analysis, measures in rest if analysis in TRACES),
+    )
+    return {"reference/metrics.md": text, "reference/metrics-traces.md": traces}
 
 
 def where(one: Declaration, apply: Mapping[str, list[Declaration]]) -> str:

@@ -12,15 +12,16 @@ MODELS = {
     "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
 STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
-ARITHMETIC = {"precision", "determinism"}
+STRESS = {"attack", "precision", "determinism"}
 PICTURES = {
-    "overlay", "correspond", "record", "analyze_trace", "import_trace", "import_routed_experts", "check_trace",
+    "overlay", "correspond", "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts",
+    "check_trace",
 }  # fmt: skip
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
 TITLES = {
     "probes": "Python: measurements",
-    "arithmetic": "Python: precision and batches",
+    "stress": "Python: attacks, precision and batches",
     "plans": "Python: what a run would take",
     "pictures": "Python: pictures and traces",
     "studies": "Python: comparisons and reports",
@@ -67,8 +68,8 @@ def kind_of(name: str) -> str:
         return "plans"
     if name in PICTURES:
         return "pictures"
-    if name in ARITHMETIC:
-        return "arithmetic"
+    if name in STRESS:
+        return "stress"
     return "models" if name in MODELS else "studies" if name in STUDIES else "probes"
 
 

@@ -15,6 +15,7 @@ from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan, SoftPlan
 from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
@@ -132,6 +133,10 @@ class Vmoe:
             tokens = self.model.forward_features(self._normalized(images))
             features: Tensor = self.model.forward_head(tokens, pre_logits=True)
         return features.float()
+
+    def loss_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return how the loss depends on the pixels; see ``routing.Differentiable``."""
+        return loss_gradient(self._forward, images.to(self.device), targets)
 
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.open import as_checkpoint, load_model, wrap
-from moeprobe.api.arithmetic import determinism, precision
 from moeprobe.api.pictures import overlay, record
 from moeprobe.api.planning import (
     plan,
@@ -43,6 +42,7 @@ from moeprobe.api.probing import (
     sweep,
 )
 from moeprobe.api.sharding import measure_shard, merge
+from moeprobe.api.stress import attack, determinism, precision
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.inputs.images import Framing
@@ -55,9 +55,11 @@ from moeprobe.models.training.reporting import Report
 from moeprobe.probes.analyze_trace.measure import analyze_trace
 from moeprobe.probes.correspond.measure import CorrespondResult, correspond
 from moeprobe.probes.discontinuity.measure import DiscontinuityResult
+from moeprobe.probes.drift.measure import drift
 from moeprobe.probes.engine.merging import MeasuredShard
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan
+from moeprobe.probes.mismatch.measure import mismatch
 from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
@@ -122,6 +124,7 @@ __all__ = [
     "UserError",
     "Watcher",
     "analyze_trace",
+    "attack",
     "check_trace",
     "choose_device",
     "compare",
@@ -132,6 +135,7 @@ __all__ = [
     "determinism",
     "discontinuity",
     "downloads",
+    "drift",
     "evaluate",
     "export_vmoe",
     "fewshot",
@@ -143,6 +147,7 @@ __all__ = [
     "match_ratio",
     "measure_shard",
     "merge",
+    "mismatch",
     "noise_sweep",
     "open_data",
     "open_view",

@@ -7,7 +7,7 @@ import typer
 
 from moeprobe.cli.early import check_folder, check_traces
 from moeprobe.cli.fields import names
-from moeprobe.cli.options import Full, Svg, command_line
+from moeprobe.cli.options import AsJson, Full, IntervalSeed, Overwrite, Svg, command_line
 
 
 def analyze_trace(
@@ -20,16 +20,21 @@ def analyze_trace(
     layers: Annotated[
         str | None, typer.Option(help="MoE layers, comma-separated, e.g. blocks.3; default all.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the intervals.")] = 0,
+    expert_map: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON from the first trace's experts to those of the others, null = removed, where one was pruned or "
+            "merged."
+        ),
+    ] = None,
+    seed: IntervalSeed = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables and figures; default: print only.")
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
-    ] = False,
+    overwrite: Overwrite = False,
     svg: Svg = False,
     full: Full = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Confidence, load and match of recorded routing, without the model.
 
@@ -47,6 +52,7 @@ def analyze_trace(
     with Bar("inputs") as bar:
         result = api.analyze_trace(
             traces,
+            expert_map=expert_map,
             layers=tuple(names(layers)) or None,
             seed=seed,
             out=out,

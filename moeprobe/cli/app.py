@@ -19,12 +19,14 @@ from moeprobe.cli import (
     curves,
     demo,
     doctor,
+    drift,
     explain,
     import_experts,
     import_trace,
     inspect,
     listing,
     merge,
+    mismatch,
     paper,
     report,
     swin_moe,
@@ -82,8 +84,12 @@ def _correctable(error: Exception) -> UserError | None:
 
 def _without_memory(error: Exception) -> UserError | None:
     """Return what to say where memory ran out."""
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return UserError("Memory ran out; use a smaller --batch-size, or a machine with more.")
+    from moeprobe.runtime import memory
+
+    if memory.ran_out(error):
+        return UserError(
+            "Memory ran out; use a smaller --batch-size (in training batch_size=N), or a device with more."
+        )
     return None
 
 
@@ -141,6 +147,8 @@ for _probe in _probes:
     app.command(_probe.name)(probe_command(_probe))
 app.command("merge")(merge.merge)
 app.command("analyze-trace")(analyze_trace.analyze_trace)
+app.command("drift")(drift.drift)
+app.command("mismatch")(mismatch.mismatch)
 app.command("check-trace")(check_trace.check_trace)
 app.command("compare")(compare.compare)
 app.command("correspond")(correspond.correspond)

@@ -58,7 +58,13 @@ def check_trace(
                 "shift of layers or positions makes it clearly larger.",
                 soft_wrap=True,
             )
-        if not checked.findings:
+        if checked.load_only:
+            screen.print(
+                "It holds counts of choices and no tokens: what can be wrong with them was looked for when they were "
+                "imported.",
+                soft_wrap=True,
+            )
+        elif not checked.findings:
             screen.print("No fault of capture is known that looks like this.", soft_wrap=True)
     if not checked.sound:
         raise typer.Exit(FAILED)

@@ -6,7 +6,16 @@ import typer
 
 from moeprobe.cli.early import check_checkpoints, check_data, check_folder, check_view
 from moeprobe.cli.fields import names
-from moeprobe.cli.options import Data, File, Images, OutOfFigures, Svg, command_line, require_folder
+from moeprobe.cli.options import (
+    Data,
+    File,
+    Images,
+    OutOfFigures,
+    Overwrite,
+    Svg,
+    command_line,
+    require_folder,
+)
 
 
 def correspond(
@@ -40,9 +49,7 @@ def correspond(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the choice of images and of the views.")] = 0,
     out: OutOfFigures = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what an earlier run left in --out.")
-    ] = False,
+    overwrite: Overwrite = False,
     svg: Svg = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

@@ -4,13 +4,15 @@ import codecs
 import os
 import sys
 import unicodedata
+import warnings
 from collections.abc import Callable, Sequence
 
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import in_one_line, is_unicode
 
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
+_PYTHONS = warnings.formatwarning
 # Signs that have no ASCII letters in them, as somebody without them would write them.
 _PLAIN = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "→": "->", "←": "<-", "×": "x", "±": "+/-", "≥": ">=", "≤": "<=", "≠": "!=",
@@ -28,6 +30,7 @@ def prepare(arguments: Sequence[str]) -> str | None:
         What is wrong with the arguments, None where nothing is.
     """
     os.environ["MPLBACKEND"] = "agg"
+    warnings.formatwarning = _formatted
     codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
     codecs.register_error("moeprobe.json", _replacing(_escaped))
     handler = "moeprobe.json" if "--json" in arguments else "moeprobe.plain"
@@ -37,6 +40,15 @@ def prepare(arguments: Sequence[str]) -> str | None:
             reconfigure(errors=errors)
     wrong = next((argument for argument in arguments if not is_unicode(argument)), None)
     return None if wrong is None else f"The argument {wrong!r} is not UTF-8; rename what it names."
+
+
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning of ours as a sentence, and those of libraries with their place, as Python does."""
+    if issubclass(category, RunWarning):
+        return f"Warning: {in_one_line(str(message))}\n"
+    return _PYTHONS(message, category, filename, lineno, line)
 
 
 def say(error: UserError) -> None:

@@ -41,8 +41,8 @@ def import_routed_experts(
 ) -> None:
     """Make a routing trace of an inference server's responses that hold routed experts.
 
-    vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM and MoE Atlas are known by
-    their keys. Captures that no router can have chosen
+    vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM, MoE Atlas and llama.cpp
+    are known by their keys. Captures that no router can have chosen
     are refused; what is missing is counted and named. docs/guide/recorded-routing.md has more.
 
     Example: `moeprobe import routed-experts responses.jsonl traces/served.parquet --model-config config.json`
@@ -72,13 +72,18 @@ def import_routed_experts(
         print(json_module.dumps(content, ensure_ascii=False))
         return
     layers = imported.layers
+    what = f"{imported.counted:,} choices" if imported.counted else f"{imported.tokens:,} tokens"
     lines = [
         f"{imported.requests:,} requests, {len(layers)} layers ({layers[0]} to {layers[-1]}): "
-        f"{imported.tokens:,} tokens, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
+        f"{what}, {imported.nbytes:,} bytes; read as {', '.join(imported.readers)}.",
         *imported.missing,
         *said(imported.findings),
     ]
-    if imported.unordered:
+    if imported.counted:
+        lines.append(
+            "Which token made a choice is not in the file: there is the load of the experts alone, and no match."
+        )
+    elif imported.unordered:
         lines.append(
             "Servers do not say which of a token's experts came first: sets of experts will be compared, without top-1 "
             "match, and the load will be that of all choices."

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from moeprobe.cli.early import check_folder
-from moeprobe.cli.options import AsJson, Download, Full, Svg, command_line
-from moeprobe.probes.base import arg_of
+from moeprobe.cli.options import AsJson, Download, Full, Overwrite, Svg, command_line
 from moeprobe.probes.engine.options import Options
 
 
@@ -18,7 +17,7 @@ def merge(
         typer.Argument(metavar="SHARD...", help="Folders that were measured with --shard, in any order."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")],
-    overwrite: Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)] = False,
+    overwrite: Overwrite = False,
     device: Annotated[
         str, typer.Option(help="Of what is computed of a few images to be drawn: auto, cpu, cuda or mps.")
     ] = "auto",

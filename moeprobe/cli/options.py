@@ -67,6 +67,8 @@ ShardOption = Annotated[
         help="Measure this part of the images, e.g. 2/8, into --out; put all parts together with moeprobe merge.",
     ),
 ]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
+IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
 OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
 Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
 # Fields of ``Options`` that the command line settles itself.

@@ -30,7 +30,7 @@ def print_traces(recorded: "Recorded", *, as_json: bool) -> None:
     skipped = len(recorded.sidecar["skipped_images"])
     without = f" ({skipped} unreadable ones skipped)" if skipped else ""
     screen.print(
-        f"{recorded.images:,} {_inputs(recorded)}{without}, {recorded.nbytes:,} bytes: "
+        f"{recorded.images:,} {recorded.inputs}{without}, {recorded.nbytes:,} bytes: "
         f"{recorded.nbytes / (rows * views):,.0f} per input and layer.",
         style="dim",
         soft_wrap=True,
@@ -38,8 +38,3 @@ def print_traces(recorded: "Recorded", *, as_json: bool) -> None:
     print_warnings(screen, recorded.sidecar)
     screen.print(f"Written: {', '.join(files)}", soft_wrap=True)
     screen.print(f"Next: moeprobe analyze-trace {' '.join(files[:views])}", soft_wrap=True)
-
-
-def _inputs(recorded: "Recorded") -> str:
-    request = recorded.sidecar["request"]
-    return "sequences of tokens" if "tokens" in request else f"images of {request['data']}"

@@ -123,6 +123,14 @@ class Load(LayerAnalysis):
             columns["load_any"] = torch.stack(every).sum(0)
         return {pair.view.modality.token: columns}
 
+    @staticmethod
+    def sums_of_counts(counts: Tensor, *, top_k: int) -> dict[str, Tensor]:
+        """Return the columns for counts ``(B, E)`` of all choices, where no token is known."""
+        import torch
+
+        first = {"load": counts}
+        return first if top_k == 1 else first | {"load_of_sets": torch.ones_like(counts[:, 0])}
+
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the entropy of the pooled load, the number of dead experts, and the shares of each."""
         load, trials = columns["load"].astype(np.float64), columns["load"].sum(1)

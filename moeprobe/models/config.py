@@ -234,6 +234,13 @@ class TrainConfig(Section):
     )
     batch_size: int = Field(64, gt=0, description="source images of a step, of all processes together")
     accumulate: int = Field(1, gt=0, description="passes that share a step's batch: less memory, same step")
+    parallel: Literal["replicas", "experts", "fsdp"] = Field(
+        "replicas",
+        description="with torchrun, what a process holds: the model, a share of the experts, a share of everything",
+    )
+    expert_ranks: int | None = Field(
+        None, gt=0, description="processes that share a layer's experts; null: as many as divide both"
+    )
     epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
     steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")
     evaluate_every: int | None = Field(None, gt=0, description="in steps; null: ten times in all")
@@ -252,6 +259,16 @@ class TrainConfig(Section):
         if self.route_by_class and (self.data.labeled is not None or self.mixup > 0 or self.mae):
             raise ValueError(
                 "route_by_class needs every image's own label: leave out data.labeled, mixup and mae"
+            )
+        if self.expert_ranks is not None and self.parallel != "experts":
+            raise ValueError("expert_ranks is about parallel=experts; leave it out")
+        if self.parallel != "replicas" and self.compile:
+            raise ValueError(
+                f"parallel={self.parallel} sends messages where compile sees none; set compile to false"
+            )
+        if self.parallel == "fsdp" and self.mae is not None:
+            raise ValueError(
+                "masked autoencoding runs parts of the model, and parallel=fsdp needs whole passes; leave it out"
             )
         if self.kl_weight and self.mae:
             raise ValueError(

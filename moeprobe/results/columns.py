@@ -45,7 +45,8 @@ COLUMNS: dict[str, str] = {
     "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
-    "background; empty for the model's output",
+    "background; of recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
+    "one of two checkpoints has); empty for the model's output",
     "metric": "what is measured",
     "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image or class",
     "expert": "expert the value is about; empty if about none",

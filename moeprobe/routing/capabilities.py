@@ -78,6 +78,22 @@ class Featured(Traceable, Protocol):
 
 
 @runtime_checkable
+class Differentiable(Traceable, Protocol):
+    """A model that says how its loss depends on the pixels."""
+
+    def loss_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return the gradient ``(B, 3, H, W)`` of the cross-entropy of each image, by its own pixels.
+
+        Args:
+            images: ``(B, 3, H, W)`` in [0, 1].
+            targets: ``(B,)`` classes.
+
+        Raises:
+            UserError: the images do not fit the model, or it has no class scores.
+        """
+
+
+@runtime_checkable
 class Described(Traceable, Protocol):
     """A model that says what it is."""
 
@@ -120,4 +136,29 @@ class Scored(Traceable, Protocol):
         """Return the natural logarithm of each token's probability ``(B, T)``, given those before it.
 
         ``texts`` are a ``TokenBatch``. NaN where there is none: the first token, and padding.
+        """
+
+
+@runtime_checkable
+class Rerouted(Scored, Protocol):
+    """A language model whose layers can be made to repeat a routing while it scores texts."""
+
+    def check_replay(self, layers: Sequence[str] | None = None) -> None:
+        """Raise ``UserError`` unless these layers (None = all) can be made to repeat choices."""
+
+    def replayed_log_probabilities(
+        self, texts: Any, routing: RoutingTrace, *, gates: str = "recomputed"
+    ) -> Tensor:
+        """Return what ``log_probabilities`` does, ``(B, T)``, where layers choose as ``routing`` says.
+
+        Tokens without a choice in it, and layers that are not in it, choose as ever.
+
+        Args:
+            texts: a ``TokenBatch``.
+            routing: of as many texts and tokens.
+            gates: "recomputed": the chosen experts are weighted as the router weights them for its present input;
+                "replayed": as in ``routing``.
+
+        Raises:
+            UserError: the routing is of another model, or choices cannot be forced.
         """

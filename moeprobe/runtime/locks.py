@@ -18,7 +18,7 @@ import warnings
 import weakref
 from pathlib import Path
 
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.files import absolute, read_json, shown
 
 try:
@@ -149,7 +149,9 @@ def _flock(descriptor: int, *, exclusive: bool, wait: bool) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         warnings.warn(
-            "This file system has no locks, so nothing keeps two runs from writing to one folder.",
+            RunWarning(
+                "This file system has no locks, so nothing keeps two runs from writing to one folder."
+            ),
             stacklevel=5,
         )
     return True

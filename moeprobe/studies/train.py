@@ -14,6 +14,7 @@ from moeprobe.models.config import TrainConfig, load
 from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
+from moeprobe.models.training.sharded_state import remove_parts
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.distributed import Ranks
 from moeprobe.runtime.files import LAST, is_folder, read_json, remove
@@ -33,7 +34,7 @@ FAMILY = Family(
         *_WEIGHTS, "config.yaml", "last.json", "best.json", "metrics.csv", "finished.json", _CURVE,
         "training.svg",
     ),
-    always=("tensorboard/events.out.tfevents.*",),
+    always=("tensorboard/events.out.tfevents.*", "state/*/*.safetensors"),
 )  # fmt: skip
 
 
@@ -119,12 +120,13 @@ def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     if not (folder / _CURVE).is_file():
         draw_curve(folder, config)
     remove(folder / "state.safetensors")
+    remove_parts(folder)
     return summary
 
 
 def _at_its_end(folder: Path) -> bool:
     """Whether a finished run was not killed before it had put everything in order."""
-    left = any((folder / name).exists() for name in ("state.safetensors", LOCK))
+    left = any((folder / name).exists() for name in ("state.safetensors", "state", LOCK))
     return (folder / _CURVE).is_file() and not left
 
 
@@ -236,8 +238,9 @@ def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
 
 def same_training(one: TrainConfig, other: TrainConfig) -> bool:
     """Whether two configurations are of one training; how it is loaded and shared changes nothing but rounding."""
+    shared = {"accumulate": 1, "parallel": "replicas", "expert_ranks": None}
     first, second = (
-        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0}), "accumulate": 1})
+        config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})} | shared)
         for config in (one, other)
     )
     return first == second

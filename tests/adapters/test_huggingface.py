@@ -352,3 +352,9 @@ def test_a_token_of_spaces_has_its_place(framing: TextFraming) -> None:
         assert (clean.spans[1:, 0] < clean.spans[1:, 1]).all(), (text, clean.spans)
         assert clean.spans.max() <= len(text)
         assert align(clean.spans, clean.spans).tolist() == [-1, *range(1, len(clean.ids))]
+
+
+def test_an_encoder_has_no_probabilities_of_texts() -> None:
+    texts = TokenBatch(torch.tensor([[3, 4, 5]]), *(torch.ones(1, 3, dtype=torch.bool),) * 2, 0)
+    with pytest.raises(UserError, match="gives no scores of the next token"):
+        Huggingface(families.small("switch_transformers")).log_probabilities(texts)

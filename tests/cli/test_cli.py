@@ -167,7 +167,7 @@ def test_unlabeled_folder_gives_routing_and_no_accuracy(trained: Trained, tmp_pa
     table = pd.DataFrame(json.loads(result.stdout)["table"])
     assert "accuracy" not in set(table["metric"])
     assert {"top1_match", "prediction_agreement"} <= set(table["metric"])
-    assert set(table["flag"]) <= {"few_images", "collapsed"}
+    assert set(table["flag"]) <= {"few_images", "collapsed", "no_trials"}
     assert table["ci_low"].isna().all()
 
 

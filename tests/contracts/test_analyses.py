@@ -22,9 +22,11 @@ from moeprobe.metrics.base import (
 from moeprobe.metrics.discontinuity import Path, PathAnalysis
 from moeprobe.metrics.log_probability import LogProbabilities
 from moeprobe.metrics.match import Match
+from moeprobe.metrics.mismatch import Scores
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.slot_match import SlotMatch
 from moeprobe.metrics.touched import Differences
+from moeprobe.metrics.unshared import Reasons
 from moeprobe.probes.engine.loop import run
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
@@ -52,7 +54,7 @@ SEQUENCED = {"touched", "first_layer"}
 CORNERED = {name for name, analysis in AGGREGATES.items() if isinstance(analysis, CornerAnalysis)}
 EVERY = pytest.mark.parametrize("name", AGGREGATES)
 SIZE = 5
-Asked = LayerPair | OutputPair | Corners | Differences | LogProbabilities | list[Path]
+Asked = LayerPair | OutputPair | Corners | Differences | LogProbabilities | Reasons | Scores | list[Path]
 
 
 def cut(pair: Asked, rows: slice) -> Asked:
@@ -61,9 +63,8 @@ def cut(pair: Asked, rows: slice) -> Asked:
         return pair[rows]
     if isinstance(pair, Differences):
         return Differences(pair.differs[:, rows], pair.trial[rows])
-    if isinstance(pair, LogProbabilities):
-        reference = None if pair.reference is None else pair.reference[rows]
-        return LogProbabilities(reference, pair.view[rows])
+    if isinstance(pair, Reasons | LogProbabilities | Scores):
+        return type(pair)(*(None if one is None else one[rows] for one in vars(pair).values()))  # type: ignore[arg-type]
     if isinstance(pair, Corners):
         one, two, three, four = (logits[rows] for logits in pair.logits)
         return Corners((one, two, three, four), pair.labels[rows])
@@ -82,6 +83,28 @@ def cut(pair: Asked, rows: slice) -> Asked:
     )
 
 
+def _scores() -> list[Asked]:
+    scores = [-torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    missing = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(2)) < 0.3
+    one, other = (score.masked_fill(missing, float("nan")) for score in scores)
+    return [LogProbabilities(one, other), LogProbabilities(None, one)]
+
+
+def _reasons() -> list[Asked]:
+    random = torch.Generator().manual_seed(0)
+    return [Reasons(*(torch.rand(SIZE, 7, generator=random) < share for share in (0.3, 0.2, 0.1, 0.8)))]
+
+
+def _mismatches() -> list[Asked]:
+    [both, _] = _scores()
+    assert isinstance(both, LogProbabilities)
+    assert both.reference is not None
+    return [Scores(both.view, both.reference, both.reference * 0.9)]
+
+
+OF_TOKENS = {"log_probability": _scores, "unshared": _reasons, "mismatch": _mismatches}
+
+
 def examples(name: str) -> list[Asked]:
     labels = torch.tensor([0, -1, 3, 8, 2])
     if isinstance(AGGREGATES[name], PathAnalysis):
@@ -90,11 +113,8 @@ def examples(name: str) -> list[Asked]:
         random = torch.Generator().manual_seed(0)
         trial = torch.rand(SIZE, 7, generator=random) < 0.8
         return [Differences(torch.rand(3, SIZE, 7, generator=random) < 0.2, trial)]
-    if name == "log_probability":
-        scores = [-torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
-        missing = torch.rand(SIZE, 7, generator=torch.Generator().manual_seed(2)) < 0.3
-        one, other = (score.masked_fill(missing, float("nan")) for score in scores)
-        return [LogProbabilities(one, other), LogProbabilities(None, one)]
+    if name in OF_TOKENS:
+        return OF_TOKENS[name]()
     if name in CORNERED:
         return [
             Corners(

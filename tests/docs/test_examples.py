@@ -92,7 +92,7 @@ def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> N
 
 def test_the_responses_of_the_page_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _, response, config = blocks("json", RECORDED)
+    *_, response, config = blocks("json", RECORDED)
     Path("responses.jsonl").write_text(json.dumps(json.loads(response)))
     Path("config.json").write_text(config)
     command = next(one for one in documented_commands("guide") if one[0] == "import routed-experts")

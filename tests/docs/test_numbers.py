@@ -46,7 +46,7 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
         "reports/routers/digits", "reports/routers/shapes", "reports/router-times/digits",
         "reports/router-times/shapes", "reports/margins", "reports/transfer",
         "reports/sweeps/prc-ablation", "reports/sweeps/drops-digits", "reports/gate",
-        "reports/faults", "reports/bench",
+        "reports/faults", "reports/bench", "reports/attack",
         "reports/deformations",
     }  # fmt: skip
     assert {name for _, name, _ in every} == set(pages.MAKERS)

@@ -23,7 +23,7 @@ def test_every_command_of_the_page(family: str, tmp_path: Path, monkeypatch: pyt
     written(tmp_path / "responses.jsonl", responses(model))
     monkeypatch.chdir(tmp_path)
     commands = [line for block in blocks("bash", PAGE) for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     said = []
     for command in commands:
         program, *arguments = shlex.split(command)
@@ -34,6 +34,7 @@ def test_every_command_of_the_page(family: str, tmp_path: Path, monkeypatch: pyt
     assert "No fault of capture is known" in said[1]
     assert "1.000 (chance" in said[3] and "no shift of layers" in said[3]
     assert "tokens are touched in at least one layer" in said[4]
+    assert "log-probabilities differ by 0 [0, 0]" in said[6] or "differ by 0.000" in said[6], said[6]
     table = pd.read_csv(tmp_path / "reports/served/table.csv")
     differ = table[table["metric"] == "pairs_differ"].set_index("tokens")["value"]
     assert (differ[["token", "prompt", "generated"]] == 0).all(), "the server runs the same model"

@@ -65,8 +65,9 @@ def test_a_router_that_repeats_itself() -> None:
     assert (rows.loc["clean_again", "value"] == 1).all() and (
         rows.loc["clean_other_batch", "value"] > 0.99
     ).all()
-    # Eight bits of mantissa: some of the close decisions fall otherwise, most do not.
-    assert rows.loc["clean_other_dtype", "value"].between(0.8, 0.9999).all()
+    # Eight bits of mantissa: some of the close decisions fall otherwise, in one layer at least, most do not.
+    rounded = rows.loc["clean_other_dtype", "value"]
+    assert rounded.between(0.8, 1).all() and rounded.min() < 1
 
 
 @pytest.mark.parametrize("batch_size", [7, 30])

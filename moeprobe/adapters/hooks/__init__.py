@@ -25,6 +25,7 @@ from moeprobe.adapters.hooks.settings import EARLIER, Activation, Place, Read, c
 from moeprobe.adapters.hooks.trial import batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
+from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import RoutingTrace, joined
 from moeprobe.runtime.catalog import DATA
@@ -165,6 +166,10 @@ class Hooks(Adapter):
         passes = [self._module.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
         scores = [one.scores for one in passes if one.scores is not None]
         return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
+
+    def loss_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Return how the loss depends on the pixels; see ``routing.Differentiable``."""
+        return loss_gradient(self._module.differentiable_scores, images.to(self.device), targets)
 
     def weights(self) -> list[Weight]:
         """Return the parameters by the part that they are of; see ``routing.Weighed``."""

@@ -36,8 +36,9 @@ def run_forward(
     names: Sequence[str] = (),
     collect: Collect | None = None,
     stop_after: str | None = None,
+    gradient: bool = False,
 ) -> tuple[Any, list[tuple[str, Any]]]:
-    """Run ``net`` on normalized images in evaluation mode, without gradients.
+    """Run ``net`` on normalized images in evaluation mode.
 
     Args:
         net: the module.
@@ -45,6 +46,7 @@ def run_forward(
         names: submodules that are listened to.
         collect: called when one of them has run; what it returns is kept.
         stop_after: the forward ends when this one has run; None = it is run to the end.
+        gradient: whether the output leads back to the images.
 
     Returns:
         The output, None where it was stopped; and (name, what was kept) for each time that one ran, in order.
@@ -61,7 +63,7 @@ def run_forward(
         return listen
 
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode())
+        stack.enter_context(torch.enable_grad() if gradient else torch.inference_mode())
         stack.enter_context(_evaluating(net))
         for name in names:
             stack.callback(net.get_submodule(name).register_forward_hook(hook(name)).remove)

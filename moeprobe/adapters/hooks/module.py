@@ -112,6 +112,15 @@ class HookedModule:
             )
         return scores.float()
 
+    def differentiable_scores(self, images: Tensor) -> Tensor:
+        """Return the class scores ``(B, classes)`` of images, with the way back to their pixels.
+
+        Raises:
+            UserError: there are none.
+        """
+        output, _ = run_forward(self.net, self._normalized(images), gradient=True)
+        return self.scores(output, len(images))
+
     def features(self, images: Tensor, head: str) -> Tensor:
         """Return what the submodule ``head`` is called with, ``(B, D)`` float32.
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
-from moeprobe.adapters.huggingface.embeddings import root_mean_square
+from moeprobe.adapters.huggingface.embeddings import noise_added, root_mean_square
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
 from moeprobe.adapters.huggingface.likelihood import log_probabilities
 from moeprobe.adapters.huggingface.outputs import learn
+from moeprobe.adapters.huggingface.replay import check_replay, replayed_log_probabilities_of
 from moeprobe.adapters.huggingface.routers import (
     Layer,
     Stop,
@@ -98,7 +99,11 @@ class Huggingface(Adapter):
         wanted = wanted_layers(layers, self.layer_names)
         scored = logits and self._head is not None
         output = None
-        with torch.inference_mode(), self._watching(wanted, stop=not scored), self._noisy(texts):
+        with (
+            torch.inference_mode(),
+            self._watching(wanted, stop=not scored),
+            noise_added(self._embedding, texts, unit=self._rms),
+        ):
             with suppress(Stop):
                 output = self._forward(texts, scored=scored)
             traced = {name: self._routing(name, texts) for name in wanted}
@@ -114,8 +119,18 @@ class Huggingface(Adapter):
     def log_probabilities(self, texts: TokenBatch) -> Tensor:
         """Return how probable each token is after those before it; see ``routing.Scored``."""
         batch = texts.to(self.device)
-        with torch.inference_mode(), self._noisy(batch):
+        with torch.inference_mode(), noise_added(self._embedding, batch, unit=self._rms):
             return log_probabilities(self._body, batch)
+
+    def check_replay(self, layers: Sequence[str] | None = None) -> None:
+        """Raise ``UserError`` unless layers can be made to repeat choices; see ``routing.Rerouted``."""
+        check_replay(self._layers, wanted_layers(layers, self.layer_names))
+
+    def replayed_log_probabilities(
+        self, texts: TokenBatch, routing: RoutingTrace, *, gates: str = "recomputed"
+    ) -> Tensor:
+        """Return how probable each token is where the layers repeat a routing; see ``routing.Rerouted``."""
+        return replayed_log_probabilities_of(self, self._layers, texts, routing, gates=gates)
 
     def describe(self) -> dict[str, Any]:
         """Return the model's sizes; active parameters are those that one token meets, K of E experts."""
@@ -180,23 +195,6 @@ class Huggingface(Adapter):
                 stack.callback(layer.fired.clear)
                 watch(layer, stack, stop=stop and name == names[-1])
             yield
-
-    @contextmanager
-    def _noisy(self, texts: TokenBatch) -> Iterator[None]:
-        """Add the noise of the texts to what the embedding gives."""
-        if texts.noise is None or texts.sigma is None:
-            yield
-            return
-        noise = texts.noise * (texts.sigma * self._rms)[:, None, None]
-
-        def add(embedding: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            return output + noise.to(output.dtype)
-
-        handle = self._embedding.register_forward_hook(add)
-        try:
-            yield
-        finally:
-            handle.remove()
 
     def _routing(self, name: str, texts: TokenBatch) -> LayerRouting:
         layer, shape = self._layers[name], texts.ids.shape

@@ -195,6 +195,13 @@ def _find_indices(
     return None
 
 
+def choice_among(values: Sequence[Any], num_tokens: int, num_experts: int) -> tuple[Tensor, Tensor] | None:
+    """Return, of what experts are called with, the numbers of experts and their weights; None where there are none."""
+    tensors = _tensors(values)
+    pairs = ((index, weights) for index in tensors for weights in tensors if not index.is_floating_point())
+    return next((pair for pair in pairs if _find_indices(pair, num_tokens, num_experts)), None)
+
+
 def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> tuple[Tensor, bool] | None:
     """Return what each expert got of each token ``(N, E)``, and whether that is a weight and not a mark."""
     wide = [value for value in _rows(values, num_tokens) if value.shape[1] == num_experts]

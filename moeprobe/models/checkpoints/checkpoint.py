@@ -9,7 +9,7 @@ run is unfinished, ``metrics.csv`` and the training curve. Where a command wants
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,12 @@ def save(
     config: ModelConfig,
     training: dict[str, Any],
     class_names: tuple[str, ...],
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the parameters of a model with their description; those of a ``decoder`` of a pretraining are left out."""
+    """Write the parameters of a model with their description; those of a ``decoder`` of a pretraining are left out.
+
+    ``parameters``: the model's own state, where this process' model does not hold all of it.
+    """
     description = {
         "format": FORMAT,
         "moeprobe": __version__,
@@ -48,7 +52,8 @@ def save(
         "training": training,
         "class_names": list(class_names),
     }
-    tensors = {name: one for name, one in model.state_dict().items() if not name.startswith("decoder.")}
+    state = model.state_dict() if parameters is None else parameters
+    tensors = {name: one for name, one in state.items() if not name.startswith("decoder.")}
     write_tensors(path, tensors, description)
     write_json(path.with_suffix(".json"), description)
 

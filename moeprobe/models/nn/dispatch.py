@@ -8,14 +8,20 @@ from torch import Tensor
 
 from moeprobe.models.nn.experts import Experts
 from moeprobe.models.nn.plans import DispatchPlan, FullPlan, SoftPlan, rank_within
+from moeprobe.models.nn.spread import SpreadExperts
 
+_Experts = Experts | SpreadExperts
 # A padded batched product wastes the padding; past this ratio of the largest load to the mean load the grouped
 # product is quicker (measured with 3,152 tokens of width 384 on two CPU cores).
 _PADDING_LIMIT = 1.5
 
 
 def run_experts(
-    experts: Experts, tokens: Tensor, plan: DispatchPlan | SoftPlan | FullPlan, *, bfloat16: bool = False
+    experts: _Experts,
+    tokens: Tensor,
+    plan: DispatchPlan | SoftPlan | FullPlan,
+    *,
+    bfloat16: bool = False,
 ) -> Tensor:
     """Send tokens ``(G·S, D)`` to their experts and combine what comes back; a fully dropped token gets 0.
 
@@ -40,7 +46,7 @@ def run_experts(
     return torch.zeros_like(tokens).index_add(0, plan.token, weighted.to(tokens.dtype))
 
 
-def _run_sorted(experts: Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
+def _run_sorted(experts: _Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
     """Run the experts on the rows that are kept, sorted by expert, and add up what each token gets."""
     queue = plan.expert.where(plan.kept, plan.num_experts)
     order = queue.argsort(stable=True)
@@ -51,10 +57,10 @@ def _run_sorted(experts: Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat1
     if bfloat16:
         outputs = _round_bfloat16(outputs)
     weighted = outputs * plan.weight[order, None].to(tokens.dtype)
-    return torch.zeros_like(tokens).index_add(0, token, weighted)
+    return torch.zeros_like(tokens).index_add(0, token, weighted.to(tokens.dtype))
 
 
-def _run_soft(experts: Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:
+def _run_soft(experts: _Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:
     """Mix tokens into slots, run every expert on its slots of all groups, mix the outputs back."""
     num_groups, group_size, num_experts, num_slots = plan.dispatch.shape
     groups = tokens.view(num_groups, group_size, -1)
@@ -71,7 +77,7 @@ def _round_bfloat16(values: Tensor) -> Tensor:
     return values.to(torch.bfloat16).to(values.dtype)
 
 
-def _run_with_capacity(experts: Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
+def _run_with_capacity(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
     """Run the experts on buffers of G·C slots: sizes are known beforehand, so nothing waits for the device."""
     assert plan.capacity is not None
     group = plan.token // plan.group_size
@@ -84,7 +90,7 @@ def _run_with_capacity(experts: Experts, tokens: Tensor, plan: DispatchPlan) -> 
     )
 
 
-def _run_without_limit(experts: Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
+def _run_without_limit(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
     """Run the experts on whatever loads there are: padded where they are even, grouped where they are not."""
     loads = torch.bincount(plan.expert, minlength=plan.num_experts)
     largest = int(loads.max())
@@ -96,7 +102,7 @@ def _run_without_limit(experts: Experts, tokens: Tensor, plan: DispatchPlan) -> 
     return torch.empty_like(outputs).index_copy(0, order, outputs)
 
 
-def _run_padded(experts: Experts, rows: Tensor, plan: DispatchPlan, *, slot: Tensor, depth: int) -> Tensor:
+def _run_padded(experts: _Experts, rows: Tensor, plan: DispatchPlan, *, slot: Tensor, depth: int) -> Tensor:
     """Scatter rows ``(N, D)`` into ``(E, depth, D)``, run the experts, gather; dropped rows share a waste row."""
     waste = plan.num_experts * depth
     place = torch.where(plan.kept, plan.expert * depth + slot, waste)

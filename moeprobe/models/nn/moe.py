@@ -11,6 +11,7 @@ from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import Experts
 from moeprobe.models.nn.portion import normal
 from moeprobe.models.nn.routers.base import Decision, Router
+from moeprobe.models.nn.spread import Exchange, SpreadExperts, keep_share
 
 
 class MoeLayer(nn.Module):
@@ -40,13 +41,25 @@ class MoeLayer(nn.Module):
         self.group_images = group_images
         self.bfloat16_dispatch = bfloat16_dispatch
         self.whole_expert_dropout = whole_expert_dropout
+        self._exchange: Exchange | None = None
+
+    def spread(self, exchange: Exchange) -> None:
+        """Leave to this process its share of the experts; tokens for the others travel from now on."""
+        keep_share(self.experts, exchange)
+        self._exchange = exchange
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other processes hold some of the experts."""
+        return self._exchange is not None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Route tokens ``(B, T, D)``, run the experts and combine what they give."""
         plan = self.route(tokens).plan
         if self.training and self.whole_expert_dropout:
             plan = plan.scaled(self._kept_experts(tokens))
-        outputs = run_experts(self.experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
+        experts = self.experts if self._exchange is None else SpreadExperts(self.experts, self._exchange)
+        outputs = run_experts(experts, tokens.flatten(0, 1), plan, bfloat16=self.bfloat16_dispatch)
         return outputs.view_as(tokens)
 
     def _kept_experts(self, tokens: Tensor) -> Tensor:

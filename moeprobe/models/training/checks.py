@@ -128,8 +128,12 @@ class DivergedError(UserError):
 
 
 def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
-    """Raise ``DivergedError`` where a loss, or a parameter, is no number any more after ``step`` steps."""
-    if not all(bool(torch.isfinite(value).all()) for value in values):
+    """Raise ``DivergedError`` where a loss, or a parameter, is no number any more after ``step`` steps.
+
+    Of a parameter that is spread over processes, each looks at its own part.
+    """
+    parts = (value.to_local() if hasattr(value, "to_local") else value for value in values)
+    if not all(bool(torch.isfinite(part).all()) for part in parts):
         raise DivergedError(
             f"The loss stopped being a number by step {step}; what was saved in {shown(folder)} is of "
             "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",

@@ -20,15 +20,16 @@ from moeprobe.inputs.modality import IMAGE, sources
 from moeprobe.inputs.views.base import PairView
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
-from moeprobe.models.training import checks
+from moeprobe.models.training import checks, sharded_state
 from moeprobe.models.training.epochs import training_batches
 from moeprobe.models.training.inputs import Normalise
 from moeprobe.models.training.interrupts import uninterrupted
+from moeprobe.models.training.layouts import gathered, make_layout
 from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
 from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
-from moeprobe.models.training.state import Averages, load_state, save_state
+from moeprobe.models.training.state import Averages
 from moeprobe.models.training.step import clip
 from moeprobe.models.training.tasks import Classification, Reconstruction
 from moeprobe.models.training.tensorboard import Board
@@ -84,6 +85,7 @@ class Trainer:
         self.evaluate_every = config.evaluate_every or max(1, self.total_steps // _EVALUATIONS)
 
         self.model, self.start = start_model(config, self.model_config, self.class_names)
+        self.layout = make_layout(config, self.model, self.ranks, device=device)
         self.model.to(device).train()
         self.normalise = Normalise(self.model_config).to(device)
         self.framing = Framing(self.model.patch_embed.img_size[0], self.model_config.crop_fraction)
@@ -93,7 +95,7 @@ class Trainer:
         self.best_score: float | None = None
         task = Classification if config.mae is None else Reconstruction
         self.task = task(config, self.model, self.objective)
-        self.share = SharedStep(self.task, self.normalise, self.ranks)
+        self.share = SharedStep(self.task, self.normalise, self.layout)
         self.averages = Averages()
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
@@ -134,7 +136,7 @@ class Trainer:
                 with self.clock.step():
                     values = self.train_step(batch)
                 if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
-                    self._check_finite(values["loss"])
+                    self._check(values["loss"])
                     self.clock.read()
                     numbers = {name: float(value) for name, value in values.items()}
                     reporter.report(self.step, numbers | self._learning_rate())
@@ -144,12 +146,12 @@ class Trainer:
                 return self._finish(reporter.rate(self.step), draw)
         except KeyboardInterrupt as error:
             with uninterrupted():
-                if not self.writes:
-                    pass
+                if not self.writes or self.layout.sharded:
+                    pass  # of parts of a state all processes must know that they are written
                 elif (self.folder / "finished.json").exists():
                     error.add_note(f"The run in {shown(self.folder)} is finished.")
                 else:
-                    self._check_finite(*self.averages.sums.values(), *self.model.parameters())
+                    self._check(*self.averages.sums.values(), *self.model.parameters())
                     self._save_state()
                     done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
                     error.add_note(f"{done}; the same command goes on from there.")
@@ -165,7 +167,8 @@ class Trainer:
             UserError: there is no such file, or it is of another run.
         """
         path = self.folder / "state.safetensors"
-        self.averages, description = load_state(path, self.model, self.optimizer, device=self.device)
+        parts = (self.layout, self.model, self.optimizer)
+        self.averages, description = sharded_state.load(path, *parts, device=self.device)
         checks.check_same_images(
             description["train_images"], len(self.train_data), data=self.config.data.name, folder=self.folder
         )
@@ -201,15 +204,16 @@ class Trainer:
     def train_step(self, batch: Batch) -> dict[str, Tensor]:
         """Make one update and return what is reported of it."""
         self.schedule.step_update(self.step)
-        values = self.share(batch, step=self.step, device=self.device)
-        clip(self.model, norm=self.config.optimizer.clip_norm)
+        with self.ranks.watching():
+            values = self.share(batch, step=self.step, device=self.device)
+            clip(self.model, norm=self.config.optimizer.clip_norm, measure=self.layout.norm)
         with uninterrupted():
             self.optimizer.step()
             self.averages.add(values)
             self.step += 1
         return values
 
-    def _check_finite(self, *values: Tensor) -> None:
+    def _check(self, *values: Tensor) -> None:
         checks.check_finite(values, step=self.step, folder=self.folder)
 
     def _learning_rate(self) -> dict[str, float]:
@@ -227,11 +231,11 @@ class Trainer:
         return True
 
     def _evaluate(self) -> None:
-        self._check_finite(*self.averages.sums.values(), *self.model.parameters())
+        self._check(*self.averages.sums.values(), *self.model.parameters())
         found = self.task.validate(
-            self.val_data, self.framing, normalise=self.normalise, device=self.device, ranks=self.ranks
+            self.val_data, self.framing, normalise=self.normalise, device=self.device, layout=self.layout
         )
-        self._check_finite(torch.tensor(found["val_loss"]))
+        self._check(torch.tensor(found["val_loss"]))
         train = {f"train_{name}": value for name, value in self.averages.means().items()}
         row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
         with uninterrupted():
@@ -240,14 +244,15 @@ class Trainer:
             score = self.task.score(found)
             better = self.best_score is None or score > self.best_score
             self.best_score = score if better else self.best_score
+            weights = gathered(self.layout, self.model.state_dict())
             if self.writes:
                 write_csv(self.folder / "metrics.csv", pd.DataFrame(self.history))
                 for which in ("last", "best") if better else ("last",):
-                    self._save(which)
-                if self.step < self.total_steps:
-                    self._save_state()
+                    self._save(which, weights)
+            if self.step < self.total_steps:
+                self._save_state()
 
-    def _save(self, which: str) -> None:
+    def _save(self, which: str, weights: dict[str, Tensor]) -> None:
         accuracy = self.history[-1].get("val_accuracy")
         training = start_record(self.train_data, self.start) | training_record(
             self.config, step=self.step, total_steps=self.total_steps, val_accuracy=accuracy
@@ -258,6 +263,7 @@ class Trainer:
             config=self.model_config,
             training=training,
             class_names=self.class_names,
+            parameters=weights,
         )
 
     def _save_state(self) -> None:
@@ -268,7 +274,8 @@ class Trainer:
             "train_images": len(self.train_data),
             "clock": self.clock.state(),
         }
-        save_state(self.folder / "state.safetensors", self.model, self.optimizer, self.averages, description)
+        parts = (self.layout, self.model, self.optimizer)
+        sharded_state.save(self.folder / "state.safetensors", *parts, self.averages, description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
@@ -285,4 +292,5 @@ class Trainer:
             draw()
             write_json(self.folder / "finished.json", summary)
             remove(self.folder / "state.safetensors")
+            sharded_state.remove_parts(self.folder)
         return summary

@@ -43,7 +43,9 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
     taken = inspect.signature(kind.__init__).parameters
     extra: dict[str, Any] = {key: value for key, value in offered.items() if key in taken}
-    if kind in _FUSED and all(p.device.type in _FUSED_DEVICES for p in parameters.values()):
+    # Of those that are spread over processes, torch's fused kernels know some alone.
+    plain = all(p.device.type in _FUSED_DEVICES and not hasattr(p, "to_local") for p in parameters.values())
+    if kind in _FUSED and plain:
         extra["fused"] = True
     try:
         return create_optimizer_v2(

@@ -20,6 +20,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.experts import MlpExperts
 from moeprobe.models.nn.portion import Portion, seeing
+from moeprobe.models.training.layouts import Layout
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
@@ -65,14 +66,15 @@ class SharedStep:
     Args:
         task: measures what is trained.
         normalise: from pixels in [0, 1] to what the model takes.
-        ranks: the processes that share each step.
+        layout: what each of the processes that share each step has of the model.
 
     Raises:
         UserError: a batch cannot be cut so.
     """
 
-    def __init__(self, task: Task, normalise: nn.Module, ranks: Ranks | Alone) -> None:
-        self.task, self.normalise, self.ranks = task, normalise, ranks
+    def __init__(self, task: Task, normalise: nn.Module, layout: Layout) -> None:
+        self.task, self.normalise, self.layout = task, normalise, layout
+        self.ranks = ranks = layout.ranks
         self.config, self.model = task.config, task.model
         embedding = self.model.patch_embed
         self.grid = PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0])
@@ -151,7 +153,7 @@ class SharedStep:
             (values["loss"] / self.parts).backward()
             for name, value in values.items():
                 means[name] = means.get(name, 0) + value.detach() / self.parts
-        self.ranks.average([one.grad for one in parameters if one.grad is not None])
+        self.layout.average(self.model)
         return self._mean(means)
 
     def _rows(self, batch: Batch, step: int, device: torch.device) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 Axes: B rows of a batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,19 @@ def total_loss(main: Tensor, terms: Mapping[str, Term]) -> Tensor:
     return main + torch.stack(weighted).sum() if weighted else main
 
 
-def clip(model: nn.Module, *, norm: float | None) -> Tensor:
+def gradient_norm(model: nn.Module) -> Tensor:
+    """Return the global norm of the gradients on the parameters."""
+    return nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+
+
+def clip(
+    model: nn.Module, *, norm: float | None, measure: Callable[[nn.Module], Tensor] = gradient_norm
+) -> Tensor:
     """Clip the gradients on the parameters to a global norm, None = none; return the norm that they had."""
-    parameters = list(model.parameters())  # collected once: walking through the modules takes a while
-    found = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    found = measure(model)
     if norm is not None and not _known_within(found, norm):
-        nn.utils.clip_grads_with_norm_(parameters, norm, found)
+        # Collected once: walking through the modules takes a while.
+        nn.utils.clip_grads_with_norm_(list(model.parameters()), norm, found)
     return found
 
 

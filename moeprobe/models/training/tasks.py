@@ -23,6 +23,7 @@ from moeprobe.models.nn.capture import capture
 from moeprobe.models.training.evaluate import evaluate
 from moeprobe.models.training.guided import ByClass, Teacher
 from moeprobe.models.training.inputs import clean_view
+from moeprobe.models.training.layouts import Layout
 from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Objective, Term, Views
 from moeprobe.models.training.room import room
@@ -80,9 +81,9 @@ class Task(ABC):
         *,
         normalise: nn.Module,
         device: torch.device,
-        ranks: Ranks | Alone,
+        layout: Layout,
     ) -> dict[str, float]:
-        """Return the means of ``judge`` over clean images, of which ranks have parts; ``val_`` before their names."""
+        """Return the means of ``judge`` over clean images, each process having some; ``val_`` before their names."""
         found = evaluate(
             self.model,
             data,
@@ -91,7 +92,7 @@ class Task(ABC):
             normalise=normalise,
             loading=Loading(self.config.eval_batch_size, self.config.data.workers),
             device=device,
-            ranks=ranks,
+            layout=layout,
         )
         return {f"val_{name}": value for name, value in found.items()}
 

@@ -23,6 +23,7 @@ class AnalyzeTrace(Kind):
         "disagreement",
         "touched",
         "first_layer",
+        "unshared",
     )
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Agreement(at="strongest"),)
     layout: ClassVar[Layout] = Layout.OWN

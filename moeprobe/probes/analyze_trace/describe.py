@@ -9,6 +9,7 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace
 from moeprobe.probes.engine.options import Options
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
+from moeprobe.routing.traces.expert_map import ExpertMap
 from moeprobe.routing.traces.format import BY_TOKEN_ID
 from moeprobe.routing.traces.pairs import Named
 from moeprobe.runtime.files import sha256
@@ -17,8 +18,12 @@ from moeprobe.runtime.files import sha256
 LONGEST = 512
 
 
-def request_of(traces: Sequence[Named], ids: Sequence[str], options: Options) -> dict[str, Any]:
+def request_of(
+    traces: Sequence[Named], ids: Sequence[str], options: Options, *, expert_map: ExpertMap | None = None
+) -> dict[str, Any]:
     """Return what determines the numbers, as other probes have it."""
+    mapped = {} if expert_map is None else {"expert_map": sha256(expert_map.path)}
+    analyses = [name for name in AnalyzeTrace.analyses if mapped or name != "unshared"]
     others = traces[1:] or traces
     first = traces[0].trace.about
     checkpoints: dict[str, dict[str, Any]] = {}
@@ -34,7 +39,7 @@ def request_of(traces: Sequence[Named], ids: Sequence[str], options: Options) ->
         "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
         "aligned": not any(named.moved for named in traces) and len(traces) > 1,
         "severities": [named.severity for named in others if named.severity == named.severity],
-        "analyses": list(AnalyzeTrace.analyses),
+        "analyses": analyses,
         "replayed_gates": None,
         "layers": None if options.layers is None else list(options.layers),
         # Of which inputs: in runs that are compared they must be the same.
@@ -46,7 +51,7 @@ def request_of(traces: Sequence[Named], ids: Sequence[str], options: Options) ->
         "class_null": False,
         "labels_used": False,
         "checkpoints": checkpoints,
-    }
+    } | mapped
 
 
 def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]:
@@ -116,6 +121,8 @@ def notes_of(
     layers: Sequence[str],
     ids: Sequence[str],
     left_out: Mapping[str, tuple[int, int]],
+    *,
+    expert_map: ExpertMap | None = None,
 ) -> list[str]:
     """Return what was not measured, or only in part.
 
@@ -128,10 +135,25 @@ def notes_of(
         if len(named.trace.ids) > len(ids)
     ]
     hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
-    if len({named.name for named in traces}) > 1 and len(hashes) > 1:
+    if expert_map is not None:
+        removed = ", ".join(f"{int((expert_map.of(name) < 0).sum())} of {name}" for name in layers)
+        notes.append(
+            f"the agreement of tokens with experts that {expert_map.path.name} removes ({removed}) or merges, or that "
+            "are new: they are counted, and what is left of their experts is compared apart (tokens unshared); and the "
+            "weights"
+        )
+    elif len({named.name for named in traces}) > 1 and len(hashes) > 1:
         notes.append("whether expert e of one checkpoint does what expert e of another does")
     recorded_layers = [(name, named.trace.layers[name]) for name in layers for named in traces]
-    lacking = dict.fromkeys(name for name, layer in recorded_layers if not layer.ordered)
+    counted = dict.fromkeys(name for name, layer in recorded_layers if layer.load_only)
+    if counted:
+        notes.append(
+            f"anything but the load of {', '.join(counted)}, as a trace holds counts of choices there, and no token: "
+            "no match, no chance, no κ"
+        )
+    lacking = dict.fromkeys(
+        name for name, layer in recorded_layers if not layer.ordered and name not in counted
+    )
     if lacking:
         notes.append(
             f"which expert came first in {', '.join(lacking)} (and so top-1 match and first choices), as a trace holds "

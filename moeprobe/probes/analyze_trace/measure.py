@@ -19,6 +19,8 @@ from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
 from moeprobe.probes.analyze_trace.across import Across
 from moeprobe.probes.analyze_trace.describe import most_tokens, notes_of, request_of, sidecar_of
 from moeprobe.probes.analyze_trace.figure import figures_of
+from moeprobe.probes.analyze_trace.load_only import load_of
+from moeprobe.probes.analyze_trace.mapped import sums_of_mapped
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
@@ -27,6 +29,7 @@ from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
+from moeprobe.routing.traces.expert_map import ExpertMap, read_expert_map
 from moeprobe.routing.traces.pairs import (
     Named,
     common_ids,
@@ -42,8 +45,8 @@ from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
 
 _KIND = AnalyzeTrace.kind
-# What is said of layers together, and of a pair of traces.
-_ACROSS = ("touched", "first_layer")
+# What is said of layers together or of experts by a map, and of a pair of traces.
+_ACROSS = ("touched", "first_layer", "unshared")
 _OF_PAIRS = tuple(name for name in AnalyzeTrace.analyses if name not in _ACROSS)
 # What is said of a single trace.
 _ALONE = ("confidence", "load", "unserved", "dropped", "experts_per_token")
@@ -57,6 +60,7 @@ _BLOCK, _GATES = 256, 2**24
 def analyze_trace(
     paths: str | Path | Sequence[str | Path],
     *,
+    expert_map: str | Path | None = None,
     options: Options | None = None,
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
@@ -68,6 +72,8 @@ def analyze_trace(
 
     Args:
         paths: trace files; the first is the reference.
+        expert_map: JSON file that says which experts of the first trace became which of the others
+            (``routing.traces.expert_map``); None = they have the same numbers.
         options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
             ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
@@ -82,12 +88,13 @@ def analyze_trace(
         raise UserError("Name at least one trace.")
     traces = name_all([TraceFile(Path(path)) for path in trace_paths])
     files = [named.trace for named in traces]
-    layers = common_layers(files, options.layers)
+    layers = common_layers(files, options.layers, mapped=expert_map is not None)
     ids = common_ids(files, layers)
-    request = request_of(traces, ids, options)
+    mapped = None if expert_map is None else read_expert_map(Path(expert_map), files[0], files[1:], layers)
+    request = request_of(traces, ids, options, expert_map=mapped)
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start(_KIND, len(ids))
-        measuring = _Measuring(traces, layers, ids)
+        measuring = Measuring(traces, layers, ids, expert_map=mapped)
         sums = measuring.sums(watcher)
         if sums.num_rows == 0:
             raise UserError(
@@ -109,7 +116,13 @@ def analyze_trace(
             table,
             comparison,
             sums,
-            sidecar_of(traces, request, notes_of(traces, layers, ids, measuring.left_out), options, started),
+            sidecar_of(
+                traces,
+                request,
+                notes_of(traces, layers, ids, measuring.left_out, expert_map=mapped),
+                options,
+                started,
+            ),
             figures_of,
         )
         if folder is not None:
@@ -122,15 +135,23 @@ def analyze_trace(
     return result
 
 
-class _Measuring:
-    """The sums per input of every trace.
+class Measuring:
+    """The sums per input of every trace; those of the first, alone, only where it is asked for.
 
     Attributes:
         left_out: by trace, tokens of the first one and of it after those that both have.
     """
 
-    def __init__(self, traces: Sequence[Named], layers: Sequence[str], ids: Sequence[str]) -> None:
-        self._traces, self._ids = traces, ids
+    def __init__(
+        self,
+        traces: Sequence[Named],
+        layers: Sequence[str],
+        ids: Sequence[str],
+        *,
+        expert_map: ExpertMap | None = None,
+        alone: bool = True,
+    ) -> None:
+        self._traces, self._ids, self._expert_map, self._alone = traces, ids, expert_map, alone
         # Of each layer as many tokens as the longest of all inputs has.
         self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
         self._marked = {
@@ -154,7 +175,7 @@ class _Measuring:
     def _part(self, ids: Sequence[str], watcher: Progress) -> Stored:
         accumulators: dict[str, Accumulator] = {}
         layers = self._traces[0].trace.layers
-        of_one = max(most * layers[layer].num_experts for layer, most in self._tokens.items())
+        of_one = max(max(most, 1) * layers[layer].num_experts for layer, most in self._tokens.items())
         size = max(min(_BLOCK, _GATES // of_one), 1)
         for start in range(0, len(ids), size):
             block = ids[start : start + size]
@@ -178,17 +199,25 @@ class _Measuring:
         found: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self._traces]
         across = [Across() for _ in self._traces]
         for layer, most in self._tokens.items():
+            if any(named.trace.layers[layer].load_only for named in self._traces):
+                for number, named in enumerate(self._traces):
+                    found[number] |= load_of(named.trace, layer, ids)
+                continue
             blocks = [named.trace.read(layer, ids, num_tokens=most) for named in self._traces]
             for number, (named, recorded) in enumerate(zip(self._traces, blocks, strict=True)):
                 subject = pair(blocks[0], recorded, named=named, marked=self._marked if number else ())
                 known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= describe.LONGEST
-                names = _OF_PAIRS if number else _ALONE
+                names = _OF_PAIRS if number else (_ALONE if self._alone else ())
                 analyses = [
                     one
                     for one in make_analyses(names)
                     if isinstance(one, LayerAnalysis) and (known or not isinstance(one, Weights))
                 ]
-                found[number] |= sums_of_layer(analyses, layer, subject)
+                if number and self._expert_map is not None:
+                    subject, sums = sums_of_mapped(analyses, layer, subject, self._expert_map)
+                else:
+                    sums = sums_of_layer(analyses, layer, subject)
+                found[number] |= sums
                 if number and subject.aligned:
                     across[number].add(layer, subject)
                     if layer == next(iter(self._tokens)):

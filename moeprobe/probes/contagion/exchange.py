@@ -29,6 +29,7 @@ from moeprobe.metrics.contagion import Contagion
 from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.probes.contagion.donors import DonorRecipe, Exchange
 from moeprobe.probes.engine.batch_sums import to_host
+from moeprobe.probes.engine.blocks import counted
 from moeprobe.probes.engine.question import Question
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Routable, Traceable
@@ -111,14 +112,10 @@ def run_block(
         skip_bad_images=question.skip_bad_images,
         group_images=exchange.group_images,
     )
-    for batch in loader:
-        skipped += batch.skipped
-        if batch.image_ids:
-            for cell, columns in _batch_sums(question, checkpoint, batch, exchange).items():
-                arrays = {name: to_host(column) for name, column in columns.items()}
-                accumulator.add(cell, batch.image_ids, arrays)
-        if progress is not None:
-            progress(len(batch.image_ids) + len(batch.skipped))
+    for batch in counted(loader, skipped, progress):
+        for cell, columns in _batch_sums(question, checkpoint, batch, exchange).items():
+            arrays = {name: to_host(column) for name, column in columns.items()}
+            accumulator.add(cell, batch.image_ids, arrays)
     return accumulator, skipped
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
@@ -17,9 +16,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.shard import Cuts
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Routable
-from moeprobe.runtime.progress import Advance
 
 
 class ContagionMeasurement(Measurement[Result]):
@@ -65,23 +62,9 @@ class ContagionMeasurement(Measurement[Result]):
             "share": self.probe.share,
         }
 
-    def run(
-        self,
-        question: Question,
-        model: Checkpoint,
-        *,
-        parts: Path | None = None,
-        progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
-        """Return one checkpoint's sums; every checkpoint's blocks are cut at the same groups."""
-        return loop.run(
-            question,
-            model,
-            parts=parts,
-            progress=progress,
-            run_block=partial(exchange.run_block, exchange=self._exchange),
-            cuts=self.cuts(model),
-        )
+    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+        """Return what exchanges the context of a block of images."""
+        return partial(exchange.run_block, exchange=self._exchange)
 
     def cuts(self, model: Checkpoint) -> Cuts:
         """Return cuts at the groups of the run, of models without groups of their own too."""

@@ -1,8 +1,6 @@
 """The work of ``determinism``: each batch is run once, then in other ways."""
 
-import dataclasses
 from functools import partial
-from pathlib import Path
 
 from torch import Tensor
 
@@ -14,18 +12,13 @@ from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.determinism.ways import Way, run, ways
-from moeprobe.probes.engine import loop, variants
 from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
-from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
-from moeprobe.results.folder import Result
-from moeprobe.results.stored import Stored
-from moeprobe.results.summaries import About
+from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
-from moeprobe.runtime.progress import Advance
 
 
-class DeterminismMeasurement(Measurement[Result]):
+class DeterminismMeasurement(VariantsMeasurement):
     """Passes over the same inputs in other batches."""
 
     probe: Determinism
@@ -48,38 +41,25 @@ class DeterminismMeasurement(Measurement[Result]):
         padding = self.probe.padding if texts else 0
         return ways(sizes=self.probe.batches, padding=padding, repeats=self.probe.repeats)
 
-    def run(
-        self,
-        question: Question,
-        model: Checkpoint,
-        *,
-        parts: Path | None = None,
-        progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
-        """Return one checkpoint's sums."""
-        sums = partial(_batch_sums, question, model, self.ways)
-        return loop.run(
-            question, model, parts=parts, progress=progress, run_block=partial(variants.run_block, sums=sums)
-        )
+    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch: as it is, then in every way."""
+        return partial(_batch_sums, question, model, self.ways)
 
     @property
     def passes(self) -> int:
         """Forward passes per input."""
         return 1 + len(self.ways)
 
-    def _about(self) -> About:
-        return dataclasses.replace(super()._about(), aligned=True)
-
 
 def _batch_sums(
     question: Question, checkpoint: Checkpoint, several: list[Way], batch: Batch | TextBatch
-) -> dict[str, variants.Sums]:
+) -> dict[str, Sums]:
     """Return the sums of a batch by way."""
     model, inputs = checkpoint.model, batch.views[0]
     layers = question.layers_of(model)
     first = model.trace(inputs, layers=layers, logits=question.of_output)
 
-    def output(before: Tensor | None, found: Tensor | None) -> variants.Sums:
+    def output(before: Tensor | None, found: Tensor | None) -> Sums:
         if not question.of_output:
             return {}
         return {Cell(): output_sums(question, checkpoint, batch, before, found)}

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,8 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.shard import Cuts
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.stored import Stored
 from moeprobe.routing.capabilities import Replayable
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Advance
 
 
 @dataclass(frozen=True)
@@ -79,23 +76,9 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
             "tolerance": follow.TOLERANCE,
         }
 
-    def run(
-        self,
-        question: Question,
-        model: Checkpoint,
-        *,
-        parts: Path | None = None,
-        progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
-        """Return one checkpoint's sums per image."""
-        return loop.run(
-            question,
-            model,
-            parts=parts,
-            progress=progress,
-            run_block=follow.run_block,
-            cuts=self.cuts(model),
-        )
+    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+        """Return what follows a block of images."""
+        return follow.run_block
 
     def cuts(self, model: Checkpoint) -> Cuts:
         """Return small blocks, which shards cut anywhere: each image is followed by itself."""

@@ -32,7 +32,7 @@ from moeprobe.routing.record import RoutingTrace
 Pass = tuple[Tensor | None, RoutingTrace]
 
 
-def _labels(question: Question, batch: Batch | TextBatch) -> Tensor:
+def labels_of(question: Question, batch: Batch | TextBatch) -> Tensor:
     """Return the labels that the model's scores are about."""
     return batch.labels if question.labeled else torch.full_like(batch.labels, -1)
 
@@ -100,7 +100,7 @@ def output_sums(
     left_out = finite.settle_scores(
         (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
     )
-    pair = OutputPair(reference, view, _labels(question, batch).to(view.device))
+    pair = OutputPair(reference, view, labels_of(question, batch).to(view.device))
     analyses = (analysis for analysis in question.analyses if isinstance(analysis, OutputAnalysis))
     return _sums(analyses, pair) | left_out
 
@@ -127,7 +127,7 @@ def corner_sums(
     left_out = finite.settle_scores(
         logits, batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
     )
-    corners = Corners(logits, _labels(question, batch).to(clean[0].device))
+    corners = Corners(logits, labels_of(question, batch).to(clean[0].device))
     analyses = (analysis for analysis in question.analyses if isinstance(analysis, CornerAnalysis))
     return _sums(analyses, corners) | left_out
 

@@ -18,14 +18,15 @@ from torch import Tensor
 
 from moeprobe import __version__
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.errors import RunWarning, UserError
+from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
 from moeprobe.probes.engine.batch_sums import Pass, corner_sums, layer_sums, output_sums, to_host
+from moeprobe.probes.engine.blocks import counted, loaded
 from moeprobe.probes.engine.noise_floor import repeats
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.shard import Cuts, Shard, Stretch, stretches
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
@@ -173,30 +174,17 @@ def _kept(
         return sums, skipped
     except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
         if not unnamed:
-            warnings.warn(f"{path} is damaged; its images are probed again.", stacklevel=2)
+            warnings.warn(RunWarning(f"{shown(path)} is damaged; its images are probed again."), stacklevel=2)
         return None
 
 
 def _run_block(
     question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
-    accumulator = Accumulator()
-    skipped: list[str] = []
-    loader = batches(
-        question.dataset,
-        block,
-        recipe(question, checkpoint.framing),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
-        group_images=checkpoint.model.group_images,
-        masks=question.view is not None,
-    )
-    for batch in loader:
-        skipped += batch.skipped
-        if batch.image_ids:
-            _run_batch(question, checkpoint, batch, accumulator)
-        if progress is not None:
-            progress(len(batch.image_ids) + len(batch.skipped))
+    accumulator, skipped = Accumulator(), list[str]()
+    loader = loaded(question, checkpoint, block, masks=question.view is not None)
+    for batch in counted(loader, skipped, progress):
+        _run_batch(question, checkpoint, batch, accumulator)
     return accumulator, skipped
 
 

@@ -77,7 +77,18 @@ class Measurement(Work[M_co], Generic[M_co]):
         progress: Advance | None = None,
     ) -> tuple[Stored, list[str]]:
         """Return one checkpoint's sums per image, and the images that were skipped."""
-        return loop.run(question, model, parts=parts, progress=progress)
+        return loop.run(
+            question,
+            model,
+            parts=parts,
+            progress=progress,
+            run_block=self.run_block(question, model),
+            cuts=self.cuts(model),
+        )
+
+    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock | None:
+        """Return what is done with a block of images; None = its views are traced and compared."""
+        return None
 
     def finish(self, result: Result, folder: OutputFolder | None) -> M_co:
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
@@ -90,6 +101,12 @@ class Measurement(Work[M_co], Generic[M_co]):
     def cuts(self, model: Checkpoint) -> Cuts:
         """Return where the images of a checkpoint are cut; shards cut no batch."""
         return loop.cuts_of(self.question, model)
+
+    @property
+    def severity_unit(self) -> str | None:
+        """What a severity of 1 is; None where nothing has one."""
+        view = self.question.view
+        return view.unit if isinstance(view, SeverityView) else None
 
     @property
     def passes(self) -> int:
@@ -149,7 +166,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         doubts = self._doubts(table, sums)
         sidecar = {
             "request": self.request,
-            "severity_unit": question.view.unit if isinstance(question.view, SeverityView) else None,
+            "severity_unit": self.severity_unit,
             "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
             "command": options.command,
             "checkpoints": {

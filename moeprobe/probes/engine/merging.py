@@ -18,9 +18,9 @@ from moeprobe.probes import registry
 from moeprobe.probes.base import Probe, fields_of, plain
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import check_some
-from moeprobe.probes.engine.run import prepare
+from moeprobe.probes.engine.run import execute, prepare
 from moeprobe.probes.engine.same_run import check_alike, check_same
-from moeprobe.probes.engine.shard import Shard, check_splits
+from moeprobe.probes.engine.shard import Shard, check_batches, check_splits
 from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
@@ -30,7 +30,7 @@ from moeprobe.runtime.progress import Progress, progress_of
 
 R = TypeVar("R")
 # What belongs to a process, and not to what is asked.
-_OWN = ("device", "workers", "out", "overwrite", "figures", "svg", "command")
+_OWN = ("device", "workers", "retry", "out", "overwrite", "figures", "svg", "command")
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ def measure_shard(
         UserError: no folder is named, the probe is not measured in shards, or what ``run`` raises.
     """
     check_splits(probe)
+    check_batches(options)
     if options.out is None:
         example = f"reports/{probe.name}-{shard.number}-of-{shard.of}"
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. --out {example}.")
@@ -241,10 +242,7 @@ def merge(
     check_same(str(shown(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
     work.take_measured({path / PARTS: {**about, "run": str(shown(path))} for path, about in parts})
-    from moeprobe.results.folder import output_folder
-
-    with output_folder(chosen.out, work.request, overwrite=chosen.overwrite) as folder:
-        return work.execute(folder, progress_of(watcher))
+    return execute(work, chosen, progress_of(watcher))
 
 
 def _check_no_code(shards: Shards[Any]) -> None:

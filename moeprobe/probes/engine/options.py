@@ -22,6 +22,7 @@ class Keywords(TypedDict, total=False):
     seed: int
     batch_size: int
     workers: int
+    retry: bool
     device: str
     trained_capacity: bool
     group_images: int
@@ -60,6 +61,9 @@ class Options:
     seed: Annotated[int, Arg("Seed of the subset, the views and the intervals.")] = 0
     batch_size: Annotated[int, Arg("Images per forward pass; changes only the speed.", in_request=False)] = 64
     workers: Annotated[int, Arg("Loader processes; changes only the speed.", in_request=False)] = 0
+    retry: Annotated[
+        bool, Arg("Where memory runs out, go on with batches of half as many images.", in_request=False)
+    ] = False
     device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
     trained_capacity: Annotated[
         bool,

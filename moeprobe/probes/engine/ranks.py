@@ -8,8 +8,8 @@ from moeprobe.adapters.base import Models
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.run import prepare
-from moeprobe.probes.engine.shard import Shard
+from moeprobe.probes.engine.run import execute, prepare
+from moeprobe.probes.engine.shard import Shard, check_batches
 from moeprobe.probes.engine.work import Work
 from moeprobe.results.folder import FinishedError, OutputFolder
 from moeprobe.runtime.distributed import Ranks, own_device
@@ -38,12 +38,13 @@ def run_together(
     """
     if probe.needs_folder and options.out is None:
         raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
+    check_batches(options)
     options = dataclasses.replace(options, device=own_device(options.device))
     if ranks.rank and not probe.splits:
         return None
     work = prepare(probe, models, data=data, options=options)
     if not probe.splits:
-        return _execute(work, options.out, options, watcher)
+        return execute(work, options, watcher)
     scratch = Scratch() if options.out is None and ranks.rank == 0 else None
     out = Path(ranks.exchange(str(options.out if scratch is None else scratch.path))[0])
     if ranks.rank:
@@ -64,13 +65,6 @@ def run_together(
         said = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
         work.take_measured(said)
         return work.execute(None if scratch else folder, watcher)
-
-
-def _execute(work: Work[R], out: Path | None, options: Options, watcher: Progress) -> R:
-    from moeprobe.results.folder import output_folder
-
-    with output_folder(out, work.request, overwrite=options.overwrite) as folder:
-        return work.execute(folder, watcher)
 
 
 def _measure(work: Work[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:

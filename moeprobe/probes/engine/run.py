@@ -1,13 +1,16 @@
 """One life cycle for all probes: load, check, measure, write, draw."""
 
+import dataclasses
+import warnings
 from typing import TYPE_CHECKING, TypeVar
 
 from moeprobe.adapters.base import Models
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.preflight import preflight
 from moeprobe.probes.engine.shard import Shard, check_splits
+from moeprobe.runtime import memory
 from moeprobe.runtime.progress import Progress, progress_of
 
 if TYPE_CHECKING:
@@ -40,11 +43,43 @@ def run(
     if probe.needs_folder and options.out is None:
         raise UserError(f"Name a folder for {probe.needs_folder}, e.g. --out {probe.name}s.")
     work = prepare(probe, models, data=data, options=options)
+    while True:
+        try:
+            return execute(work, options, progress_of(watcher))
+        except (RuntimeError, MemoryError) as error:
+            options = _smaller(options, error)
+        work = prepare(probe, models, data=data, options=options)
+
+
+def execute(work: "Work[R]", options: Options, watcher: Progress) -> R:
+    """Do prepared work, in the folder of the options."""
     # Here, since it brings pandas, and what is mistyped is refused without.
     from moeprobe.results.folder import output_folder
 
     with output_folder(options.out, work.request, overwrite=options.overwrite) as folder:
-        return work.execute(folder, progress_of(watcher))
+        return work.execute(folder, watcher)
+
+
+def _smaller(options: Options, error: Exception) -> Options:
+    """Return options with batches of half as many images, where that may mend an error; raises it where not.
+
+    What is finished of the first try stays in its folder.
+    """
+    if not memory.ran_out(error):
+        raise error
+    size = options.batch_size
+    if size <= options.group_images:
+        least = "one image" if size == 1 else f"one group of {options.group_images} images"
+        raise UserError(f"Memory ran out even in batches of {least}; use a device with more.") from None
+    if not options.retry:
+        raise UserError(
+            f"Memory ran out in batches of {size} images; use --batch-size {size // 2}, or --retry, which halves it "
+            "as often as it takes, or a device with more."
+        ) from None
+    warnings.warn(
+        RunWarning(f"Memory ran out in batches of {size} images; going on with {size // 2}."), stacklevel=2
+    )
+    return dataclasses.replace(options, batch_size=size // 2, overwrite=False)
 
 
 def plan(

@@ -11,6 +11,7 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.probes.base import Probe
+from moeprobe.probes.engine.options import Options
 
 
 @dataclass(frozen=True, order=True)
@@ -77,4 +78,12 @@ def check_splits(probe: Probe[Any]) -> None:
     if not probe.splits:
         raise UserError(
             f"{probe.name} is done by one process: its files are not put together of parts; leave --shard out."
+        )
+
+
+def check_batches(options: Options) -> None:
+    """Raise ``UserError`` where shards, which are cut at batches, might be measured with batches of other sizes."""
+    if options.retry:
+        raise UserError(
+            "All parts of a run need batches of one size; leave --retry out, and give a --batch-size that fits."
         )

@@ -1,48 +1,59 @@
 """Blocks of unperturbed inputs that are run in several variants of the model, or of the run, each a view in tables."""
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import to_host
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.blocks import counted, loaded
+from moeprobe.probes.engine.measurement import Measurement
+from moeprobe.probes.engine.question import Question
+from moeprobe.results.folder import Result
+from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.runtime.progress import Advance
 
 Sums = dict[Cell, dict[str, Tensor]]
+# From a batch to its sums by the name of the variant.
+BatchSums = Callable[[Batch | TextBatch], Mapping[str, Sums]]
 
 
-def run_block(
+class VariantsMeasurement(Measurement[Result]):
+    """The work of a probe that runs each batch in several variants."""
+
+    @abstractmethod
+    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch, by the name of the variant."""
+
+    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+        """Return what runs each batch of a block in all variants."""
+        return partial(_run_block, sums=self.batch_sums(question, model))
+
+    def _about(self) -> About:
+        return dataclasses.replace(super()._about(), aligned=True)
+
+
+def _run_block(
     question: Question,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Advance | None,
     *,
-    sums: Callable[[Batch | TextBatch], Mapping[str, Sums]],
+    sums: BatchSums,
 ) -> tuple[Accumulator, list[str]]:
-    """Return the sums per input of some inputs; ``sums`` are those of a batch by the name of the variant."""
+    """Return the sums per input of some inputs."""
     accumulator, skipped = Accumulator(), list[str]()
-    loader = batches(
-        question.dataset,
-        block,
-        recipe(question, checkpoint.framing),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
-        group_images=checkpoint.model.group_images,
-        masks=False,
-    )
-    for batch in loader:
-        skipped += batch.skipped
-        if batch.image_ids:
-            labels = {"label": batch.labels.numpy()}
-            for view, found in sums(batch).items():
-                for cell, columns in found.items():
-                    arrays = {name: to_host(column) for name, column in columns.items()}
-                    accumulator.add(dataclasses.replace(cell, view=view), batch.image_ids, labels | arrays)
-        if progress is not None:
-            progress(len(batch.image_ids) + len(batch.skipped))
+    for batch in counted(loaded(question, checkpoint, block), skipped, progress):
+        labels = {"label": batch.labels.numpy()}
+        for view, found in sums(batch).items():
+            for cell, columns in found.items():
+                arrays = {name: to_host(column) for name, column in columns.items()}
+                accumulator.add(dataclasses.replace(cell, view=view), batch.image_ids, labels | arrays)
     return accumulator, skipped

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.blocks import counted, loaded
+from moeprobe.probes.engine.question import Question
 from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
 from moeprobe.results.stored import Stored
 from moeprobe.results.sums import Accumulator, Cell
@@ -173,26 +174,14 @@ def _features(
         UserError: a feature is no number.
     """
     assert isinstance(checkpoint.model, Featured)
-    loader = batches(
-        question.dataset,
-        block,
-        recipe(question, checkpoint.framing),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
-        group_images=checkpoint.model.group_images,
-    )
-    for batch in loader:
-        skipped += batch.skipped
-        if batch.image_ids:
-            features = checkpoint.model.features(batch.views[0]).cpu().double().numpy()
-            if not np.isfinite(features).all():
-                raise UserError(
-                    f"{checkpoint.name} gives features that are no numbers, so nothing can be fitted to them; "
-                    "was its training sound?"
-                )
-            yield batch, features
-        if progress is not None:
-            progress(len(batch.image_ids) + len(batch.skipped))
+    for batch in counted(loaded(question, checkpoint, block), skipped, progress):
+        features = checkpoint.model.features(batch.views[0]).cpu().double().numpy()
+        if not np.isfinite(features).all():
+            raise UserError(
+                f"{checkpoint.name} gives features that are no numbers, so nothing can be fitted to them; "
+                "was its training sound?"
+            )
+        yield batch, features
 
 
 def _fit(shots: Shots, table: Stored) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:

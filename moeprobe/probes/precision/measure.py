@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,21 +12,16 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.metrics.log_probability import LogProbabilities, LogProbability
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine import loop, variants
 from moeprobe.probes.engine.batch_sums import Pass, layer_sums, output_sums
-from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.probes.precision import Precision
 from moeprobe.probes.precision.rounded import Rounding
-from moeprobe.results.folder import Result
-from moeprobe.results.stored import Stored
-from moeprobe.results.summaries import About
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Scored, Weighed
-from moeprobe.runtime.progress import Advance
 
 
-class PrecisionMeasurement(Measurement[Result]):
+class PrecisionMeasurement(VariantsMeasurement):
     """Passes with the weights of some part of the model rounded."""
 
     probe: Precision
@@ -57,29 +51,16 @@ class PrecisionMeasurement(Measurement[Result]):
             request["analyses"] = [name for name in request["analyses"] if name != "log_probability"]
         return request
 
-    def run(
-        self,
-        question: Question,
-        model: Checkpoint,
-        *,
-        parts: Path | None = None,
-        progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
-        """Return one checkpoint's sums."""
+    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+        """Return what gives the sums of a batch: of the model as it is, then of each rounding."""
         assert isinstance(model.model, Weighed)
-        sums = partial(_batch_sums, question, model, Rounding(model.model), self.probe)
-        return loop.run(
-            question, model, parts=parts, progress=progress, run_block=partial(variants.run_block, sums=sums)
-        )
+        return partial(_batch_sums, question, model, Rounding(model.model), self.probe)
 
     @property
     def passes(self) -> int:
         """Forward passes per image; log-probabilities take one more each."""
         scored = any(isinstance(one, LogProbability) for one in self.question.analyses)
         return (1 + len(self.probe.variants)) * (2 if scored else 1)
-
-    def _about(self) -> About:
-        return dataclasses.replace(super()._about(), aligned=True)
 
 
 def _batch_sums(
@@ -88,7 +69,7 @@ def _batch_sums(
     rounding: Rounding,
     probe: Precision,
     batch: Batch | TextBatch,
-) -> dict[str, variants.Sums]:
+) -> dict[str, Sums]:
     """Return the sums of the batch by view: of the model as it is, then of each rounding against it."""
     model = checkpoint.model
     layers = question.layers_of(model)
@@ -98,9 +79,7 @@ def _batch_sums(
         own = model.trace(batch.views[0], layers=layers, logits=question.of_output)
         return own, model.log_probabilities(batch.views[0]) if scored and isinstance(model, Scored) else None
 
-    def of_model(
-        compared: tuple[Pass, Tensor | None] | None, found: tuple[Pass, Tensor | None]
-    ) -> variants.Sums:
+    def of_model(compared: tuple[Pass, Tensor | None] | None, found: tuple[Pass, Tensor | None]) -> Sums:
         columns: dict[str, Tensor] = {}
         if question.of_output:
             before = None if compared is None else compared[0][0]

@@ -20,7 +20,8 @@ class Trace(Probe["Recorded"]):
     """Record which experts each token chooses, as Parquet files: OUT/CHECKPOINT/VIEW.parquet.
 
     Of a view its reference is recorded too: the clean image, or the first of two random views. A language model records
-    the sequences of a server's responses (--tokens), each in one pass: OUT/CHECKPOINT/tokens.parquet.
+    texts (--data text:FILE), or the sequences of a server's responses (--tokens), each in one pass:
+    OUT/CHECKPOINT/tokens.parquet.
 
     Example: `moeprobe trace checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`
     """

@@ -9,12 +9,13 @@ from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.images import Framing
+from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
-from moeprobe.probes.engine.applicability import check_images, routing_of_blank_input
+from moeprobe.probes.engine.applicability import routing_of_blank_input
 from moeprobe.probes.engine.checks import make_question
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
+from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.probes.trace import Trace, recording
@@ -33,6 +34,7 @@ class Recorded:
     Attributes:
         files: one per checkpoint and view, the reference of each checkpoint first.
         images: inputs of each.
+        inputs: what they are, in words.
         layers: MoE layers of each checkpoint.
         nbytes: size of all files.
         sidecar: what was asked, and provenance.
@@ -40,6 +42,7 @@ class Recorded:
 
     files: list[Path]
     images: int
+    inputs: str
     layers: dict[str, list[str]]
     nbytes: int
     sidecar: dict[str, Any]
@@ -52,9 +55,9 @@ class Recording(Work[Recorded]):
         self, probe: Trace, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
-        check_images(models, "they are recorded of given tokens alone: --tokens")
         self.data = choose_data(data, models)
         self.question = make_question(probe, models, data=self.data, options=options)
+        _check_in_place(self.question)
         for model in models:
             _check_names(model)
             _check_gates(model, options.layers, all_gates=probe.all_gates)
@@ -101,7 +104,8 @@ class Recording(Work[Recorded]):
             for model in self.models
         }
         size = sum(path.stat().st_size for path in files)
-        return Recorded(files, len(question.indices) - len(skipped[0]), layers, size, sidecar)
+        inputs = f"{question.dataset.modality.plural} of {self.data}"
+        return Recorded(files, len(question.indices) - len(skipped[0]), inputs, layers, size, sidecar)
 
     def plan(self) -> Plan:
         """Return what it would take, by running two batches of each checkpoint."""
@@ -111,9 +115,18 @@ class Recording(Work[Recorded]):
         return time_sample(self.question, self.models, images=images, passes=len(views), run=run)
 
     def _views(self, model: Checkpoint) -> list[recording.RecordedView]:
-        assert isinstance(model.framing, Framing)
         return recording.recorded_views(
             self.question, model.framing, data=self.data, split=self.options.split
+        )
+
+
+def _check_in_place(question: Question) -> None:
+    """Raise ``UserError`` if the view moves tokens of texts: a trace cannot say which of them correspond."""
+    view = question.view
+    if view is not None and view.modality is TEXT and not view.aligned:
+        raise UserError(
+            f"{question.view_name} moves the tokens of a text, and a trace does not say where to; match-ratio and "
+            "sweep follow them, and --view embedding_noise leaves them in place."
         )
 
 

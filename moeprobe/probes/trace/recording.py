@@ -13,14 +13,17 @@ from typing import Any
 import pyarrow as pa
 
 from moeprobe import __version__
-from moeprobe.adapters.base import Checkpoint
+from moeprobe.adapters.base import AnyFraming, Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
-from moeprobe.inputs.batches import Batch, Loading, batches
-from moeprobe.inputs.images import Framing
+from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.text_batches import TextBatch
+from moeprobe.inputs.texts import TextFraming
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.blocks import loaded
+from moeprobe.probes.engine.question import Question
+from moeprobe.probes.trace.texts import rows_of_texts
 from moeprobe.routing import finite
 from moeprobe.routing.record import LayerRouting
 from moeprobe.routing.traces.format import metadata, writing
@@ -50,10 +53,15 @@ class RecordedView:
         return self.about["reference"] is not None
 
 
-def recorded_views(question: Question, framing: Framing, *, data: str, split: str) -> list[RecordedView]:
+def recorded_views(question: Question, framing: AnyFraming, *, data: str, split: str) -> list[RecordedView]:
     """Return the views that a probe asks for, the reference first; what changes nothing is the reference itself."""
     named = {"data": data, "split": split, "seed": question.seed}
-    source = {"data": data, "split": split} | dataclasses.asdict(framing)
+    shown = (
+        {"max_length": framing.max_length}
+        if isinstance(framing, TextFraming)
+        else dataclasses.asdict(framing)
+    )
+    source = {"data": data, "split": split} | shown
     if question.is_pair:
         assert isinstance(question.view, PairView)
         drawn = source | _parameters(question)
@@ -173,17 +181,9 @@ def run(question: Question, checkpoint: Checkpoint, *, views: list[RecordedView]
 
 def _batches(
     question: Question, checkpoint: Checkpoint, views: list[RecordedView], *, all_gates: bool
-) -> Iterator[tuple[Batch, list[list[pa.RecordBatch]]]]:
+) -> Iterator[tuple[Batch | TextBatch, list[list[pa.RecordBatch]]]]:
     """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
-    loader = batches(
-        question.dataset,
-        question.indices,
-        recipe(question, checkpoint.framing),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
-        group_images=checkpoint.model.group_images,
-    )
-    for batch in loader:
+    for batch in loaded(question, checkpoint, question.indices):
         rows_of_views = [
             _rows(question, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
         ]
@@ -191,11 +191,18 @@ def _batches(
 
 
 def _rows(
-    question: Question, checkpoint: Checkpoint, batch: Batch, view: RecordedView, *, all_gates: bool
+    question: Question,
+    checkpoint: Checkpoint,
+    batch: Batch | TextBatch,
+    view: RecordedView,
+    *,
+    all_gates: bool,
 ) -> list[pa.RecordBatch]:
     model = checkpoint.model
     routing = model.trace(batch.views[view.number], layers=question.layers_of(model), logits=False)[1]
     finite.check(routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+    if isinstance(batch, TextBatch):
+        return rows_of_texts(batch.image_ids, routing, batch.views[view.number], all_gates=all_gates)
     return [
         to_rows(
             batch.image_ids,

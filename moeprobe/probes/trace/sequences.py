@@ -5,7 +5,6 @@ The model reads each sequence in one pass (teacher forcing), so that its routing
 Axes: B sequences of a batch, T tokens.
 """
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,12 +24,11 @@ from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
 from moeprobe.probes.trace.recording import about_checkpoint
+from moeprobe.probes.trace.texts import rows_of_texts
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.provenance import provenance
 from moeprobe.routing import finite
-from moeprobe.routing.record import PER_INPUT, LayerRouting
 from moeprobe.routing.traces.format import FORMAT, VERSION, metadata, writing
-from moeprobe.routing.traces.rows import to_rows
 from moeprobe.routing.traces.sequence import Tokens
 from moeprobe.routing.traces.token_ids import read_sequences
 from moeprobe.runtime.device import choose_device
@@ -56,7 +54,7 @@ class RecordingTokens(Work[Recorded]):
             self.sequences = dict(list(self.sequences.items())[: options.limit])
         self.skipped = {model.name: self._too_long(model) for model in models}
         for model in models:
-            _check_vocabulary(model, self.sequences)
+            check_vocabulary(model, self.sequences)
         self.request = {
             "kind": probe.kind,
             "data": _DATA,
@@ -99,7 +97,7 @@ class RecordingTokens(Work[Recorded]):
         folder.finish(sidecar)
         size = sum(path.stat().st_size for path in files)
         layers = {model.name: self._layers(model) for model in self.models}
-        return Recorded(files, len(self.sequences), layers, size, sidecar)
+        return Recorded(files, len(self.sequences), "sequences of tokens", layers, size, sidecar)
 
     def plan(self) -> Plan:
         """Return what it would take, by running a batch of each checkpoint."""
@@ -140,24 +138,21 @@ class RecordingTokens(Work[Recorded]):
         names = list(sequences)
         for start in range(0, len(names), self.options.batch_size):
             batch = names[start : start + self.options.batch_size]
-            texts = _batch([sequences[name] for name in batch])
+            texts = batch_of([sequences[name] for name in batch])
             routing = model.model.trace(texts, layers=self._layers(model), logits=False)[1]
             finite.check(routing.layers, None, batch, checkpoint=model.name)
-            yield [
-                to_rows(
-                    [name],
-                    layer,
-                    _alone(routed, row, len(sequences[name].ids)),
-                    all_gates=self.probe.all_gates,
-                    sequence=sequences[name],
-                )
-                for layer, routed in routing.layers.items()
-                for row, name in enumerate(batch)
-            ]
+            yield rows_of_texts(
+                batch,
+                routing,
+                texts,
+                all_gates=self.probe.all_gates,
+                generated=[sequences[name].generated for name in batch],
+            )
             progress(len(batch))
 
 
-def _batch(sequences: Sequence[Tokens]) -> TokenBatch:
+def batch_of(sequences: Sequence[Tokens]) -> TokenBatch:
+    """Return sequences as a batch, padded at the end."""
     most = max(len(one.ids) for one in sequences)
     ids, present = np.zeros((len(sequences), most), np.int64), np.zeros((len(sequences), most), bool)
     for row, one in enumerate(sequences):
@@ -166,16 +161,7 @@ def _batch(sequences: Sequence[Tokens]) -> TokenBatch:
     return TokenBatch(torch.from_numpy(ids), whole, whole, 0)
 
 
-def _alone(routing: LayerRouting, row: int, length: int) -> LayerRouting:
-    """Return the routing of one sequence, without padding."""
-    cut = {name: getattr(routing, name) for name in PER_INPUT}
-    return dataclasses.replace(
-        routing,
-        **{name: value[row : row + 1, :length] for name, value in cut.items() if value is not None},
-    )
-
-
-def _check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:
+def check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:
     """Raise ``UserError`` where a token is none of the model's."""
     described: dict[str, Any] = getattr(model.model, "describe", dict)()
     size = described.get("vocabulary")

@@ -74,11 +74,12 @@ class CaptureCheck:
         self._inputs: dict[str, _Input] = defaultdict(_Input)
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Look at rows; layers in which no token chooses are passed over."""
+        """Look at rows; layers in which no token chooses, or none is known, are passed over."""
         names = rows["layer"].to_pylist()
-        top_k, experts_choose = rows["top_k"].to_numpy(), np.asarray(rows["experts_choose"].to_pylist())
+        experts_choose = np.asarray(rows["experts_choose"].to_pylist())
+        chosen = (rows["top_k"].to_numpy() > 0) & ~experts_choose & (rows["num_tokens"].to_numpy() > 0)
         for name in dict.fromkeys(names):
-            wanted = np.array([one == name for one in names]) & (top_k > 0) & ~experts_choose
+            wanted = np.array([one == name for one in names]) & chosen
             if wanted.any():
                 part = rows.filter(pa.array(wanted))
                 self._add(name, pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)

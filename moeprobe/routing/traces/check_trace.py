@@ -13,13 +13,17 @@ from moeprobe.runtime.progress import Progress, progress_of
 
 @dataclass(frozen=True)
 class CheckedTrace:
-    """What a check found: how many inputs and layers there are, the findings, and the overlap with another trace."""
+    """What a check found: how many inputs and layers there are, the findings, and the overlap with another trace.
+
+    ``load_only``: no token is known, so there was nothing to look at.
+    """
 
     path: Path
     inputs: int
     layers: list[str]
     findings: list[Finding]
     overlap: Overlap | None
+    load_only: bool = False
 
     @property
     def sound(self) -> bool:
@@ -52,8 +56,9 @@ def check_trace(
     if against is not None and not any(one.empty or one.name in _UNREADABLE for one in findings):
         found = overlap(trace, TraceFile(Path(against)))
         findings = [*findings, *_of_overlap(found, Path(against))]
+    load_only = all(layer.load_only for layer in trace.layers.values())
     findings.sort(key=lambda one: not one.fault)
-    return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, found)
+    return CheckedTrace(trace.path, len(trace.ids), list(trace.layers), findings, found, load_only)
 
 
 _UNREADABLE = ("duplicate expert", "expert out of range", "255 fill")

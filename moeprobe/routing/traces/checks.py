@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
@@ -110,7 +111,7 @@ def layer(path: Path, name: str, sizes: Mapping[str, Any], num_tokens: NDArray[n
         problem = f"gates_kept is one of {', '.join(KEPT)}, and not {sizes['gates_kept']!r}"
     elif sizes["ordered_by"] not in (None, *ORDERS):
         problem = f"ordered_by is one of {', '.join(ORDERS)}, and not {sizes['ordered_by']!r}"
-    elif prefix < 0 or (patches < 1).any():
+    elif prefix < 0 or ((patches < 1).any() and num_tokens.any()):
         problem = f"an input has {num_tokens.min()} tokens, {prefix} of them a prefix"
     elif None in grid and any(grid):
         problem = "a grid has rows, columns and a patch size, or none of them"
@@ -167,3 +168,15 @@ def expert_problems(experts: NDArray[np.integer[Any]], *, num_experts: int) -> d
         "one expert twice for a token": repeated,
         "a choice after an absent one (-1)": gap,
     }
+
+
+def counts(where: str, rows: pa.Table, *, num_experts: int) -> NDArray[np.int64]:
+    """Return the counts ``(n, E)`` of rows without tokens."""
+    column = rows["counts"].chunk(0) if "counts" in rows.column_names else None
+    if column is None or column.null_count or (column.value_lengths().to_numpy() != num_experts).any():
+        raise UserError(f"{where}: there are no tokens, and no counts of {num_experts} experts; {_AGAIN}.")
+    values = column.flatten()
+    found: NDArray[np.int64] = values.to_numpy(zero_copy_only=False).reshape(-1, num_experts)
+    if values.null_count or (found < 0).any():
+        raise UserError(f"{where}: counts are no numbers from 0 up; {_AGAIN}.")
+    return found

@@ -31,6 +31,8 @@ class Findings:
     tokens: int = 0
     lower: int = 0
     nonzero: bool = False
+    # Choices of which no token is known.
+    counted: int = 0
 
     def add(self, name: str, one: Routed) -> None:
         """Count one request."""
@@ -54,7 +56,7 @@ class Findings:
         """Raise ``UserError`` where nothing at all was captured."""
         if self.tokens and not self.nonzero and improbable(self.tokens, shape):
             self.zero_requests, self.tokens = max(self.zero_requests, 1), 0
-        if self.tokens:
+        if self.tokens or self.counted:
             return
         if self.zero_requests:
             raise UserError(

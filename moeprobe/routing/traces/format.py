@@ -6,7 +6,7 @@ token has several values they are concatenated: T tokens with K choices are a li
 
 Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprobe-trace``:
 
-* ``format``: "moeprobe-trace"; ``version``: 2; ``moeprobe``: the version that wrote it;
+* ``format``: "moeprobe-trace"; ``version``: 3; ``moeprobe``: the version that wrote it;
 * ``checkpoint``: ``name``, ``sha256`` (null if unknown), and for a model of moeprobe ``capacity``, ``group_images``,
   ``seed`` and ``group`` of its training;
 * ``data``, ``split``, ``view``, ``severity``, ``severity_unit``, ``seed``: what was asked; null where it is not known;
@@ -20,6 +20,10 @@ Columns: see ``COLUMNS``. The file's metadata have a JSON object under ``moeprob
 Rows come in row groups of one batch each, so neither writing nor reading holds more than a few of them. Every input has
 a row for every layer. A version that is not known is refused: what is added later gets another number. Version 1 has no
 ``ordered_by``, ``generated`` and ``token_ids``; its choices are ordered where it holds gates, and otherwise sets.
+Version 2 has no ``counts``.
+
+Of some servers nobody knows more than how often each expert was chosen. Such rows have no tokens (T = 0), but
+``counts``, and say of the load alone.
 
 Choices that are in no known order (``ordered_by`` is empty, K > 1) are a set, written from the lowest number up, so
 that nothing can depend on an order that means nothing.
@@ -41,9 +45,9 @@ from numpy.typing import ArrayLike, NDArray
 from moeprobe import __version__
 from moeprobe.runtime.files import atomic_file
 
-FORMAT, VERSION = "moeprobe-trace", 2
+FORMAT, VERSION = "moeprobe-trace", 3
 # Versions that are read.
-READ = (1, 2)
+READ = (1, 2, 3)
 KEY = FORMAT.encode()
 # What may be kept of the gates.
 KEPT = ("none", "chosen", "summary", "all")
@@ -109,10 +113,13 @@ COLUMNS: dict[str, tuple[pa.DataType, bool, str]] = {
         "-1 = none; empty where patches did not move",
     ),
     "view_first": (pa.bool_(), True, "whether that view is this one, and not the reference's"),
+    "counts": (
+        _list(pa.int64()), True, "E: how often each expert was chosen, where that is all that is known; else empty"
+    ),
 }  # fmt: skip
 SCHEMA = pa.schema([pa.field(name, kind, nullable=empty) for name, (kind, empty, _) in COLUMNS.items()])
-# What version 1 lacks.
-ADDED = ("ordered_by", "generated", "token_ids")
+# What earlier versions lack.
+LACKING = {1: ("ordered_by", "generated", "token_ids", "counts"), 2: ("counts",)}
 # What tells a row, and what is one value of it.
 SCALARS = tuple(name for name, (kind, _, _) in COLUMNS.items() if not pa.types.is_list(kind))
 _FLOATS = ("gates", "highest", "second", "rest", "all_gates")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.routing.traces.capture_check import CaptureCheck
 from moeprobe.routing.traces.captured import Routed, routed
+from moeprobe.routing.traces.counted import counts_of, rows_of_counts
 from moeprobe.routing.traces.destination import check_destination, named
 from moeprobe.routing.traces.faults import Finding
 from moeprobe.routing.traces.findings import COUNTED, Findings
@@ -39,6 +40,7 @@ class ImportedExperts:
     ``readers``: the dialects that were met. ``missing``: what was, a sentence each. ``findings``: what a check for
     known faults of capture found in what is left. ``left_out``: requests
     without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
+    ``counted``: choices of which no token is known: of such files there is the load alone.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class ImportedExperts:
     findings: list[Finding]
     left_out: list[str]
     unordered: list[str]
+    counted: int
 
 
 @checked
@@ -119,6 +122,7 @@ def import_routed_experts(
         [one for one in check.findings() if one.name not in COUNTED],
         left_out,
         [] if is_ordered(top_k=shape.top_k, ordered_by=reading.alike["ordered_by"]) else shape.names,
+        reading.findings.counted,
     )
 
 
@@ -151,6 +155,8 @@ class _Reading:
             "ordered_by": ordered_by,
         }
         self.alike = self._base
+        # Whether it is counts that are read, and no choices; None = nothing was read yet.
+        self.load_only: bool | None = None
 
     def rows(self) -> Iterator[tuple[Row, int]]:
         """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
@@ -188,6 +194,9 @@ class _Reading:
             if name in self.names:
                 raise Fault(f"request {quoted(name)} was there before")
             self.names.add(name)
+            if capture.counts is not None:
+                yield from self._counted(name, capture.counts, dialect)
+                continue
             if capture.ids is None:
                 self.findings.nulls.append(name)
                 continue
@@ -198,8 +207,26 @@ class _Reading:
                 raise Fault(f"request {quoted(name)}: {fault}") from None
             self.findings.add(name, found)
             if found.anything:
+                if self.load_only:
+                    raise Fault("it holds choices, and what came before counts; import these files apart")
+                self.load_only = False
                 tokens = sequences[number] if len(sequences) == len(captures) else None
                 yield from self._rows_of(name, found, capture, capture.tokens or tokens)
+
+    def _counted(self, name: str, counts: NDArray[np.int64], dialect: str) -> Iterator[tuple[Row, int]]:
+        """Yield the rows of an input of which nothing is known but how often each expert was chosen."""
+        self.used.add(dialect)
+        try:
+            whole = counts_of(counts, self._shape)
+        except Fault as fault:
+            raise Fault(f"input {quoted(name)}: {fault}") from None
+        if self._ordered_by is not None:
+            raise Fault("counts of choices have no order; leave --ordered-by out")
+        if self.load_only is False:
+            raise Fault("it holds counts, and what came before choices; import these files apart")
+        self.load_only, self.findings.counted = True, self.findings.counted + int(whole.sum())
+        for row in rows_of_counts(name, whole, self._shape, self._base):
+            yield row, 0
 
     def _reader_of(self, response: Any) -> str:
         """Return the reader of a response by its keys, or the one that was asked for."""

@@ -65,6 +65,8 @@ class Row:
     token_ids: NDArray[np.int32] | None = None
     # Whether all gates of a token, where they are there, are a distribution.
     sum_to_one: bool = True
+    # ``(E,)`` how often each expert was chosen, where no token is known.
+    counts: NDArray[np.int64] | None = None
 
 
 class Fault(Exception):  # noqa: N818

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces import checks
-from moeprobe.routing.traces.format import ADDED, FORMAT, KEY, READ, SCHEMA, VERSION
+from moeprobe.routing.traces.format import FORMAT, KEY, LACKING, READ, SCHEMA, VERSION
 from moeprobe.runtime.files import check_regular
 
 # What Arrow says of a damaged file.
@@ -61,7 +61,7 @@ def metadata_of(path: Path, schema: pa.Schema) -> dict[str, Any]:
             "moeprobe."
         )
     checks.about(path, about)
-    due = SCHEMA if version == VERSION else pa.schema([field for field in SCHEMA if field.name not in ADDED])
+    due = pa.schema([field for field in SCHEMA if field.name not in LACKING.get(version, ())])
     if not schema.remove_metadata().equals(due):
         wrong = [field.name for field in due if schema.get_field_index(field.name) < 0]
         wrong += [name for name in schema.names if due.get_field_index(name) < 0]

@@ -57,6 +57,11 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     Raises:
         UserError: they have no input in common, or other numbers of experts or of choices.
     """
+    for trace in (first, second):
+        if any(layer.load_only for layer in trace.layers.values()):
+            raise UserError(
+                f"{trace.path} holds counts of choices and no tokens, so nothing of it overlaps; leave --against out."
+            )
     known = set(second.ids)
     ids = [name for name in first.ids if name in known][:_INPUTS]
     if not ids:

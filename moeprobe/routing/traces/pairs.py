@@ -122,8 +122,10 @@ def _are_both_views(reference: TraceFile, trace: TraceFile) -> bool:
     return first == second | {"side": 1} and reference.about["checkpoint"] == trace.about["checkpoint"]
 
 
-def common_layers(traces: Sequence[TraceFile], wanted: Sequence[str] | None) -> list[str]:
-    """Return the layers that are looked at, in forward order.
+def common_layers(
+    traces: Sequence[TraceFile], wanted: Sequence[str] | None, *, mapped: bool = False
+) -> list[str]:
+    """Return the layers that are looked at, in forward order; ``mapped``: experts of the others have other numbers.
 
     Raises:
         UserError: a trace lacks one, or two of one name cannot be compared.
@@ -143,18 +145,21 @@ def common_layers(traces: Sequence[TraceFile], wanted: Sequence[str] | None) -> 
                 f"{first.path} has no layer {min(more)}, which {trace.path} has; choose with --layers."
             )
         for name in layers:
-            _check_alike(first, trace, name)
+            _check_alike(first, trace, name, mapped=mapped)
     return layers
 
 
-def _check_alike(first: TraceFile, trace: TraceFile, name: str) -> None:
+def _check_alike(first: TraceFile, trace: TraceFile, name: str, *, mapped: bool) -> None:
     one, other = first.layers[name], trace.layers[name]
     for field in ("num_experts", "top_k", "experts_choose", "num_prefix_tokens"):
+        if mapped and field == "num_experts":
+            continue
         values = getattr(one, field), getattr(other, field)
         if values[0] != values[1]:
             raise UserError(
                 f"{name} of {first.path} and of {trace.path} cannot be compared: {field} is {values[0]} in the first "
-                f"and {values[1]} in the second."
+                f"and {values[1]} in the second"
+                + ("; say which became which: --expert-map." if field == "num_experts" else ".")
             )
 
 

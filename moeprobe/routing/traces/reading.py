@@ -42,6 +42,8 @@ class Layer:
     experts_choose: bool
     gates_kept: str
     ordered_by: str | None
+    # Whether no token is known, but how often each expert was chosen.
+    load_only: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -133,8 +135,9 @@ class TraceFile:
             column: None if pd.isna(first[column]) else kind(first[column])
             for column, kind in checks.OF_LAYER.items()
         }
-        layer = Layer(**values)
-        checks.layer(self.path, name, vars(layer), rows["num_tokens"].to_numpy())
+        num_tokens = rows["num_tokens"].to_numpy()
+        layer = Layer(**values, load_only=not num_tokens.any())
+        checks.layer(self.path, name, vars(layer), num_tokens)
         return layer
 
     @property
@@ -200,6 +203,15 @@ class TraceFile:
         block = Block(about, tokens, **arrays)
         checks.block(f"{self.path}, {layer}", vars(about), vars(block), ids)
         return block
+
+    def counts(self, layer: str, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Return how often each expert was chosen ``(n, E)``, of a layer of which no more is known.
+
+        Raises:
+            UserError: that is not in the file, or no number of choices.
+        """
+        rows = self._take(self._rows[layer][self._places(ids)])
+        return checks.counts(f"{self.path}, {layer}", rows, num_experts=self.layers[layer].num_experts)
 
     def _take(self, rows: NDArray[np.int64]) -> pa.Table:
         """Return rows by their numbers."""

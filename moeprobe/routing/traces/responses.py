@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.routing.traces.csv_choices import counted, is_csv
 from moeprobe.routing.traces.log_rows import Fault
 from moeprobe.routing.traces.packed import is_packed, unpacked
 from moeprobe.runtime.characters import is_unicode
@@ -34,6 +35,9 @@ def responses(path: Path, *, progress: Callable[[int], None]) -> Iterator[tuple[
             if is_packed(file.peek(4)):
                 yield "the file", Gathered(unpacked(path))
                 progress(path.stat().st_size)
+                return
+            if is_csv(beginning := file.peek(64)[:64]):
+                yield "the file", Gathered(counted(path, file, beginning, progress=progress))
                 return
             number = 0
             while line := file.readline(_MOST + 1):

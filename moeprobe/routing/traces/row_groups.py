@@ -48,7 +48,7 @@ def _batch(rows: list[Row]) -> pa.RecordBatch:
     }
     for name in rows[0].alike:
         columns[name] = [row.alike[name] for row in rows]
-    for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates"):
+    for name in ("experts", "processed", "valid", "generated", "token_ids", "gates", "all_gates", "counts"):
         columns[name] = _lists(name, [getattr(row, name) for row in rows])
     return batch(columns, rows=len(rows))
 

@@ -20,7 +20,6 @@ from moeprobe.inputs.geometry import Correspondence, PatchGrid
 from moeprobe.routing.record import LayerRouting, highest_gates
 from moeprobe.routing.traces.format import COLUMNS, as_set, batch, lists
 from moeprobe.routing.traces.reading import Block
-from moeprobe.routing.traces.sequence import Tokens
 
 _SUMMARY = ("highest", "second", "rest")
 
@@ -32,7 +31,8 @@ def to_rows(
     *,
     all_gates: bool = False,
     pairs: Correspondence | None = None,
-    sequence: Tokens | None = None,
+    token_ids: NDArray[np.int32] | None = None,
+    generated: NDArray[np.bool_] | None = None,
 ) -> pa.RecordBatch:
     """Return one layer's routing of some inputs as rows of a trace.
 
@@ -42,7 +42,8 @@ def to_rows(
         routing: what was decided.
         all_gates: keep every gate, and not those of the chosen and a summary alone.
         pairs: which patches correspond to the reference's; None where they did not move.
-        sequence: the tokens of the one input, where they are known.
+        token_ids: the tokens ``(T,)`` of the one input, where they are known.
+        generated: ``(T,)`` which of them were generated, where that is known.
     """
     rows, tokens = routing.valid.shape
     top_k, gates, chosen = routing.top_k, routing.gates.float(), routing.selected.long()
@@ -68,8 +69,9 @@ def to_rows(
         # A slot is a patch of view 1: its partner is one of the other side.
         side = np.where(pairs.view_first[:, None], pairs.reference, pairs.view)
         columns["partner"] = (side, side.shape[1])
-    if sequence is not None:
-        columns |= {"generated": (sequence.generated, tokens), "token_ids": (sequence.ids, tokens)}
+    for name, marks in (("generated", generated), ("token_ids", token_ids)):
+        if marks is not None:
+            columns[name] = (marks, tokens)
     cells: dict[str, Any] = {
         "id": list(ids),
         "layer": layer,

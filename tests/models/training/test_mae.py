@@ -17,7 +17,6 @@ from moeprobe.models.nn import mae
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import capture
 from moeprobe.models.nn.plans import DispatchPlan
-from moeprobe.runtime.distributed import Alone
 from tests.golden import assert_golden
 from tests.models.training.test_resume import at_forward, press_ctrl_c
 from tests.models.training.tiny import finish, results, trainer
@@ -166,7 +165,7 @@ def test_validation_is_the_same_for_any_batch(tmp_path: Path) -> None:
         one = trainer(tmp_path / str(size), **PRETRAIN | {"eval_batch_size": size})
         losses.append(
             one.task.validate(
-                one.val_data, one.framing, normalise=one.normalise, device=one.device, ranks=Alone()
+                one.val_data, one.framing, normalise=one.normalise, device=one.device, layout=one.layout
             )
         )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -28,6 +28,17 @@ def uninterrupted_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     return results(folder)
 
 
+@pytest.fixture(scope="module")
+def writes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The files of tensors that a run writes, ``best`` only where the accuracy rises, and that is the machine's."""
+    written: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        at_write(patch, lambda: None, written)
+        trainer(tmp_path_factory.mktemp("counted")).run()
+    assert written.count("state.safetensors") == 2 and written.count("last.safetensors") == 3
+    return written
+
+
 class Killed(BaseException):
     """What nothing catches: the process is gone."""
 
@@ -37,6 +48,20 @@ def press_ctrl_c() -> None:
 
 
 Happening = Callable[[], None]
+
+
+def at_write(patch: pytest.MonkeyPatch, happen: Happening, written: list[str], number: int = 0) -> None:
+    """Before the ``number``-th file of tensors is written; names are added to ``written``."""
+    original = checkpoint.write_tensors
+
+    def write(path: Path, *rest: Any) -> None:
+        written.append(path.name)
+        if len(written) == number:
+            happen()
+        original(path, *rest)
+
+    patch.setattr(checkpoint, "write_tensors", write)
+    patch.setattr("moeprobe.models.training.state.write_tensors", write)
 
 
 def at_forward(one: Trainer, when: int, happen: Happening) -> None:
@@ -105,25 +130,25 @@ def test_ctrl_c_at_any_moment(
     assert results(tmp_path) == uninterrupted_run
 
 
-@pytest.mark.parametrize("number", range(1, 7))
+# Of the files of tensors that a run writes: the first, some between, the last.
+PARTS = [part / 6 for part in range(7)]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_ctrl_c_while_an_evaluation_is_written(
-    number: int, uninterrupted_run: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: float,
+    writes: list[str],
+    uninterrupted_run: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is being written is written to its end: metrics, last, best and state belong together."""
-    calls: list[str] = []
-    original = checkpoint.write_tensors
-
-    def write(path: Path, *rest: Any) -> None:
-        calls.append(path.name)
-        if len(calls) == number:
-            press_ctrl_c()
-        original(path, *rest)
-
-    monkeypatch.setattr(checkpoint, "write_tensors", write)
-    monkeypatch.setattr("moeprobe.models.training.state.write_tensors", write)
+    written: list[str] = []
+    last = len(writes) - writes[::-1].index("state.safetensors")
+    at_write(monkeypatch, press_ctrl_c, written, 1 + round(part * (last - 1)))
     with pytest.raises(KeyboardInterrupt):
         trainer(tmp_path).run()
-    assert calls[-1] == "state.safetensors"
+    assert written[-1] == "state.safetensors"
     monkeypatch.undo()
     finish(tmp_path)
     assert results(tmp_path) == uninterrupted_run
@@ -144,22 +169,20 @@ def test_ctrl_c_while_the_run_is_finished_leaves_it_finished(
     assert results(tmp_path) == uninterrupted_run
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+def die() -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_killed_between_two_files(
-    number: int, uninterrupted_run: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: float,
+    writes: list[str],
+    uninterrupted_run: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing is tidied up: the process is gone before the ``number``-th file of tensors."""
-    calls: list[str] = []
-    original = checkpoint.write_tensors
-
-    def write(path: Path, *rest: Any) -> None:
-        calls.append(path.name)
-        if len(calls) == number:
-            raise Killed
-        original(path, *rest)
-
-    monkeypatch.setattr(checkpoint, "write_tensors", write)
-    monkeypatch.setattr("moeprobe.models.training.state.write_tensors", write)
+    """Nothing is tidied up: the process is gone before a file of tensors."""
+    at_write(monkeypatch, die, [], 1 + round(part * (len(writes) - 1)))
     with pytest.raises(Killed):
         trainer(tmp_path).run()
     monkeypatch.undo()

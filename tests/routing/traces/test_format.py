@@ -253,8 +253,8 @@ def test_a_layer_that_an_input_lacks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"version": 3}, "is a trace of version 3, and this moeprobe reads versions 1 to 2"),
-        ({"format": "other"}, "is a trace of version 2"),
+        ({"version": 4}, "is a trace of version 4, and this moeprobe reads versions 1 to 3"),
+        ({"format": "other"}, "is a trace of version 3"),
         ({"layers": "l"}, "layers in its metadata is not as a trace has it"),
         ({"layers": ["l", "l"]}, "layers in its metadata is not"),
         ({"checkpoint": {}}, "name in its metadata is not"),

@@ -37,13 +37,20 @@ def saved_model(folder: Path, family: str) -> Path:
 
 def plain(folder: Path, ids: list[int]) -> np.ndarray:
     """The experts ``(T, L, K)`` of highest router logits, by the library alone."""
+    return plain_with_scores(folder, ids)[0]
+
+
+def plain_with_scores(folder: Path, ids: list[int]) -> tuple[np.ndarray, list[float]]:
+    """What ``plain`` says, and the log-probability of each token but the first."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
-        logits = model(torch.tensor([ids]), output_router_logits=True).router_logits
+        found = model(torch.tensor([ids]), output_router_logits=True)
     top_k = model.config.num_experts_per_tok
-    return np.stack([layer.reshape(len(ids), -1).topk(top_k).indices.numpy() for layer in logits], axis=1)
+    chosen = [layer.reshape(len(ids), -1).topk(top_k).indices.numpy() for layer in found.router_logits]
+    scores = found.logits[0, :-1].log_softmax(-1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]
+    return np.stack(chosen, axis=1), scores.tolist()
 
 
 def responses(model: Path, *, off: int = 0) -> list[dict[str, Any]]:
@@ -52,11 +59,13 @@ def responses(model: Path, *, off: int = 0) -> list[dict[str, Any]]:
     found = []
     for number, (prompt, generated) in enumerate(LENGTHS):
         ids = random.integers(3, 320, prompt + generated).tolist()
-        experts = plain(model, ids)[:-1]
+        whole, scores = plain_with_scores(model, ids)
+        experts = whole[:-1]
         experts[:off, -1] = (experts[:off, -1] + 1) % 8
         choice = {
             "index": 0,
             "token_ids": ids[prompt:],
+            "logprobs": {"token_logprobs": scores[prompt - 1 :]},
             "routed_experts": serving.npy(experts.astype("uint8")),
         }
         found.append({"id": f"r{number}", "prompt_token_ids": ids[:prompt], "choices": [choice],

@@ -71,6 +71,8 @@ class Capture:
         generated: ``(T,)`` which rows were generated, where neither tokens nor ``stated`` say it.
         weights: what was weighed for ``(T, K)`` experts, -1 = none, of a layer by its place among those with experts;
             None = it is not known.
+        counts: ``(L, E)`` how often each expert was chosen, where that is all that the server says, with ``ids`` None;
+            L all hidden layers, or those with experts.
     """
 
     ids: NDArray[Any] | None
@@ -81,6 +83,7 @@ class Capture:
     tokens: Tokens | None = None
     generated: NDArray[np.bool_] | None = None
     weights: Callable[[int, NDArray[np.int16]], Weights] | None = None
+    counts: NDArray[np.int64] | None = None
 
 
 class Reader(ABC):

@@ -1,15 +1,46 @@
-"""Probes of what the arithmetic of a model does to its routing."""
+"""Probes under stress: pixels that are moved against the model, weights in narrower formats, other batches."""
 
 from collections.abc import Sequence
 from typing import Unpack
 
 from moeprobe.adapters.base import Models
 from moeprobe.api.asking import ask
+from moeprobe.probes.attack import Attack
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.engine.options import Keywords, Options, with_options
 from moeprobe.probes.precision import Precision
 from moeprobe.results.folder import Result
 from moeprobe.runtime.progress import Progress
+
+
+@with_options
+def attack(
+    models: Models,
+    *,
+    data: str | None = None,
+    epsilons: Sequence[float] = Attack.epsilons,
+    steps: int = Attack.steps,
+    direction: str = Attack.direction,
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how the routing changes under the smallest change of the pixels that harms the answer.
+
+    Args:
+        models: as in ``match_ratio``.
+        data: as in ``match_ratio``.
+        epsilons: largest changes of a value of the image, in 255ths of the range of a pixel.
+        steps: of the ascent.
+        direction: "gradient", up the cross-entropy, or "random", what a change of that size does by itself.
+        options: as in ``match_ratio``, with ``changes``.
+        watcher: as in ``match_ratio``.
+
+    Raises:
+        UserError: something named does not exist or does not fit, or a model has no gradient to follow.
+    """
+    asked = Attack(epsilons=epsilons, steps=steps, direction=direction)
+    return ask(asked, models, data, options, watcher, changes)
 
 
 @with_options

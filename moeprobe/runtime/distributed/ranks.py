@@ -1,13 +1,9 @@
-"""Processes that work on one thing together, as ``torchrun`` starts them: the only user of ``torch.distributed``.
-
-Processes are numbered by their rank, from 0. What they tell one another in words goes through the store that they meet
-at, so that one which fails, ends or hangs is named; sums of tensors go through a process group (gloo on CPUs, NCCL on
-CUDA).
-"""
+"""The processes that work together, from one of them: messages, sums, and what became of one that does not answer."""
 
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,46 +15,17 @@ from moeprobe.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What torchrun, and the operators of Kubernetes, set.
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Minutes after which a process that does not answer is given up.
 _PATIENCE = "MOEPROBE_TIMEOUT_MINUTES"
 # Numbers of one message, and seconds in which a process that is there answers.
 _MESSAGE, _ANSWER = 2**22, 5.0
 _FAILED, _LOOK = "failed", timedelta(seconds=1)
+# What errors of messages between processes speak of: gloo and NCCL raise plain RuntimeErrors.
+_MESSAGES = re.compile("gloo|nccl|Dist[A-Z]|ProcessGroup|Connection|Timed out|Timeout|timeout|socket")
 
 
 class OtherFailedError(UserError):
     """Another process has failed, and says why itself."""
-
-
-def launched() -> bool:
-    """Whether this process was started as one of several."""
-    return all(os.environ.get(name) for name in _VARIABLES) and _number("WORLD_SIZE") > 1
-
-
-def rank() -> int:
-    """Return the number of this process; 0 where it is the only one."""
-    return _number("RANK") if launched() else 0
-
-
-def _number(name: str) -> int:
-    try:
-        value = int(os.environ[name])
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise UserError(f"The environment variable {name} is a whole number; got {os.environ[name]!r}.")
-    return value
-
-
-def own_device(name: str) -> str:
-    """Return the name of this process' device: of several CUDA devices of a machine each process has its own."""
-    import torch
-
-    if not launched() or name not in ("auto", "cuda") or not torch.cuda.is_available():
-        return name
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', rank())) % torch.cuda.device_count()}"
 
 
 def patience() -> timedelta:
@@ -90,8 +57,13 @@ class Alone:
         """Return a sum over all processes."""
         return own
 
-    def average(self, tensors: "Sequence[Tensor]") -> None:
+    def average(self, tensors: "Sequence[Tensor]", group: Any = None) -> None:
         """Leave tensors as they are."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch nobody."""
+        yield
 
     def following(self, own: "Tensor") -> "Tensor":
         """Return what the next process has."""
@@ -166,8 +138,11 @@ class Ranks:
         self._sum(whole)
         return whole
 
-    def average(self, tensors: "Sequence[Tensor]") -> None:
-        """Put the mean over all processes into each tensor; many go in one message."""
+    def average(self, tensors: "Sequence[Tensor]", group: Any = None) -> None:
+        """Put into each tensor its sum over a group of processes (None: all), divided by the number of all.
+
+        Many tensors go in one message.
+        """
         import torch
 
         waiting: list[Tensor] = []
@@ -175,7 +150,7 @@ class Ranks:
             waiting.append(tensor)
             if sum(one.numel() for one in waiting) > _MESSAGE or number == len(tensors) - 1:
                 message = torch.cat([one.flatten() for one in waiting])
-                self._sum(message)
+                self._sum(message, group)
                 message /= self.size
                 parts = message.split([one.numel() for one in waiting])
                 for one, part in zip(waiting, parts, strict=True):
@@ -191,19 +166,38 @@ class Ranks:
         self._sum(whole)
         return whole[(self.rank + 1) % self.size]
 
-    def _sum(self, tensor: "Tensor") -> None:
-        """Add up a tensor over all processes, in place."""
+    def _sum(self, tensor: "Tensor", group: Any = None) -> None:
+        """Add up a tensor over a group of processes, in place."""
         import torch.distributed as dist
 
+        with self.watching():
+            self.connect(tensor.device.type)
+            dist.all_reduce(tensor, group=group)
+
+    def connect(self, device: str) -> None:
+        """Make the process group in which tensors on a kind of device are sent, unless there is one."""
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            backend = "nccl" if device == "cuda" else "gloo"
+            store = dist.PrefixStore("sums", self._store)
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=self._patience
+            )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Say of a message between processes that fails inside the block which of them is gone.
+
+        Raises:
+            UserError: one is gone, or hangs.
+            OtherFailedError: one has failed, and says why itself.
+        """
         try:
-            if not dist.is_initialized():
-                backend = "nccl" if tensor.device.type == "cuda" else "gloo"
-                store = dist.PrefixStore("sums", self._store)
-                dist.init_process_group(
-                    backend, store=store, rank=self.rank, world_size=self.size, timeout=self._patience
-                )
-            dist.all_reduce(tensor)
+            yield
         except RuntimeError as error:
+            if not _MESSAGES.search(f"{type(error).__name__}: {error}"):
+                raise
             self._blame(error)
 
     def _blame(self, error: RuntimeError) -> NoReturn:
@@ -215,8 +209,8 @@ class Ranks:
         gone = [one for one in range(self.size) if not self._store.check([f"alive/{one}"])]
         names = ", ".join(map(str, gone)) or "none of them"
         raise UserError(
-            f"A sum over {self.size} processes failed; gone or hanging (counted from 0): {names}. The same command "
-            f"goes on from the last checkpoint ({str(error).splitlines()[0]})."
+            f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
+            f"command goes on from the last checkpoint ({str(error).splitlines()[0]})."
         ) from error
 
     def leave(self) -> None:
@@ -225,34 +219,3 @@ class Ranks:
         if self.rank == 0:
             for other in range(self.size):
                 self._get(f"left/{other}", other)
-
-
-@contextmanager
-def together() -> Iterator[Ranks]:
-    """Meet the other processes; what fails in the block is told to them.
-
-    Raises:
-        UserError: they cannot be met.
-    """
-    import torch.distributed as dist
-
-    size, number = _number("WORLD_SIZE"), _number("RANK")
-    try:
-        store, _, _ = next(iter(dist.rendezvous("env://", number, size, timeout=patience())))
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(
-            f"Process {number} of {size} could not meet the others at {os.environ['MASTER_ADDR']}:"
-            f"{os.environ['MASTER_PORT']} ({str(error).splitlines()[0]})."
-        ) from error
-    ranks = Ranks(dist.PrefixStore("moeprobe", store), number, size)
-    try:
-        yield ranks
-    except OtherFailedError:
-        raise
-    except UserError as error:
-        if not ranks.fail(error.sentence):
-            raise OtherFailedError(error.sentence) from error
-        raise
-    ranks.leave()
-    if dist.is_initialized():
-        dist.destroy_process_group()

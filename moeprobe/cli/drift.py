@@ -1,0 +1,57 @@
+"""``moeprobe drift``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli.early import check_folder, check_traces
+from moeprobe.cli.fields import names
+from moeprobe.cli.options import AsJson, IntervalSeed, Overwrite, Svg, command_line
+
+
+def drift(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Files of moeprobe trace or import, one per checkpoint, in the order of the training.",
+        ),
+    ],
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers, comma-separated, e.g. layers.3; default all.")
+    ] = None,
+    seed: IntervalSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
+    overwrite: Overwrite = False,
+    svg: Svg = False,
+    json: AsJson = False,
+) -> None:
+    """How far does routing move over a training? Each recorded checkpoint against the first and the last.
+
+    Agreement with κ and intervals in each layer, for checkpoints of one model that read the same inputs.
+
+    Example: `moeprobe drift traces/step-0/clean.parquet traces/step-100/clean.parquet traces/step-200/clean.parquet`
+    """
+    check_traces(traces)
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.screen import Bar, print_result
+    from moeprobe.cli.short import by_view
+
+    with Bar("inputs") as bar:
+        result = api.drift(
+            traces,
+            layers=tuple(names(layers)) or None,
+            seed=seed,
+            out=out,
+            overwrite=overwrite,
+            svg=svg,
+            command=command_line(),
+            watcher=bar,
+        )
+    print_result(
+        result, out=out, as_json=json, show=lambda shown: by_view(shown, title="Drift of recorded routing")
+    )

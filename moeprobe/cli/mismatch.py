@@ -1,0 +1,78 @@
+"""``moeprobe mismatch``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moeprobe.cli.early import check_checkpoints, check_folder, check_traces
+from moeprobe.cli.fields import names
+from moeprobe.cli.options import AsJson, IntervalSeed, Overwrite, command_line
+
+
+def mismatch(
+    model: Annotated[str, typer.Argument(metavar="hf:MODEL", help="The language model that was served.")],
+    tokens: Annotated[
+        Path,
+        typer.Option(
+            help="The server's responses, with token ids and log-probabilities of the generated tokens."
+        ),
+    ],
+    routing: Annotated[
+        Path, typer.Option(help="Trace of the same requests: moeprobe import routed-experts.")
+    ],
+    gates: Annotated[
+        str,
+        typer.Option(
+            help="Weights of the repeated experts: recomputed, as the model's routers weigh them, or replayed, as in "
+            "the trace."
+        ),
+    ] = "recomputed",
+    layers: Annotated[
+        str | None, typer.Option(help="MoE layers that repeat the routing, comma-separated; default all.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most requests, from the first one on.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests in a batch.")] = 8,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    seed: IntervalSeed = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables; default: print only.")] = None,
+    overwrite: Overwrite = False,
+    json: AsJson = False,
+) -> None:
+    """How much of the mismatch between a server and the model is routing?
+
+    The model scores the tokens that the server generated as it routes them itself, and again with the server's
+    choices of experts: mean absolute difference of log-probability and k3 divergence from the server's, both times,
+    with intervals over requests.
+
+    Example: `moeprobe mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
+    """
+    check_checkpoints([model])
+    check_traces([routing])
+    check_folder(out, overwrite=overwrite)
+    from moeprobe import api
+    from moeprobe.cli.screen import Bar, print_result
+    from moeprobe.cli.short import side_by_side
+
+    with Bar("requests") as bar:
+        result = api.mismatch(
+            model,
+            tokens=tokens,
+            routing=routing,
+            gates=gates,
+            layers=tuple(names(layers)) or None,
+            limit=limit,
+            batch_size=batch_size,
+            device=device,
+            seed=seed,
+            out=out,
+            overwrite=overwrite,
+            command=command_line(),
+            watcher=bar,
+        )
+    print_result(
+        result,
+        out=out,
+        as_json=json,
+        show=lambda shown: side_by_side(shown, title="Log-probabilities of server and model", full=True),
+    )

@@ -1,0 +1,82 @@
+"""Tokens with experts that only one of two checkpoints has: one was pruned, merged or given more experts.
+
+They have no part in the agreement of the others. Of those whose experts were removed or merged it is asked apart
+(tokens ``unshared``) how far what is left of their experts is what the other checkpoint chooses.
+
+Axes: B texts, P tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPERT_REMOVED = Metric(
+    "expert_removed",
+    about="share of the tokens that chose, in the reference, an expert that the other checkpoint does not have; they "
+    "have no part in the agreement of tokens",
+    label="tokens whose expert was removed",
+    short="removed",
+    rank=20,
+)
+EXPERTS_MERGED = Metric(
+    "experts_merged",
+    about="share of the tokens of which two experts became one in the other checkpoint; no part in the agreement "
+    "either",
+    label="tokens of which two experts became one",
+    short="merged",
+)
+EXPERT_ADDED = Metric(
+    "expert_added",
+    about="share of the tokens that chose an expert that no expert of the reference became; no part in the agreement "
+    "either",
+    label="tokens with an expert that is new",
+    short="added",
+)
+_METRICS = (EXPERT_REMOVED, EXPERTS_MERGED, EXPERT_ADDED)
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """Why the experts of tokens are not those of both sides: ``(B, P)`` bool each; ``trial`` says which tokens are."""
+
+    removed: Tensor
+    merged: Tensor
+    added: Tensor
+    trial: Tensor
+
+    @property
+    def unshared(self) -> Tensor:
+        """``(B, P)`` which tokens have an expert that only one side has, or had two that became one."""
+        return self.removed | self.merged | self.added
+
+
+class Unshared(ModelAnalysis[Reasons]):
+    """Shares of tokens with experts that only one side has."""
+
+    measures = _METRICS
+    signature = "unshared_trials"
+
+    def sums(self, subject: Reasons) -> dict[str, Tensor]:
+        """Return how many tokens there are of each kind per text ``(B,)``."""
+        columns = {"unshared_trials": subject.trial.sum(1)}
+        for metric, which in zip(_METRICS, (subject.removed, subject.merged, subject.added), strict=True):
+            columns[metric.name] = (which & subject.trial).sum(1)
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the shares."""
+        trials = columns["unshared_trials"]
+        total = trials.astype(np.float64)
+        return [
+            metric.raw(Share(columns[metric.name].astype(np.float64), total), trials) for metric in _METRICS
+        ]

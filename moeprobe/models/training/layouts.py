@@ -1,0 +1,203 @@
+"""What each of several processes holds of the model that they train together.
+
+``replicas``: all of it. ``experts``: all but the experts, of which it has a share. ``fsdp``: a share of every
+parameter, put together block by block while a pass runs through it (torch's ``fully_shard``). Beside it, a process
+holds gradients and what the optimizer remembers of the same parameters.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from moeprobe.errors import UserError
+from moeprobe.models.config import TrainConfig
+from moeprobe.models.nn.capture import moe_layers
+from moeprobe.models.training.step import gradient_norm
+from moeprobe.runtime.distributed import Alone, Ranks
+
+# Those that treat every number of a parameter for itself, so that a share of it is updated as the whole would be.
+_ELEMENTWISE = ("adam", "adamw", "momentum", "nadam", "nadamw", "rmsprop", "sgd")
+
+
+class Layout:
+    """All of the model in every process.
+
+    Attributes:
+        ranks: all processes.
+        sharded: whether the state of a run is written in parts.
+        in_step: whether all processes must run the model at the same time, in evaluations too.
+    """
+
+    in_step = False
+
+    def __init__(self, ranks: Ranks | Alone, *, sharded: bool = False) -> None:
+        self.ranks, self.sharded = ranks, sharded
+
+    def average(self, model: nn.Module) -> None:
+        """Make gradients of this process' part of a batch those of the whole batch."""
+        self.ranks.average([one.grad for one in model.parameters() if one.grad is not None])
+
+    def norm(self, model: nn.Module) -> Tensor:
+        """Return the norm of all gradients together."""
+        return gradient_norm(model)
+
+    def whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters, or what belongs to them, by their names, as those of the whole model.
+
+        A tensor of which this process holds a part stays one, but knows it (a ``DTensor``).
+        """
+        return dict(tensors)
+
+    def part(self, tensor: Any) -> Tensor:
+        """Return what the model of this process has of a tensor that is laid out as ``whole`` gives it."""
+        part: Tensor = tensor
+        return part
+
+
+class SpreadLayout(Layout):
+    """A share of the experts in every process.
+
+    Args:
+        ranks: all processes.
+        model: whose experts are spread, in place; on the CPU still, so that a device never holds all of them.
+        row: how many processes share the experts.
+        device: where the model is trained.
+    """
+
+    in_step = True
+
+    def __init__(self, ranks: Ranks, model: nn.Module, *, row: int, device: torch.device) -> None:
+        from moeprobe.runtime.distributed.mesh import Mesh
+
+        super().__init__(ranks, sharded=True)
+        self._mesh = Mesh(ranks, row, device)
+        self._names = set()
+        for name, module in moe_layers(model).items():
+            module.spread(self._mesh)
+            self._names |= {f"{name}.mlp.experts.{one}" for one, _ in module.experts.named_parameters()}
+
+    def average(self, model: nn.Module) -> None:
+        """Make gradients of this process' part of a batch, and its experts', those of the whole batch."""
+        common, shares = [], []
+        for name, one in model.named_parameters():
+            if name in self._names and one.requires_grad:
+                # Experts that no token of this step came to have a gradient of 0, as they have where there are all.
+                one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+                shares.append(one.grad)
+            elif one.grad is not None:
+                common.append(one.grad)
+        self.ranks.average(common)
+        self._mesh.average(shares)
+
+    def norm(self, model: nn.Module) -> Tensor:
+        """Return the norm of all gradients together, those of other processes' experts among them."""
+        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        shares = [self._mesh.whole(one) for name, one in gradients.items() if name in self._names]
+        common = [one for name, one in gradients.items() if name not in self._names]
+        norms = [nn.utils.get_total_norm(common)] if common else []
+        if shares:
+            with self.ranks.watching():
+                together: Any = nn.utils.get_total_norm(shares)
+                norms.append(together.full_tensor())
+        return nn.utils.get_total_norm(norms)
+
+    def whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return tensors as those of the whole model; of experts, this process knows that it has a part."""
+        return {name: self._mesh.whole(one) if name in self._names else one for name, one in tensors.items()}
+
+    def part(self, tensor: Any) -> Tensor:
+        """Return what the model of this process has of a tensor that is laid out as ``whole`` gives it."""
+        part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return part
+
+
+class FullyShardedLayout(Layout):
+    """A share of every parameter in every process.
+
+    Args:
+        ranks: all processes.
+        model: is laid out in place.
+        device: where the model is trained; it is moved there.
+    """
+
+    in_step = True
+
+    def __init__(self, ranks: Ranks, model: VisionTransformer, *, device: torch.device) -> None:
+        from moeprobe.runtime.distributed.sharded import shard
+
+        super().__init__(ranks, sharded=True)
+        shard(model.to(device), model.blocks, ranks, device)
+
+    def average(self, model: nn.Module) -> None:
+        """Leave gradients: those of the whole batch came together in the backward pass."""
+
+    def norm(self, model: nn.Module) -> Tensor:
+        """Return the norm of all gradients together."""
+        with self.ranks.watching():
+            norm: Any = super().norm(model)
+            whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+
+def gathered(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return whole tensors, put together from all processes, which call this at the same time: to the first's CPU.
+
+    One after the other: a device holds one whole tensor at a time.
+    """
+    found = {}
+    for name, one in layout.whole(tensors).items():
+        with layout.ranks.watching():
+            whole = one.full_tensor() if hasattr(one, "full_tensor") else one
+        if layout.ranks.rank == 0:
+            found[name] = whole.detach().cpu()
+    return found
+
+
+def make_layout(
+    config: TrainConfig, model: VisionTransformer, ranks: Ranks | Alone, *, device: torch.device
+) -> Layout:
+    """Lay a model, of which every process has all, out over the processes, in place.
+
+    Raises:
+        UserError: it cannot be laid out so.
+    """
+    if config.parallel == "replicas":
+        return Layout(ranks)
+    optimizer = config.optimizer.name
+    if optimizer not in _ELEMENTWISE:
+        raise UserError(
+            f"The optimizer {optimizer!r} may need whole parameters, of which a process has parts with "
+            f"parallel={config.parallel}; take one of {', '.join(_ELEMENTWISE)}, or parallel=replicas."
+        )
+    if config.parallel == "experts":
+        row = _row(config, model, ranks.size)
+        if not isinstance(ranks, Alone):
+            return SpreadLayout(ranks, model, row=row, device=device)
+        return Layout(ranks, sharded=True)
+    single = [name for name, one in model.named_parameters() if one.ndim == 0]
+    if single:
+        raise UserError(
+            f"torch's fully_shard cuts no single number, as {single[0]} is; take another router, or parallel=experts."
+        )
+    if not isinstance(ranks, Alone):
+        return FullyShardedLayout(ranks, model, device=device)
+    return Layout(ranks, sharded=True)
+
+
+def _row(config: TrainConfig, model: nn.Module, number: int) -> int:
+    """Return how many processes of a number share the experts of a layer."""
+    layers = moe_layers(model)
+    if not layers:
+        raise UserError("parallel=experts spreads experts, and a dense model has none; leave it out.")
+    experts = math.gcd(*(layer.router.num_experts for layer in layers.values()))
+    row = config.expert_ranks or math.gcd(number, experts)
+    if number % row or experts % row:
+        raise UserError(
+            f"{experts} experts of a layer cannot be spread over groups of {row} of {number} processes; make "
+            "expert_ranks a divisor of both, or leave it out."
+        )
+    return row

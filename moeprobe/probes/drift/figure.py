@@ -1,0 +1,53 @@
+"""κ of the routing of each checkpoint of a training with the first and with the last one, along the steps."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from moeprobe.probes.drift.sentences import kappas
+from moeprobe.probes.drift.steps import FIRST, LAST
+from moeprobe.results.figures import panels
+from moeprobe.results.palette import colors
+
+_MOST_TICKS = 8
+
+
+def draw(table: pd.DataFrame, *, steps: Mapping[str, float], numbered: bool) -> dict[str, Figure]:
+    """Return the figure: a panel per layer (of many the first and the last).
+
+    Args:
+        table: of a run.
+        steps: by name of a checkpoint its place.
+        numbered: whether places are steps of the training, and not just the order.
+    """
+    rows = kappas(table)
+    if rows["value"].isna().all():
+        return {}
+    every = panels.layers(rows)
+    layers = every if len(every) <= panels.MOST_PANELS else [every[0], every[-1]]
+    figure, axes = panels.panels(1, len(layers))
+    palette = colors([FIRST, LAST])
+    for panel, layer in zip(axes[0], layers, strict=True):
+        for against, form in ((FIRST, "o-"), (LAST, "s--")):
+            own = panels.select(rows, layer=layer, against=against)
+            x = np.array([steps[name] for name in own["name"]])
+            panels.points(panel, x, own, color=palette[against], label=f"with {against}", fmt=form)
+            panels.name_collapsed(panel, x, own, color=palette[against])
+        panel.set_title(layer)
+        panel.axhline(0, color="#999999", linewidth=0.8)
+        if numbered:
+            panel.set_xlabel("step")
+            panel.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        else:
+            some = list(steps)[:: max(1, len(steps) // _MOST_TICKS)]
+            panel.set_xticks([steps[name] for name in some], some, rotation=30, ha="right")
+    # All panels share the axis, which begins at chance, or below where values do.
+    lowest = min(0.0, float(rows[rows["layer"].isin(layers)][["value", "ci_low"]].min().min()))
+    axes[0, 0].set_ylim(lowest - 0.02, 1.05)
+    axes[0, 0].set_ylabel("κ (0 = chance)")
+    notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
+    drawn = rows[rows["layer"].isin(layers)]
+    return {"drift": panels.finish(figure, drawn, title="Drift of routing over a training", notes=notes)}

@@ -1,0 +1,31 @@
+"""The steps of a training by the names of its traces."""
+
+import itertools
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+# What the traces are held against.
+FIRST, LAST = "the first", "the last"
+_AGAINST = " against "
+
+
+def steps_of(names: Sequence[str]) -> list[float] | None:
+    """Return the number in each name that tells it from the others; None where there is none that grows."""
+    numbers = [[int(one) for one in re.findall(r"\d{1,15}", name)] for name in names]
+    for column in zip(*numbers, strict=False) if len({len(one) for one in numbers}) == 1 else ():
+        if all(one < other for one, other in itertools.pairwise(column)):
+            return [float(one) for one in column]
+    return None
+
+
+def view_of(name: str, reference: str) -> str:
+    """Return what the column ``view`` calls a trace that is held against the first or the last."""
+    return f"{name}{_AGAINST}{reference}"
+
+
+def by_step(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table of drift with the columns ``name`` and ``against``."""
+    parts = table["view"].str.rpartition(_AGAINST)
+    return table.assign(name=parts[0], against=parts[2])

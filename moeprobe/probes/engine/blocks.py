@@ -1,0 +1,34 @@
+"""The batches of a block of images, with what could not be read and how far it is."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from moeprobe.adapters.base import Checkpoint
+from moeprobe.inputs.batches import Loading, batches
+from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.runtime.progress import Advance
+
+
+def loaded(
+    question: Question, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
+) -> Iterator[Any]:
+    """Return the batches of some images, with the views of the question; arguments and errors as of ``batches``."""
+    return batches(
+        question.dataset,
+        block,
+        recipe(question, checkpoint.framing),
+        loading=Loading(question.batch_size, question.workers),
+        skip_bad_images=question.skip_bad_images,
+        group_images=checkpoint.model.group_images,
+        masks=masks,
+    )
+
+
+def counted(loader: Iterable[Any], skipped: list[str], progress: Advance | None) -> Iterator[Any]:
+    """Yield the batches that hold images; names of those that could not be read go to ``skipped``."""
+    for batch in loader:
+        skipped += batch.skipped
+        if batch.image_ids:
+            yield batch
+        if progress is not None:
+            progress(len(batch.image_ids) + len(batch.skipped))

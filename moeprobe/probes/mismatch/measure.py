@@ -1,0 +1,220 @@
+"""Measure how much of the mismatch between a server and a model is routing: each sequence is scored twice.
+
+Axes: B requests of a batch, T tokens.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from moeprobe.adapters.base import Checkpoint, Model
+from moeprobe.adapters.open import as_checkpoint
+from moeprobe.errors import UserError
+from moeprobe.metrics.mismatch import Mismatch as MismatchAnalysis
+from moeprobe.metrics.mismatch import Scores
+from moeprobe.probes.engine.batch_sums import to_host
+from moeprobe.probes.engine.layers import check_layers, chosen_layers
+from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.probes.mismatch import Mismatch
+from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
+from moeprobe.results import summaries
+from moeprobe.results.folder import Result, output_folder
+from moeprobe.results.palette import colors
+from moeprobe.results.provenance import provenance
+from moeprobe.results.stored import of_table
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
+from moeprobe.routing.capabilities import Rerouted
+from moeprobe.routing.record import RoutingTrace
+from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.routing.traces.rows import to_routing
+from moeprobe.routing.traces.scored import read_log_probabilities
+from moeprobe.routing.traces.sequence import Tokens
+from moeprobe.routing.traces.token_ids import read_sequences
+from moeprobe.runtime.device import choose_device
+from moeprobe.runtime.files import sha256
+from moeprobe.runtime.progress import Progress, progress_of
+
+_DATA, _VIEW = "requests", "generated"
+
+
+@with_options
+def mismatch(
+    model: Model,
+    *,
+    tokens: str | Path,
+    routing: str | Path,
+    gates: str = "recomputed",
+    options: Options | None = None,
+    watcher: Progress | None = None,
+    **changes: Unpack[Keywords],
+) -> Result:
+    """Measure how far a server's log-probabilities are from a language model's, and how much of that is routing.
+
+    The model scores the generated tokens twice: as it routes them itself, and with the server's routing. What of the
+    difference is gone the second time goes with the routing.
+
+    Args:
+        model: a model of ``hf:``.
+        tokens: file of the server's responses with token ids and log-probabilities.
+        routing: trace that was imported of its routed experts, of the same requests.
+        gates: weights of the replayed experts: "recomputed" as the router weighs them, or "replayed" as in the trace.
+        options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``seed`` (of the intervals), ``out`` and
+            ``overwrite``; ``changes`` are applied to them by name.
+        watcher: receives the progress of the run.
+
+    Raises:
+        UserError: a file is not as it should be, the two are not of one model, or its choices cannot be replayed.
+    """
+    options = combine(options, changes)
+    watcher, started = progress_of(watcher), time.perf_counter()
+    if gates not in ("recomputed", "replayed"):
+        raise UserError(f"The gates of a replayed routing are recomputed or replayed; got {gates!r}.")
+    served = _Served(Path(tokens), TraceFile(Path(routing)), limit=options.limit)
+    checkpoint = as_checkpoint(model, device=options.device)
+    if not isinstance(checkpoint.model, Rerouted):
+        raise UserError(f"{checkpoint.name} is no language model that can repeat a server's routing.")
+    check_layers({checkpoint.name: checkpoint.model.layer_names}, options.layers)
+    layers = chosen_layers(checkpoint.model.layer_names, options.layers)
+    served.check(checkpoint, layers, gates=gates)
+    request = {
+        "kind": Mismatch.kind, "data": _DATA, "split": "", "view": {"name": _VIEW}, "gates": gates,
+        "tokens": sha256(Path(tokens)), "routing": sha256(Path(routing)), "limit": options.limit,
+        "layers": None if options.layers is None else list(options.layers), "seed": options.seed, "severities": [],
+        "analyses": list(Mismatch.analyses), "aligned": True, "replayed_gates": gates, "trained_capacity": False,
+        "class_null": False, "labels_used": False,
+        "checkpoints": {checkpoint.name: {"sha256": checkpoint.provenance.get("sha256")}},
+    }  # fmt: skip
+    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+        accumulator = Accumulator()
+        watcher.start(Mismatch.kind, len(served.names))
+        for start in range(0, len(served.names), options.batch_size):
+            names = served.names[start : start + options.batch_size]
+            scores = _scores(checkpoint.model, served, names, layers, gates=gates)
+            columns = {name: to_host(column) for name, column in MismatchAnalysis().sums(scores).items()}
+            accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
+            watcher.advance(len(names))
+        sums = of_table(image_table(accumulator, checkpoint=checkpoint.name))
+        about = summaries.About(
+            run=Mismatch.kind if options.out is None else options.out.name,
+            dataset=_DATA,
+            split="",
+            seed=options.seed,
+            aligned=True,
+            train_seeds={checkpoint.name: checkpoint.train_seed},
+            groups={checkpoint.name: checkpoint.group},
+        )
+        table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), about=about)
+        sidecar = {
+            "request": request,
+            "command": options.command,
+            "checkpoints": {checkpoint.name: dict(checkpoint.provenance)},
+            "colours": colors([checkpoint.name]),
+            "skipped_images": [],
+            "notes": served.notes(),
+            "wall_seconds": time.perf_counter() - started,
+            "device": str(choose_device(options.device)),
+        } | provenance()
+        result = Result(table, comparison, sums, sidecar, _no_figures)
+        if folder is not None:
+            result = folder.write(result)
+            folder.finish(result.sidecar)
+    return result
+
+
+def _no_figures(result: Result) -> dict[str, Figure]:
+    return {}
+
+
+class _Served:
+    """What a server recorded: sequences, log-probabilities and routing of the requests that have all three."""
+
+    def __init__(self, path: Path, trace: TraceFile, *, limit: int | None) -> None:
+        self.path, self.trace = path, trace
+        self.sequences, self.scores = read_sequences(path), read_log_probabilities(path)
+        routed = set(trace.ids)
+        whole = [name for name in self.sequences if name in self.scores]
+        self.names = [name for name in whole if name in routed][:limit]
+        self._without = {
+            "log-probabilities": len(self.sequences) - len(whole),
+            "routing": sum(name not in routed for name in whole),
+        }
+        if not self.names:
+            raise UserError(
+                f"{path} and {trace.path} have no request in common; their names look like {next(iter(self.scores))!r} "
+                f"and {trace.ids[0]!r}."
+            )
+
+    def check(self, checkpoint: Checkpoint, layers: Sequence[str], *, gates: str) -> None:
+        """Raise ``UserError`` unless the trace is of the model's layers, and the model can repeat it."""
+        assert isinstance(checkpoint.model, Rerouted)
+        for name in layers:
+            if name not in self.trace.layers:
+                raise UserError(
+                    f"{self.trace.path} has no layer {name}; it has {', '.join(self.trace.layers)}: choose with "
+                    "--layers."
+                )
+            layer = self.trace.layers[name]
+            if layer.load_only or not layer.top_k or layer.experts_choose:
+                raise UserError(
+                    f"{self.trace.path}: tokens of {name} choose no experts that could be repeated."
+                )
+            if gates == "replayed" and layer.gates_kept == "none":
+                raise UserError(f"{self.trace.path} holds no gates of {name}; use --gates recomputed.")
+        checkpoint.model.check_replay(layers)
+        sequences = {name: self.sequences[name] for name in self.names}
+        check_vocabulary(checkpoint, sequences)
+        longest = getattr(checkpoint.framing, "longest", None)
+        for name, one in sequences.items():
+            if longest is not None and len(one.ids) > longest:
+                raise UserError(f"{name} has {len(one.ids)} tokens, and {checkpoint.name} reads {longest}.")
+
+    def routing(self, names: Sequence[str], layers: Sequence[str], *, num_tokens: int) -> RoutingTrace:
+        """Return the recorded routing of requests, no choice beyond its end.
+
+        Raises:
+            UserError: the trace says that its tokens are others.
+        """
+        found = {}
+        for layer in layers:
+            most = int(self.trace.num_tokens(layer, names).max())
+            if most > num_tokens:
+                raise UserError(
+                    f"{self.trace.path} has {most} tokens of a request of {num_tokens} in {self.path}."
+                )
+            block = self.trace.read(layer, names, num_tokens=num_tokens)
+            if block.token_ids is not None:
+                self._check_tokens(names, block.token_ids)
+            found[layer] = to_routing(block)
+        return RoutingTrace(found)
+
+    def _check_tokens(self, names: Sequence[str], ids: NDArray[np.int32]) -> None:
+        for name, own in zip(names, ids, strict=True):
+            sent = self.sequences[name].ids
+            if ((own[: len(sent)] >= 0) & (own[: len(sent)] != sent)).any():
+                raise UserError(f"{name} has other tokens in {self.trace.path} than in {self.path}.")
+
+    def notes(self) -> list[str]:
+        """Return what was left out."""
+        return [f"{count:,} requests without {what}" for what, count in self._without.items() if count]
+
+
+def _scores(
+    model: Rerouted, served: _Served, names: Sequence[str], layers: Sequence[str], *, gates: str
+) -> Scores:
+    """Return the log-probabilities of the generated tokens of some requests, NaN elsewhere."""
+    sequences: Mapping[str, Tokens] = {name: served.sequences[name] for name in names}
+    texts = batch_of(list(sequences.values()))
+    routing = served.routing(names, layers, num_tokens=texts.ids.shape[1])
+    server = torch.full(texts.ids.shape, float("nan"))
+    for row, (name, one) in enumerate(sequences.items()):
+        server[row, one.prompt : len(one.ids)] = torch.from_numpy(served.scores[name])
+    own = model.log_probabilities(texts)
+    replayed = model.replayed_log_probabilities(texts, routing, gates=gates)
+    return Scores(server.to(own.device), own, replayed)

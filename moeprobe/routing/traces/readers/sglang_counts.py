@@ -1,0 +1,40 @@
+"""Counts of SGLang's expert-distribution recorder."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from moeprobe.routing.traces.log_rows import Fault
+from moeprobe.routing.traces.model_config import MoeShape
+from moeprobe.routing.traces.packed import array_of
+from moeprobe.routing.traces.readers.base import Capture, Reader, count
+from moeprobe.routing.traces.sequence import Tokens
+
+_KEY = "logical_count"
+
+
+class SglangCounts(Reader):
+    """SGLang's recorder, ``stat``: ``logical_count`` (steps, layers, experts) (torch); the load alone, a step an input.
+
+    Steps without any choice are left out.
+    """
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether it has the key, and no choices."""
+        return _KEY in response and "records" not in response
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return how often each logical expert was chosen in each step."""
+        counts = array_of(response[_KEY], _KEY, kinds="iuf", dims=3)
+        if not np.isfinite(counts).all() or (counts != np.round(counts)).any():
+            raise Fault(f"{_KEY} takes whole numbers")
+        rank = count(response.get("rank")) or 0
+        return [
+            Capture(None, name=f"rank{rank}/step{step}", counts=one.astype(np.int64) if one.any() else None)
+            for step, one in enumerate(counts)
+        ]
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return nothing: no token is known."""
+        return []
