@@ -143,17 +143,20 @@ def experts(folder: Path) -> list[str]:
     """Return memory and messages for numbers of experts."""
     lines = [
         "| experts | parameters, 10⁶ | a rank holds, GB | share of an H200 | sent in a step, GB | ms on NVLink | "
-        "held with experts spread over ranks, GB |",
-        "|---|---|---|---|---|---|---|",
+        "held with experts spread over ranks, GB | held with fsdp, GB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for number in (8, 16, 32, 64, 128, 256, 512):
         sizes = Sizes(experts=number)
         held, sent = gigabytes_trained(sizes), bytes_averaged(sizes.parameters, GPUS) / 1e9
         shared = Sizes(experts=0).parameters
+        # Beside its share, a rank has the parameters of a whole block at a time, and of the next, with their gradients.
+        largest = (sizes.parameters - shared) / sizes.sparse
+        gathered = 2 * 2 * largest * _BYTES_SENT / 1e9
         spread = (shared + (sizes.parameters - shared) / GPUS) * _BYTES_TRAINED / 1e9
         lines.append(
             f"| {number} | {sizes.parameters / 1e6:,.0f} | {held:.1f} | {held * 1e9 / MEMORY:.0%} | {sent:.2f} | "
-            f"{1e12 * sent / LINK:.1f} | {spread:.1f} |"
+            f"{1e12 * sent / LINK:.1f} | {spread:.1f} | {gathered + held / GPUS:.1f} |"
         )
     return lines
 

@@ -38,7 +38,10 @@ def faults_of(torture: Torture, kills: int) -> dict[str, Fault]:
     }
     for name, number in _SIGNALS.items():
         faults[name] = partial(torture.signaled, name, number, some)
+    faults["Ctrl-C twice"] = partial(torture.signaled, "Ctrl-C twice", signal.SIGINT, some, twice=True)
     faults[_SMALL_FILES] = lambda: torture.limits(_SMALL_FILES, "FSIZE", (4096, 30_000, 100_000))
+    if torture.job.with_workers:
+        faults["no /dev/shm"] = torture.without_shared_memory
     if torture.job.name not in _ALL:
         return faults
     return faults | {

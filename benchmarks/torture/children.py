@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Line = tuple[str, ...]
 # Seconds until a process is taken to hang.
@@ -86,6 +90,44 @@ def not_almighty() -> None:
         held = struct.unpack("6I", rights.raw)
         kept = [one & low if place < 3 else one for place, one in enumerate(held)]
         ctypes.CDLL(None).capset(header, struct.pack("6I", *kept))
+
+
+def counting(path: Path) -> Callable[[], None]:
+    """Return what lets a process write down how many images go through a model, a line per pass."""
+
+    def count() -> None:
+        from timm.layers import PatchEmbed
+
+        original = PatchEmbed.forward
+
+        def forward(self: PatchEmbed, images: "Tensor") -> "Tensor":
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{len(images)}\n")
+            return original(self, images)
+
+        PatchEmbed.forward = forward
+
+    return count
+
+
+def counted(path: Path) -> int:
+    """Return how many images went through a model, and begin at none."""
+    lines = path.read_text(encoding="utf-8").split() if path.is_file() else []
+    path.unlink(missing_ok=True)
+    return sum(map(int, lines))
+
+
+def without_shared_memory() -> None:
+    """Take /dev/shm away from this process and its children, as a container does that has it read-only."""
+    library = ctypes.CDLL(None, use_errno=True)
+    new_namespace, private, read_only = 0x00020000, 1 << 18 | 1 << 14, 1
+    done = (
+        library.unshare(new_namespace) == 0
+        and library.mount(b"none", b"/", None, private, None) == 0
+        and library.mount(b"tmpfs", b"/dev/shm", b"tmpfs", read_only, None) == 0
+    )
+    if not done:
+        raise OSError(ctypes.get_errno(), "this process may not mount")
 
 
 def as_it_is() -> None:

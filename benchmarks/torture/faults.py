@@ -13,7 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.torture.children import PATIENCE, Child, Line, limited, not_almighty, shell, started
+from benchmarks.torture.children import (
+    PATIENCE,
+    Child,
+    Line,
+    counted,
+    counting,
+    limited,
+    not_almighty,
+    shell,
+    started,
+    without_shared_memory,
+)
 from benchmarks.torture.jobs import Job
 from benchmarks.torture.looking import fingerprint, left_behind, partial
 
@@ -32,6 +43,7 @@ class Finding:
         tracebacks: processes whose standard error held one.
         runs: runs that went on to their end.
         same: those of them whose results are those of the undisturbed run.
+        again: blocks computed again for each signal, the most of all runs; None where no image goes through a model.
     """
 
     fault: str
@@ -43,6 +55,7 @@ class Finding:
     tracebacks: int = 0
     runs: int = 0
     same: int = 0
+    again: float | None = None
 
     def disturbed(self, child: Child, folder: Path, out: Sequence[str]) -> None:
         """Note how a disturbed process ended, and what it left."""
@@ -64,17 +77,18 @@ class Torture:
     def __init__(self, job: Job, folder: Path, rng: random.Random) -> None:
         self.job, self.rng = job, rng
         self.folder = folder / "here"
+        self.images = folder / "images.txt"
         for name in ("undisturbed", "here"):
             (folder / name).mkdir(parents=True)
             job.prepare(folder / name)
-        self.wanted, self.seconds = self._undisturbed(folder / "undisturbed")
+        self.wanted, self.seconds, self.num_images = self._undisturbed(folder / "undisturbed")
 
-    def _undisturbed(self, folder: Path) -> tuple[dict[str, str], float]:
-        with started(self.job.line, folder) as child:
+    def _undisturbed(self, folder: Path) -> tuple[dict[str, str], float, int]:
+        with started(self.job.line, folder, before=counting(self.images)) as child:
             if child.wait() != 0:
                 raise RuntimeError(f"{self.job.name} does not run: {child.said()}")
             seconds = time.monotonic() - child.begun
-        return fingerprint(folder, self.job), seconds
+        return fingerprint(folder, self.job), seconds, counted(self.images)
 
     def moment(self) -> float:
         """Return a random moment of the run, in seconds from its beginning."""
@@ -83,7 +97,7 @@ class Torture:
     def finish(self, found: Finding, *, resume: bool = True, clear: bool = True) -> None:
         """Let the command go on to its end, undisturbed, and compare what it leaves."""
         if resume:
-            with started(self.job.line, self.folder) as child:
+            with started(self.job.line, self.folder, before=counting(self.images)) as child:
                 child.wait()
             finished = child.code == 2 and "finished" in child.said()
             if child.code != 0 and not finished:
@@ -95,16 +109,25 @@ class Torture:
         if clear:
             self.job.cleared(self.folder)
 
-    def signaled(self, fault: str, number: int, times: int, *, chain: int = 1) -> Finding:
-        """Send a signal at random moments, ``chain`` times in a row, then let the run end; so often in all."""
+    def signaled(
+        self, fault: str, number: int, times: int, *, chain: int = 1, twice: bool = False
+    ) -> Finding:
+        """Send a signal at random moments, ``chain`` times in a row, then let the run end; so often in all.
+
+        ``twice`` sends it a second time while the first is dealt with.
+        """
         found = Finding(fault, self.job.name)
         misses = 0
         while found.times < times and misses < 20 * times:
             hit = 0
+            counted(self.images)
             while hit < chain and found.times < times:
-                with started(self.job.line, self.folder) as child:
+                with started(self.job.line, self.folder, before=counting(self.images)) as child:
                     child.wait(self.moment())
                     child.send(number)
+                    if twice:
+                        child.wait(self.rng.uniform(0, 0.2))
+                        child.send(number)
                     child.wait(PATIENCE)
                 if child.code == 0 or "finished" in child.said():
                     misses += 1
@@ -113,8 +136,24 @@ class Torture:
                 hit += 1
             if hit:
                 self.finish(found)
+                self._computed(found, hit)
             else:
                 self.job.cleared(self.folder)
+        return found
+
+    def _computed(self, found: Finding, signals: int) -> None:
+        """Note how much a run computed that an undisturbed one does not, in blocks for each signal."""
+        if self.job.blocks:
+            more = (counted(self.images) - self.num_images) / signals
+            found.again = max(found.again or 0.0, more / (self.num_images / self.job.blocks))
+
+    def without_shared_memory(self) -> Finding:
+        """Run with loader processes that have no shared memory, then without such processes."""
+        found = Finding("no /dev/shm, 2 loader processes", self.job.name)
+        with started(self.job.with_workers, self.folder, before=without_shared_memory) as child:
+            child.wait()
+        found.disturbed(child, self.folder, self.job.out)
+        self.finish(found, resume=child.code != 0)
         return found
 
     def limits(self, fault: str, kind: str, values: Sequence[int]) -> Finding:

@@ -24,6 +24,7 @@ _SWEEP = {
     "cells": [{"model.top_k": [1, 2]}],
     "measure": {"limit": 40},
 }  # fmt: skip
+_SWEPT = ("noise-sweep", *CHECKPOINTS, "--sigmas", "0,0.1,0.3", "--limit", "120", "--out", "out")
 _SHARDS = ("confidence", *CHECKPOINTS, "--limit", "400", "--batch-size", "20")
 
 
@@ -35,8 +36,10 @@ class Job:
         name: of the command.
         line: what is typed.
         out: the folders of its results, in the working directory.
-        timed: patterns of results that hold times, whose bytes differ from run to run.
         prepare: makes what it reads, in the working directory.
+        timed: patterns of results that hold times, whose bytes differ from run to run.
+        blocks: how many equal parts of its images it keeps one by one; 0 = no image goes through a model.
+        with_workers: what is typed for the same with loader processes; empty = it has none.
     """
 
     name: str
@@ -44,6 +47,8 @@ class Job:
     out: tuple[str, ...]
     prepare: Callable[[Path], None] = lambda folder: None
     timed: tuple[str, ...] = ()
+    blocks: int = 0
+    with_workers: Line = ()
 
     def cleared(self, folder: Path) -> None:
         """Remove its results."""
@@ -77,11 +82,14 @@ JOBS = {
             "train",
             ("train", "--config", "digits-prc", "--resume", "--folder", "out", "--device", "cpu", *_TRAINING),
             ("out",),
+            blocks=4,  # evaluations
         ),
         Job(
             "noise-sweep",
-            ("noise-sweep", *CHECKPOINTS, "--sigmas", "0,0.1,0.3", "--limit", "120", "--out", "out"),
+            _SWEPT,
             ("out",),
+            blocks=2,  # checkpoints
+            with_workers=(*_SWEPT, "--workers", "2"),
         ),
         Job(
             "tradeoff",
@@ -89,12 +97,14 @@ JOBS = {
             ("out", "trained"),
             lambda folder: _write(folder, "sweep.yaml", _SWEEP),
             ("out/table.csv", "out/figures/*", "cell.json"),
+            blocks=4,  # a training and its measurement, twice
         ),
         Job("merge", ("merge", "shard1", "shard2", "--out", "out"), ("out",), _measure_shards),
         Job(
             "trace",
             ("trace", CHECKPOINTS[0], "--view", "gaussian_noise", "--limit", "100", "--out", "out"),
             ("out",),
+            blocks=1,
         ),
         Job(
             "import vmoe",

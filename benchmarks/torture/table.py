@@ -9,13 +9,18 @@ import pandas as pd
 from benchmarks.torture.faults import Finding
 from moeprobe.results.provenance import provenance
 
-COLUMNS = ("fault", "command", "times", "exit", "partial", "left", "tracebacks", "runs", "same")
+COLUMNS = ("fault", "command", "times", "exit", "partial", "left", "tracebacks", "runs", "same", "again")
 
 
 def as_frame(findings: Sequence[Finding]) -> pd.DataFrame:
     """Return a row per finding; exit codes in one cell, those of signals with a minus."""
     rows = [
-        {**vars(found), "exit": " ".join(str(code) for code in sorted(found.codes))} for found in findings
+        {
+            **vars(found),
+            "exit": " ".join(str(code) for code in sorted(found.codes)),
+            "again": "" if found.again is None else f"{found.again:.2f}",
+        }
+        for found in findings
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -26,7 +31,11 @@ def write(folder: Path, findings: Sequence[Finding], **asked: object) -> None:
     rows = as_frame(findings)
     if (folder / "faults.csv").is_file():
         earlier = pd.read_csv(folder / "faults.csv", dtype=str, keep_default_na=False)
-        rows = pd.concat([earlier, rows.astype(str)]).drop_duplicates(["fault", "command"], keep="last")
+        rows = (
+            pd.concat([earlier, rows.astype(str)])
+            .fillna("")
+            .drop_duplicates(["fault", "command"], keep="last")
+        )
     rows.to_csv(folder / "faults.csv", index=False, lineterminator="\n")
     about = {"asked": asked} | provenance()
     (folder / "faults.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
