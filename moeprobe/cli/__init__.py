@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from moeprobe.cli.environment import USER_ERROR, prepare, say
 from moeprobe.errors import UserError
+from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.plugins import asked
 
@@ -21,6 +22,11 @@ def main() -> None:
 
     0 done, 1 a bug, 2 the user's input is wrong, 3 what --fail-if-worse names is worse, 130 interrupted.
     """
+    with distributed.ending():
+        _run()
+
+
+def _run() -> None:
     wrong = prepare(sys.argv[1:])
     try:
         if wrong is not None:

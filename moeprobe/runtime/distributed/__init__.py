@@ -5,14 +5,26 @@ at, so that one which fails, ends or hangs is named (``ranks``); sums of tensors
 CPUs, NCCL on CUDA). ``mesh`` sends rows from process to process, ``sharded`` has parameters of which each holds a part.
 """
 
+import atexit
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.distributed.ranks import Alone, OtherFailedError, Ranks, patience
 
-__all__ = ["Alone", "OtherFailedError", "Ranks", "launched", "own_device", "patience", "rank", "together"]
+__all__ = [
+    "Alone",
+    "OtherFailedError",
+    "Ranks",
+    "ending",
+    "launched",
+    "own_device",
+    "patience",
+    "rank",
+    "together",
+]
 
 # What torchrun, and the operators of Kubernetes, set.
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -20,7 +32,11 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 def launched() -> bool:
     """Whether this process was started as one of several."""
-    return all(os.environ.get(name) for name in _VARIABLES) and _number("WORLD_SIZE") > 1
+    return _placed() and _number("WORLD_SIZE") > 1
+
+
+def _placed() -> bool:
+    return all(os.environ.get(name) for name in _VARIABLES)
 
 
 def rank() -> int:
@@ -45,6 +61,36 @@ def own_device(name: str) -> str:
     if not launched() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     return f"cuda:{int(os.environ.get('LOCAL_RANK', rank())) % torch.cuda.device_count()}"
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """End a process that is one of several with the block, and do not take its interpreter down.
+
+    A thread of gloo gives the tensors of a message back under the interpreter's lock, some time after the message has
+    come. A thread that asks for the lock while the interpreter is being taken down is ended by Python, which C++
+    answers with ``std::terminate``: the process is aborted though all its work is done. ``destroy_process_group``
+    does not wait for such threads where a ``DeviceMesh`` was made, as torch keeps it until the end.
+    """
+    if not _placed():
+        yield
+        return
+    code: int | str | None = 0
+    try:
+        yield
+    except SystemExit as error:
+        code = error.code
+    except Exception:  # a bug, said as Python would
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # whoever read it is gone
+            stream.flush()
+    os._exit(code or 0)
 
 
 @contextmanager

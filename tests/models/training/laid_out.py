@@ -77,4 +77,5 @@ def main(out: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    with distributed.ending():
+        main(Path(sys.argv[1]), sys.argv[2:])

@@ -80,4 +80,5 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    with distributed.ending():
+        main(Path(sys.argv[1]))

@@ -43,4 +43,5 @@ def main(folder: Path, asked: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    with distributed.ending():
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
