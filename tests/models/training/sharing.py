@@ -1,4 +1,4 @@
-"""Trainings of a few steps by several processes, for tests: ``python -m tests.models.training.sharing OUT``."""
+"""Trainings of a few steps by several processes: ``python -m tests.models.training.sharing OUT CASE…``."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from moeprobe.models.training.layouts import gathered
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import OBJECTIVES, ROUTERS
 from tests.models.training.tiny import trainer
@@ -49,31 +50,44 @@ CASES |= {
 
 
 def outcome(folder: Path, *, double: bool, ranks: Any = None, **changes: Any) -> dict[str, np.ndarray]:
-    """Losses and gradients of five steps, and the parameters after them."""
-    settings = COMMON | changes
-    one = trainer(folder, ranks=ranks, **settings)
+    """Losses and gradients of five steps, and the parameters after them, each whole."""
+    one = trainer(folder, ranks=ranks, **COMMON | changes)
     if double:
         one.model.double()
         one.normalise.double()
-        one.optimizer.param_groups[0]["fused"] = one.optimizer.param_groups[1]["fused"] = False
+        for group in one.optimizer.param_groups:
+            group["fused"] = False
     found = {}
     for number, batch in enumerate(one.batches()):
         if double:
             batch.views[:] = [view.double() for view in batch.views]
         for name, value in one.train_step(batch).items():
             found[f"{name} of step {number}"] = value.double().numpy()
-        for name, parameter in one.model.named_parameters():
-            if parameter.grad is not None:
-                found[f"gradient of {name}, step {number}"] = parameter.grad.double().numpy().copy()
-    return found | {name: one.detach().double().numpy() for name, one in one.model.named_parameters()}
+        parameters = one.model.named_parameters()
+        gradients = {name: held.grad for name, held in parameters if held.grad is not None}
+        for name, gradient in gathered(one.layout, gradients).items():
+            found[f"gradient of {name}, step {number}"] = gradient.double().numpy().copy()
+    for name, parameter in gathered(one.layout, one.model.state_dict()).items():
+        found[name] = parameter.double().numpy()
+    if not double:
+        found |= judged(one)
+    return found
 
 
-def main(out: Path) -> None:
-    """Run every case with one pass and with two passes of each process; the first process writes."""
+def judged(one: Any) -> dict[str, np.ndarray]:
+    """What an evaluation finds."""
+    values = one.task.validate(
+        one.val_data, one.framing, normalise=one.normalise, device=one.device, layout=one.layout
+    )
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def main(out: Path, names: list[str]) -> None:
+    """Run cases with one pass and with two passes of each process; the first process writes."""
     with distributed.together() as ranks:
-        for name, changes in CASES.items():
+        for name in names:
             for passes, double in TRIED if name.startswith("objective") else TRIED[:1]:
-                found = outcome(out, double=double, ranks=ranks, accumulate=passes, **changes)
+                found = outcome(out, double=double, ranks=ranks, accumulate=passes, **CASES[name])
                 if ranks.rank == 0:
                     np.savez(out / f"{name}-{passes}-{double}.npz", **found)  # type: ignore[arg-type]
 
@@ -81,4 +95,4 @@ def main(out: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with distributed.ending():
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), sys.argv[2:])

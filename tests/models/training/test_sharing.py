@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,21 @@ from tests.models.training.sharing import CASES, COMMON, outcome
 from tests.models.training.tiny import trainer
 from tests.probes.test_ranks import environments
 
+# Each of these takes a process a second or two; the others take longer together.
+FIRST = ("objective prc", "objective balanced, all terms", "router priority")
+REST = [name for name in CASES if name not in FIRST]
+
+
+def by_processes(module: str, out: Path, names: Sequence[str]) -> Path:
+    """Start two processes that train cases of a module here; returns where they wrote."""
+    command = [sys.executable, "-m", f"tests.models.training.{module}", str(out), *names]
+    processes = [
+        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(2)
+    ]
+    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    return out
+
 
 def assert_alike(one: dict[str, np.ndarray], other: dict[str, np.ndarray], *, tolerance: float) -> None:
     """Equal relative to the largest value of each; of what is all but zero, to the largest gradient."""
@@ -28,27 +44,36 @@ def assert_alike(one: dict[str, np.ndarray], other: dict[str, np.ndarray], *, to
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes find in every case; they are started once."""
-    out = tmp_path_factory.mktemp("shared")
-    command = [sys.executable, "-m", "tests.models.training.sharing", str(out)]
-    processes = [
-        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(2)
-    ]
-    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
-    return out
+    """What two processes find; they are started once."""
+    return by_processes("sharing", tmp_path_factory.mktemp("shared"), FIRST)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_steps_of_two_processes_are_those_of_one(name: str, shared: Path, tmp_path: Path) -> None:
-    """Losses, gradients, and parameters after five steps; in two passes each as well."""
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of all other cases."""
+    return by_processes("sharing", tmp_path_factory.mktemp("shared"), REST)
+
+
+def assert_as_one(name: str, out: Path, folder: Path) -> None:
+    """Losses, gradients, parameters and an evaluation; in two passes each as well."""
     for double, tolerance in ((True, 1e-6), (False, 2e-5)):
-        alone = outcome(tmp_path, double=double, **CASES[name])
+        alone = outcome(folder, double=double, **CASES[name])
         for passes in (1, 2):
-            path = shared / f"{name}-{passes}-{double}.npz"
+            path = out / f"{name}-{passes}-{double}.npz"
             if path.exists():
                 with np.load(path) as found:
                     assert_alike(alone, dict(found), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_steps_of_two_processes_are_those_of_one(name: str, shared: Path, tmp_path: Path) -> None:
+    assert_as_one(name, shared, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REST)
+def test_steps_of_two_processes_in_other_trainings(name: str, others: Path, tmp_path: Path) -> None:
+    assert_as_one(name, others, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["objective prc", "objective jsd", "objective balanced"])

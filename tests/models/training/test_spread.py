@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import pytest
 from moeprobe.errors import UserError
 from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE, run
-from tests.models.training.laid_out import CASES, outcome
-from tests.models.training.sharing import COMMON
-from tests.models.training.test_sharing import assert_alike
+from tests.models.training.laid_out import CASES
+from tests.models.training.sharing import COMMON, outcome
+from tests.models.training.test_sharing import assert_alike, by_processes
 from tests.models.training.tiny import tiny_config, trainer
-from tests.probes.test_ranks import environments
 
-# Each of these takes a process a second or two; the others take longer together.
-FIRST = ("experts: objective prc", "experts: router soft_moe", "fsdp: two passes")
+FIRST = ("experts: objective prc",)
 REST = [
     f"{parallel}: {name}"
     for parallel in ("experts", "fsdp")
@@ -31,27 +28,16 @@ REST = [
 ]
 
 
-def by_processes(number: int, out: Path, names: Sequence[str]) -> Path:
-    """Start processes that train cases of ``laid_out``; returns where they wrote."""
-    command = [sys.executable, "-m", "tests.models.training.laid_out", str(out), *names]
-    processes = [
-        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(number)
-    ]
-    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * number, errors
-    return out
-
-
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes find; they are started once."""
-    return by_processes(2, tmp_path_factory.mktemp("spread"), FIRST)
+    return by_processes("laid_out", tmp_path_factory.mktemp("spread"), FIRST)
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of all other cases."""
-    return by_processes(2, tmp_path_factory.mktemp("spread"), REST)
+    return by_processes("laid_out", tmp_path_factory.mktemp("spread"), REST)
 
 
 def assert_as_one(name: str, out: Path, folder: Path) -> None:
