@@ -12,14 +12,14 @@ def lines(folder: Path) -> list[str]:
     """Return a line per direction and epsilon: the seeds' lowest and highest values, then those of the differences."""
     table = read(folder)
     layers = sorted({layer for layer in table["layer"] if layer})
-    columns = [("accuracy", "", ""), *(("top1_match", "", layer) for layer in layers)]
+    columns = [("accuracy", ""), *(("top1_match", layer) for layer in layers)]
     heads = ["accuracy", *(f"top-1 match, `{layer}`" for layer in layers)]
     named = [f"{head}: {what}" for head in heads for what in ("V-MoE", "PRC", "Δ")]
     found = [f"| | ε | {' | '.join(named)} |", f"|{'---|' * (2 + len(named))}"]
     for view, severity in table[["view", "severity"]].drop_duplicates().itertuples(index=False):
         cells = []
-        for metric, null, layer in columns:
-            here = rows(table, metric, null, layer, view=view, severity=severity)
+        for metric, layer in columns:
+            here = rows(table, metric, layer, view=view, severity=severity)
             cells += [_range(here, "baseline"), _range(here, "prc"), spread(here[here["reference"] != ""])]
         found.append(f"| {_DIRECTIONS[view]} | {severity:g} | {' | '.join(cells)} |")
     return found
@@ -33,11 +33,9 @@ def read(folder: Path) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def rows(
-    table: pd.DataFrame, metric: str, null: str, layer: str, *, view: str, severity: float
-) -> pd.DataFrame:
-    """Return the rows of one number, of all models and seeds."""
-    same = (table["metric"] == metric) & (table["null"] == null) & (table["layer"] == layer)
+def rows(table: pd.DataFrame, metric: str, layer: str, *, view: str, severity: float) -> pd.DataFrame:
+    """Return the rows of one number, not corrected for chance, of all models and seeds."""
+    same = (table["metric"] == metric) & (table["null"] == "") & (table["layer"] == layer)
     return table[same & (table["view"] == view) & (table["severity"] == severity)]
 
 

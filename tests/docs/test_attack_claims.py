@@ -28,7 +28,7 @@ def numbers(module: Any) -> Any:
     def of(
         view: str, severity: float, metric: str, layer: str = "", *, difference: bool = False
     ) -> pd.DataFrame:
-        found: pd.DataFrame = module.rows(table, metric, "", layer, view=view, severity=severity)
+        found: pd.DataFrame = module.rows(table, metric, layer, view=view, severity=severity)
         found = found[(found["reference"] != "") == difference]
         assert len(found) == (3 if difference else 6) and (found["images"] == 360).all()
         return found

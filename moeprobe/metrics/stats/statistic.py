@@ -8,6 +8,7 @@ Axes: R resamples, n images.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -18,8 +19,6 @@ from moeprobe.metrics.stats import proportions
 Array = NDArray[np.float64]
 # An array, a table of counts or a tuple of totals: what ``add`` adds up.
 Totals = Any
-# Which classes satisfy which protocols.
-_KNOWN: dict[tuple[type, Any], bool] = {}
 
 
 class Statistic(Protocol):
@@ -75,20 +74,20 @@ def is_linear(statistic: Statistic) -> bool:
 def is_additive(statistic: object) -> TypeGuard[Additive]:
     """Whether a statistic, and all that it is computed from, can be added up block by block."""
     parts = getattr(statistic, "parts", ())
-    return _has_methods(type(statistic), Additive) and all(is_additive(part) for part in parts)
+    kind: Any = type(statistic)
+    return _has_methods(kind, Additive) and all(is_additive(part) for part in parts)
 
 
 def is_bounded(statistic: object) -> TypeGuard[Bounded]:
     """Whether its interval follows from shares of images."""
-    return _has_methods(type(statistic), Bounded)
+    kind: Any = type(statistic)
+    return _has_methods(kind, Bounded)
 
 
-def _has_methods(kind: type, protocol: Any) -> bool:
+@cache
+def _has_methods(kind: Any, protocol: Any) -> bool:
     """Return whether objects of a class satisfy a protocol of methods; to ask each of them takes a while."""
-    key = kind, protocol
-    if key not in _KNOWN:
-        _KNOWN[key] = issubclass(kind, protocol)
-    return _KNOWN[key]
+    return issubclass(kind, protocol)
 
 
 def add(one: Totals, other: Totals, known: dict[tuple[int, int], Totals]) -> Totals:

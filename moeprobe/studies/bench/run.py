@@ -63,7 +63,8 @@ def bench(
     device = choose_device(settings.device)
     request = {"kind": "bench", "parts": chosen, **asdict(settings)}
     with output_folder(out, request, overwrite=overwrite) as folder, _Threads(settings.threads):
-        about = {"machine": facts.machine(str(device)), "load_at_start": facts.load_average()}
+        # Of the program as it began: files may change while it runs.
+        about = {"machine": facts.machine(str(device)), "load_at_start": facts.load_average(), **provenance()}
         clock = _clock(settings, device)
         found: list[dict[str, Any]] = []
         for name in chosen:
@@ -73,7 +74,7 @@ def bench(
                 measured = measure(race, rounds=rounds, clock=clock, watcher=watcher or Progress())
                 found += rows(race, measured, part=name, judge=not settings.quick)
         about["load_at_end"] = facts.load_average()
-        result = BenchResult(frame(found), {"request": request, "command": command, **about, **provenance()})
+        result = BenchResult(frame(found), {"request": request, "command": command, **about})
         if folder is not None:
             write_csv(folder.path / "table.csv", result.table)
             folder.finish(result.sidecar)

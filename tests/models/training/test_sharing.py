@@ -23,14 +23,14 @@ FIRST = ("objective prc", "objective balanced, all terms", "router priority")
 REST = [name for name in CASES if name not in FIRST]
 
 
-def by_processes(module: str, out: Path, names: Sequence[str]) -> Path:
-    """Start two processes that train cases of a module here; returns where they wrote."""
+def by_processes(module: str, out: Path, names: Sequence[str], *, number: int = 2) -> Path:
+    """Start processes that train cases of a module here; returns where they wrote."""
     command = [sys.executable, "-m", f"tests.models.training.{module}", str(out), *names]
     processes = [
-        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(2)
+        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(number)
     ]
     errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], errors
+    assert [process.returncode for process in processes] == [0] * number, errors
     return out
 
 
