@@ -13,9 +13,10 @@ MODELS = {
 }  # fmt: skip
 STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
 STRESS = {"attack", "precision", "determinism"}
-PICTURES = {
-    "overlay", "correspond", "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts",
-    "check_trace",
+PICTURES = {"overlay", "correspond"}
+TRACES = {
+    "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts", "check_trace",
+    "recorded_routing",
 }  # fmt: skip
 # Classes that a caller makes or hands in; every other class is what a function returns.
 GIVEN = {"Checkpoint", "Hooks", "Model", "Models", "Options", "UserError"}
@@ -23,7 +24,8 @@ TITLES = {
     "probes": "Python: measurements",
     "stress": "Python: attacks, precision and batches",
     "plans": "Python: what a run would take",
-    "pictures": "Python: pictures and traces",
+    "pictures": "Python: pictures",
+    "traces": "Python: recorded routing",
     "studies": "Python: comparisons and reports",
     "models": "Python: models and data",
     "arguments": "Python: classes that functions take",
@@ -68,6 +70,8 @@ def kind_of(name: str) -> str:
         return "plans"
     if name in PICTURES:
         return "pictures"
+    if name in TRACES:
+        return "traces"
     if name in STRESS:
         return "stress"
     return "models" if name in MODELS else "studies" if name in STUDIES else "probes"

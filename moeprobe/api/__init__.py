@@ -70,6 +70,7 @@ from moeprobe.routing.traces.faults import Finding
 from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
 from moeprobe.routing.traces.overlap import Overlap
+from moeprobe.routing.traces.recorded import recorded_routing
 from moeprobe.runtime import catalog
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads
@@ -165,6 +166,7 @@ __all__ = [
     "precision",
     "probe",
     "record",
+    "recorded_routing",
     "report",
     "routes",
     "s_matrix",

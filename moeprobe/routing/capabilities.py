@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from moeprobe.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -63,6 +65,27 @@ class Replayable(Traceable, Protocol):
         Raises:
             UserError: the routing is not one of this model for as many images, or its tokens choose no experts.
         """
+
+
+def refusal_to_replay(model: Traceable) -> str | None:
+    """Return why a model cannot be made to repeat a routing of images, empty if it just cannot; None where it can.
+
+    A model of which some can, by how they are made, says so by a method ``check_replay`` as that of ``Rerouted``.
+    """
+    if not isinstance(model, Replayable):
+        return ""
+    try:
+        getattr(model, "check_replay", lambda: None)()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def check_replayable(name: str, model: Traceable, so: str) -> None:
+    """Raise ``UserError``, a sentence that ends with what follows, unless a model can be made to repeat a routing."""
+    refusal = refusal_to_replay(model)
+    if refusal is not None:
+        raise UserError(f"{name} cannot replay a routing, so {so}{f': {refusal}' if refusal else '.'}")
 
 
 @runtime_checkable

@@ -6,9 +6,10 @@ Axes: B images, T tokens (prefix tokens first), E experts, K choices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
 
@@ -169,6 +170,41 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
         whole = {field: _cat([getattr(layer, field) for layer in both]) for field in PER_INPUT}
         layers[name] = LayerRouting(**(vars(first) | whole))
     return RoutingTrace(layers)
+
+
+def split(trace: RoutingTrace, sizes: Sequence[int]) -> list[RoutingTrace]:
+    """Return the routing of so many images each, in their order: what ``joined`` puts together.
+
+    Raises:
+        UserError: it is of another number of images.
+    """
+    for name, layer in trace.layers.items():
+        if len(layer.valid) != sum(sizes):
+            raise UserError(
+                f"The routing of {name} is of {len(layer.valid)} images, and {sum(sizes)} are given."
+            )
+    if len(sizes) == 1:
+        return [trace]
+    found, start = [], 0
+    for size in sizes:
+        part = slice(start, start + size)
+        found.append(
+            RoutingTrace(
+                {
+                    name: replace(
+                        layer,
+                        **{
+                            field: value[part]
+                            for field in PER_INPUT
+                            if (value := getattr(layer, field)) is not None
+                        },
+                    )
+                    for name, layer in trace.layers.items()
+                }
+            )
+        )
+        start += size
+    return found
 
 
 def _cat(values: Sequence[Tensor | None]) -> Tensor | None:

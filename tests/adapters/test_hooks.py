@@ -12,7 +12,7 @@ from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
+from moeprobe.routing.capabilities import Featured, Routable, Traceable, refusal_to_replay
 from tests.adapters import zoo
 from tests.adapters.zoo import MEAN, STD, VIT
 from tests.routing.routings import tiny
@@ -218,10 +218,11 @@ def test_the_forward_stops_after_the_last_layer_asked_for() -> None:
 
 def test_capabilities_are_there_where_they_are_told() -> None:
     plain = Hooks(zoo.vit(), **VIT)
-    assert not isinstance(plain, Featured | Replayable | Routable)
+    assert not isinstance(plain, Featured | Routable)
+    assert "unless read says where" in (refusal_to_replay(plain) or "")
     net = zoo.vit()
     model = Hooks(net, head="head", **VIT)
-    assert isinstance(model, Featured) and not isinstance(model, Replayable)
+    assert isinstance(model, Featured)
     with torch.no_grad():
         expected = net.eval().forward_head(net.forward_features(normalized(images())), pre_logits=True)
     torch.testing.assert_close(model.features(images()), expected)

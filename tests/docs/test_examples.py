@@ -35,7 +35,7 @@ ADAPTER = ROOT / "docs" / "contributing" / "adding-an-adapter.md"
 def test_every_python_block_is_run_here() -> None:
     by_hand = [page for page in PAGES if "<!-- written by docs/generate.py" not in TEXT[page]]
     assert {page: len(blocks("python", page)) for page in by_hand if blocks("python", page)} == {
-        README: 1, NOTEBOOK: 1, OWN_MODEL: 1, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
+        README: 1, NOTEBOOK: 1, OWN_MODEL: 2, OUTSIDE: 1, PLUGINS: 3, PROBE: 3, ADAPTER: 2,
     }  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delitem(sys.modules, name, raising=False)
     (tmp_path / "my_models.py").write_text(
         "from moeprobe.adapters.hooks import Hooks\nfrom tests.adapters import zoo\nvit, net = zoo.vit, zoo.vit()\n"
+        "from tests.adapters.test_hooks_replay import HandingMoe\nhanding = zoo.vit(HandingMoe)\n"
         "def hooked():\n    return Hooks(net, **zoo.VIT)\n"
     )
     return tmp_path
@@ -73,11 +74,17 @@ def my_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", [README, OWN_MODEL], ids=name_of)
 def test_a_model_of_ones_own_is_probed_as_the_pages_say(page: Path, my_models: Path) -> None:
-    (example,) = blocks("python", page)
+    example = blocks("python", page)[0]
     made: dict[str, Any] = {}
     exec(compile(example, str(page), "exec"), made)
     assert set(made["result"].table["checkpoint"]) == {"mine"}
     assert len(example.splitlines()) <= 10
+
+
+def test_a_model_of_ones_own_repeats_a_routing_as_the_page_says(my_models: Path) -> None:
+    made: dict[str, Any] = {}
+    exec(compile(blocks("python", OWN_MODEL)[1], str(OWN_MODEL), "exec"), made)
+    assert made["others"].shape == (4, 10) and not torch.allclose(made["others"], made["scores"], atol=1e-3)
 
 
 def test_a_model_of_ones_own_is_probed_on_the_command_line(my_models: Path) -> None:

@@ -10,7 +10,6 @@ Axes: B images, T tokens of an image (prefix tokens first), E experts, K choices
 """
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +20,15 @@ from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
 from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.reading import described
+from moeprobe.adapters.hooks.replay import replayed_scores, unforced
 from moeprobe.adapters.hooks.settings import EARLIER, Activation, Place, Read, checked
 from moeprobe.adapters.hooks.trial import batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.routing.gradients import loss_gradient
 from moeprobe.routing.parts import Weight, weights_of
-from moeprobe.routing.record import RoutingTrace, joined
+from moeprobe.routing.record import RoutingTrace, joined, split
 from moeprobe.runtime.catalog import DATA
-from moeprobe.runtime.files import sha256
 from moeprobe.runtime.keywords import checked_class
 
 
@@ -46,9 +45,10 @@ class Hooks(Adapter):
             ``torch.compile`` or data parallelism has wrapped is taken out.
         routers: submodules that route, as a glob over their names (``"blocks.*.mlp.gate"``) or a class, itself or as
             ``"package.module.Class"``. None = the modules whose output is followed by a top-k.
-        read: where in a router's output the logits are, and the experts it chose if it says so: ``{"logits": 0,
-            "indices": 1}``, by index, key or attribute; or a function of (module, arguments, output) that returns
-            such a mapping to tensors. None = the output is the logits.
+        read: where in a router's output the logits are, and the experts it chose and their weights if it says so:
+            ``{"logits": 0, "indices": 1, "weights": 2}``, by index, key or attribute; or a function of (module,
+            arguments, output) that returns such a mapping to tensors. None = the output is the logits. Where the
+            weights are named a routing can be replayed.
         activation: what makes gates of the logits: "softmax" (the default, unless detection has seen a sigmoid),
             "sigmoid", or "none" where the output is the gates.
         top_k: experts per token, where the router does not give its own indices and they were not detected.
@@ -128,6 +128,7 @@ class Hooks(Adapter):
         self.group(group_images)
         if self.class_names:
             self._check_classes(images)
+        self._unforced = unforced(self._module, self._layers, images)
         if head is not None:
             self.features = self._features
             self.features(images)
@@ -166,6 +167,24 @@ class Hooks(Adapter):
         passes = [self._module.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
         scores = [one.scores for one in passes if one.scores is not None]
         return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
+
+    def check_replay(self, layers: Sequence[str] | None = None) -> None:
+        """Raise ``UserError`` unless these layers (None = all) can be made to repeat choices."""
+        for name in wanted_layers(layers, self.layer_names):
+            if name in self._unforced:
+                raise UserError(f"The router {self._layers[name].module} {self._unforced[name]}.")
+
+    def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
+        """Run the model with choices made elsewhere; see ``routing.Replayable``."""
+        self.check_replay(list(routing.layers))
+        pieces = self._pieces(images)
+        parts = split(routing, [len(piece) for piece in pieces])
+        return torch.cat(
+            [
+                replayed_scores(self._module, self._layers, piece, part, gates=gates)
+                for piece, part in zip(pieces, parts, strict=True)
+            ]
+        )
 
     def loss_gradient(self, images: Tensor, targets: Tensor) -> Tensor:
         """Return how the loss depends on the pixels; see ``routing.Differentiable``."""
@@ -229,13 +248,13 @@ class Hooks(Adapter):
         name = made.factory.rpartition(":")[2] if settings is None else settings.name
         if isinstance(model, Hooks):
             model.to(device).group(group_images)
-            model = _with_code(model.checkpoint(name), made)
+            model = factory.with_code(model.checkpoint(name), made)
         if not isinstance(model, Checkpoint):
             raise UserError(
                 f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
                 "a moeprobe.adapters.base.Checkpoint."
             )
-        return dataclasses.replace(model, provenance=_of_files(made) | dict(model.provenance))
+        return dataclasses.replace(model, provenance=factory.of_files(made) | dict(model.provenance))
 
     def _check_classes(self, images: Tensor) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""
@@ -269,20 +288,3 @@ def _class_names(classes: str | Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
         raise UserError(f"The images of {classes} have no classes.")
     return tuple(names)
-
-
-def _with_code(checkpoint: Checkpoint, made: factory.Made) -> Checkpoint:
-    """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
-    code = "" if made.file is None else sha256(made.file)
-    whole = f"{checkpoint.provenance['sha256']} {made.factory} {code}"
-    return dataclasses.replace(
-        checkpoint,
-        provenance={**checkpoint.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
-    )
-
-
-def _of_files(made: factory.Made) -> dict[str, Any]:
-    """Return where a model is from."""
-    files = {"path": made.settings_file, "file": made.file}
-    origin = {"path": made.factory, "factory": made.factory}
-    return origin | {key: str(path) for key, path in files.items() if path is not None}

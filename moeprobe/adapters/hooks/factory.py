@@ -1,5 +1,7 @@
 """A torch module by name: ``package.module:factory``, with a YAML file of settings as ``…:factory@settings.yaml``."""
 
+import dataclasses
+import hashlib
 import importlib
 import re
 import sys
@@ -15,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.hooks.settings import FileSettings, load
 from moeprobe.errors import UserError
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.files import DAMAGE
+from moeprobe.runtime.files import DAMAGE, sha256
 
 FORM = "py:package.module:factory or py:package.module:factory@settings.yaml"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<factory>[\w.]+)(?:@(?P<settings>.+))?")
@@ -169,3 +172,20 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     ):
         raise UserError(f"{path} holds no state dict (tensors by name).")
     return dict(content)
+
+
+def with_code(checkpoint: Checkpoint, made: Made) -> Checkpoint:
+    """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
+    code = "" if made.file is None else sha256(made.file)
+    whole = f"{checkpoint.provenance['sha256']} {made.factory} {code}"
+    return dataclasses.replace(
+        checkpoint,
+        provenance={**checkpoint.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
+    )
+
+
+def of_files(made: Made) -> dict[str, Any]:
+    """Return where a model is from."""
+    files = {"path": made.settings_file, "file": made.file}
+    origin = {"path": made.factory, "factory": made.factory}
+    return origin | {key: str(path) for key, path in files.items() if path is not None}

@@ -152,6 +152,13 @@ def read_layer(
             )
         if top_k not in (None, indices.shape[-1]):
             raise UserError(f"its indices are {indices.shape[-1]} per token, and top_k is {top_k}.")
+        if "weights" in read and (
+            read["weights"].shape != read["indices"].shape or not read["weights"].is_floating_point()
+        ):
+            raise UserError(
+                f"its weights should be as many as its indices {tuple(read['indices'].shape)}; they are "
+                f"{read['weights'].dtype} {tuple(read['weights'].shape)}."
+            )
         top_k = None
     elif top_k is None:
         raise UserError("how many experts a token has is not known; say top_k.")

@@ -50,6 +50,11 @@ class HookedModule:
         return self._like.device
 
     @property
+    def precision(self) -> float:
+        """Of the module's numbers: the smallest step from one."""
+        return torch.finfo(self._like.dtype).eps
+
+    @property
     def _like(self) -> Tensor:
         """A tensor of the device and dtype of the module's numbers."""
         numbers = itertools.chain(self.net.parameters(), self.net.buffers())

@@ -3,19 +3,20 @@
 Axes: B images, T tokens of an image, N = B·T tokens, E experts, K choices.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from moeprobe.adapters.hooks.settings import Place, Read
+from moeprobe.adapters.hooks.settings import KEYS, Place, Read
 from moeprobe.errors import UserError
 
 
 def read(
     module: nn.Module, arguments: tuple[Any, ...], output: Any, *, how: Read | None
 ) -> dict[str, Tensor]:
-    """Return the tensors ``logits`` and, where they are given, ``indices`` of one call of a router.
+    """Return the tensors ``logits`` and, where they are given, ``indices`` and ``weights`` of one call of a router.
 
     Args:
         module: the router.
@@ -37,12 +38,8 @@ def read(
         if callable(how)
         else {key: part(output, place) for key, place in how.items()}
     )
-    if (
-        not isinstance(tensors, Mapping)
-        or "logits" not in tensors
-        or not set(tensors) <= {"logits", "indices"}
-    ):
-        raise UserError("read must give the logits, and may also give the indices.")
+    if not isinstance(tensors, Mapping) or "logits" not in tensors or not set(tensors) <= set(KEYS):
+        raise UserError("read must give the logits, and may also give the indices and weights.")
     for key, value in tensors.items():
         if not isinstance(value, Tensor):
             raise UserError(f"its {key} should be a tensor, and are {described(value)}.")
@@ -61,6 +58,30 @@ def part(output: Any, place: Place) -> Any:
         return output[place]
     except (AttributeError, IndexError, KeyError, TypeError):
         raise UserError(f"it returns {described(output)}, with nothing at {place!r}.") from None
+
+
+def put(output: Any, place: Place, value: Tensor) -> Any:
+    """Return an output of the same kind with another tensor at an index, a key or an attribute.
+
+    Raises:
+        UserError: nothing can be put there.
+    """
+    try:
+        if isinstance(output, tuple | list):
+            if isinstance(place, str):
+                replaced: Any = output._replace(**{place: value})  # type: ignore[union-attr]
+                return replaced
+            items = [*output]
+            items[place] = value
+            return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+        copied = copy.copy(output)
+        if isinstance(output, Mapping):
+            copied[place] = value
+        else:
+            setattr(copied, str(place), value)
+    except (AttributeError, TypeError, ValueError, KeyError):
+        raise UserError(f"it returns {described(output)}, in which nothing can be exchanged.") from None
+    return copied
 
 
 def described(output: Any) -> str:

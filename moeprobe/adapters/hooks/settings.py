@@ -11,6 +11,8 @@ from moeprobe.errors import UserError
 from moeprobe.models import config
 from moeprobe.runtime.schema import Section, sentence
 
+# What can be read off a router's output.
+KEYS = ("logits", "indices", "weights")
 # Given a router, what it was called with and what it returned: {"logits": ..., "indices": ...}.
 Reader = Callable[[nn.Module, tuple[Any, ...], Any], Mapping[str, Any]]
 Place = int | str
@@ -54,9 +56,11 @@ class Settings(Section):
 
     @field_validator("read")
     @classmethod
-    def _two_keys(cls, read: Read | None) -> Read | None:
-        if isinstance(read, Mapping) and not {"logits"} <= set(read) <= {"logits", "indices"}:
-            raise ValueError("its keys are logits and, if the router returns them, indices")
+    def _known_keys(cls, read: Read | None) -> Read | None:
+        if isinstance(read, Mapping) and not {"logits"} <= set(read) <= set(KEYS):
+            raise ValueError("its keys are logits and, if the router returns them, indices and weights")
+        if isinstance(read, Mapping) and "weights" in read and "indices" not in read:
+            raise ValueError("weights are those of the indices, whose place it must say too")
         return read
 
     @field_validator("patch_size")

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface.outputs import Choice, Fired, Reader, choice_among
+from moeprobe.adapters.huggingface.outputs import Choice, Fired, choice_among
 from moeprobe.adapters.huggingface.routers import Layer
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting, RoutingTrace
+from moeprobe.routing.repeated import check_sizes, repeat
 
-# By how much weights may miss a rule that they follow but for rounding (to bfloat16).
-_TOLERANCE = 2e-2
 _FORMS = ("indices", "experts")
 
 
@@ -37,11 +36,8 @@ def check_replay(layers: Mapping[str, Layer], names: list[str], routing: Routing
                 "way, so it cannot be made to repeat a choice."
             )
         found = None if routing is None else routing.layers[name]
-        if found is not None and (found.num_experts, found.top_k) != (reader.num_experts, reader.top_k):
-            raise UserError(
-                f"The routing of {name} chooses {found.top_k} of {found.num_experts} experts, and the model "
-                f"{reader.top_k} of {reader.num_experts}: it is of another model."
-            )
+        if found is not None:
+            check_sizes(name, found, num_experts=reader.num_experts, top_k=reader.top_k)
 
 
 @contextmanager
@@ -90,7 +86,10 @@ def _replay(
             weights.reshape(len(logits), -1) != 0,
             weights.reshape(len(logits), -1),
         )
-        new_index, new_weights = _repeated(reader, logits, own, wanted, name, gates=gates)
+        assert own.weights is not None
+        new_index, new_weights = repeat(
+            reader.gates(logits, own), own.selected, own.weights, wanted, name, replayed=gates == "replayed"
+        )
         new = {
             id(index): new_index.to(index.dtype).reshape(index.shape),
             id(weights): new_weights.to(weights.dtype).reshape(weights.shape),
@@ -100,50 +99,6 @@ def _replay(
 
     stack.callback(layer.module.register_forward_hook(keep).remove)
     stack.callback(experts.register_forward_pre_hook(exchange, with_kwargs=True).remove)
-
-
-def _repeated(
-    reader: Reader, logits: Tensor, own: Choice, wanted: LayerRouting, name: str, *, gates: str
-) -> tuple[Tensor, Tensor]:
-    """Return numbers and weights ``(N, K)`` for the experts."""
-    assert own.weights is not None
-    selected = wanted.selected.to(logits.device).long().flatten(0, 1)
-    if len(selected) != len(logits):
-        raise UserError(
-            f"The routing of {name} is of {len(selected)} tokens, and the batch has {len(logits)}."
-        )
-    chosen = (selected >= 0) & wanted.processed.to(logits.device).flatten(0, 1)
-    known = chosen.any(-1, keepdim=True)
-    values = reader.gates(logits, own)
-    index = selected.clamp_min(0)
-    source = values
-    if gates == "replayed":
-        source = wanted.gates.to(logits.device).float().flatten(0, 1)
-    taken = source.gather(1, index).masked_fill(~chosen, 0)
-    weights = _weigh(taken, own.weights.float(), values.gather(1, own.selected.long().clamp_min(0)), name)
-    return index.where(known, own.selected.long()), weights.where(known, own.weights.float())
-
-
-def _weigh(taken: Tensor, own: Tensor, gates: Tensor, name: str) -> Tensor:
-    """Return weights ``(N, K)`` for gates ``taken``, by the rule that makes the router's ``own`` of its ``gates``.
-
-    It is a multiple of the gates, or the gates brought to one sum for all tokens.
-    """
-    ratio, total = own.sum(-1) / gates.sum(-1).clamp_min(1e-12), own.sum(-1)
-    spread = [
-        float((value - value.mean()).abs().max() / value.mean().abs().clamp_min(1e-12))
-        for value in (ratio, total)
-    ]
-    if min(spread) > _TOLERANCE:
-        raise UserError(f"The weights of {name} follow from its gates by no rule that is known.")
-    if spread[0] <= spread[1]:
-        scale = ratio.mean()
-        # A factor of one but for rounding is one, so that nothing is rounded again.
-        return taken if abs(float(scale) - 1) < 1e-5 else taken * scale
-    sums = taken.sum(-1, keepdim=True)
-    brought = taken / sums.where(sums > 0, 1)
-    scale = total.mean()
-    return brought if abs(float(scale) - 1) < 1e-5 else brought * scale
 
 
 def replayed_log_probabilities_of(

@@ -21,7 +21,7 @@ from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.shard import Cuts
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.routing.capabilities import Replayable
+from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.csv import write_csv
 
 
@@ -48,8 +48,7 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
     def check_models(self) -> None:
         """Raise ``UserError`` unless the models replay a routing and choose."""
         for model in self.models:
-            if not isinstance(model.model, Replayable):
-                raise UserError(f"{model.name} cannot replay a routing, so its jumps cannot be measured.")
+            check_replayable(model.name, model.model, "its jumps cannot be measured")
             if model.model.group_images > 1:
                 raise UserError("A path is followed image by image: use --group-images 1.")
         check_choices(self.models, "there are no switches to find")

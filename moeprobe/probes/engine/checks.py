@@ -21,7 +21,7 @@ from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
 from moeprobe.probes.engine.question import Question, choose_images
-from moeprobe.routing.capabilities import Replayable
+from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.catalog import ANALYSES
 
 # Clean images that are run again unchanged: arithmetic does not need more.
@@ -113,8 +113,7 @@ def _check_attribution(
             "Only a sweep whose view leaves the patches where they are (such as gaussian_noise) can be attributed."
         )
     for model in models:
-        if not isinstance(model.model, Replayable):
-            raise UserError(f"{model.name} cannot replay a routing, so its changes cannot be attributed.")
+        check_replayable(model.name, model.model, "its changes cannot be attributed")
     check_choices(models, "there are no choices to replay")
 
 

@@ -19,7 +19,7 @@ from moeprobe.probes.evaluate import Evaluate
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.results.folder import FinishedError, Result
-from moeprobe.routing.capabilities import Replayable
+from moeprobe.routing.capabilities import refusal_to_replay
 from moeprobe.studies.paper import numbers
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def make_job(
         options=options,
         labeled=all(bool(model.class_names) and model.class_names == classes for model in loaded),
         replayable=all(
-            isinstance(model.model, Replayable) and model.model.group_images == 1 for model in pairs[0]
+            refusal_to_replay(model.model) is None and model.model.group_images == 1 for model in pairs[0]
         ),
     )
 
