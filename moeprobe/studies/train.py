@@ -168,6 +168,11 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str, ranks: Ranks
         UserError: something that is named does not exist, or the parts do not fit together.
     """
     train_data = open_images(config.data.source, split="train")
+    if train_data.streamed:
+        raise UserError(
+            f"A training takes images at random, and {config.data.source} is a stream; name it huggingface:… to have "
+            "it copied."
+        )
     if config.data.labeled is not None:
         labeled = choose_labeled(train_data.labels(), config.data.labeled, seed=config.seed)
         train_data = PartlyLabeled(train_data, labeled, unlabeled=config.data.unlabeled)

@@ -7,6 +7,7 @@ import pytest
 
 from moeprobe.inputs.data.webdataset import Webdataset
 from tests.commands import Trained, names_in, run
+from tests.inputs.data import making
 from tests.inputs.data.making import encoded, hub_rows, tar_shard
 from tests.probes.test_ranks import ended, ranks
 from tests.probes.test_shards import contents
@@ -35,8 +36,20 @@ def parquet_files(folder: Path) -> str:
     return f"huggingface:{folder}"
 
 
+def streamed(folder: Path) -> str:
+    return f"huggingface_stream:{making.parquet_files(folder, counts=_SHARDS, splits=('test',))}"
+
+
+def streamed_from_disk(folder: Path) -> str:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image()})
+    rows = datasets.Dataset.from_dict({"image": hub_rows(0, sum(_SHARDS))["image"]}, features=features)
+    rows.save_to_disk(folder, num_shards=3)
+    return f"huggingface_stream:{folder}"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tar_shards, parquet_files])
+@pytest.mark.parametrize("make", [tar_shards, parquet_files, streamed])
 @pytest.mark.parametrize("limit", [[], ["--limit", "11"]])
 def test_processes_share_shards_as_one_reads_them(
     make: object, limit: list[str], trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,3 +71,28 @@ def test_processes_share_shards_as_one_reads_them(
     if make is tar_shards:
         known = Webdataset(split="test", location=str(tmp_path / "data")).image_ids
         assert set(per_image.index) <= set(known) and len(set(known)) == sum(_SHARDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [streamed, streamed_from_disk])
+def test_parts_of_a_stream_are_put_together_as_one_process_reads_it(
+    make: object, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    source = make(tmp_path / "data")  # type: ignore[operator]
+    asked = ["noise-sweep", trained["prc"], "--data", source, "--sigmas", "0,0.1"]
+    asked += ["--batch-size", "2", "--limit", "13"]
+    one, parts, put_together = (tmp_path / name / "sweep" for name in ("one", "parts", "all"))
+    assert run(*asked, "--out", one).exit_code == 0
+    for part in (1, 2, 3):
+        made = run(*asked, "--workers", "2", "--shard", f"{part}/3", "--out", parts / f"{part}")
+        assert made.exit_code == 0, made.output
+    assert run("merge", *(parts / f"{part}" for part in (1, 2, 3)), "--out", put_together).exit_code == 0
+    assert contents(put_together) == contents(one)
+
+
+def test_a_stream_is_not_trained_on(tmp_path: Path) -> None:
+    making.parquet_files(tmp_path / "data", counts=(3, 2))
+    config = ["--config", "digits-prc", f"data=huggingface_stream:{tmp_path / 'data'}"]
+    refused = run("train", *config, "--folder", tmp_path / "out", "--device", "cpu")
+    assert refused.exit_code == 2 and "is a stream; name it huggingface:" in refused.output

@@ -49,12 +49,14 @@ class Dataset(ABC):
         class_names: names in label order; None where the images have no labels.
         split_note: how the splits were made, where neither the publisher nor the user did.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
+        streamed: whether an image is reached past those before it alone, so that random ones take long.
     """
 
     modality: ClassVar[Modality]
     image_ids: Sequence[str]
     class_names: tuple[str, ...] | None
     flippable: ClassVar[bool] = True
+    streamed: ClassVar[bool] = False
     split_note: str = ""
     splits: ClassVar[tuple[str, ...]] = SPLITS
 
@@ -75,6 +77,10 @@ class Dataset(ABC):
         Data that keep their labels apart from their pixels read no image for it.
         """
         return as_labels(self.example(index).label for index in range(len(self)))
+
+    def in_order(self, indices: Sequence[int]) -> list[int]:
+        """Return the images of a run in the order in which it takes them: as they come, unless that takes long."""
+        return list(indices)
 
     def mask_hash(self, indices: Sequence[int]) -> str:
         """Return a hash of some images' masks, where those may change and the images' names do not; else empty."""

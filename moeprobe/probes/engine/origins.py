@@ -111,7 +111,7 @@ def find(origin: Origin) -> str:
         for root in (start, *start.parents[:_MOST_ABOVE]):
             if _exists(root / location):
                 return f"{kind}:{_shown(root / location)}"
-    if kind == "huggingface":
+    if kind in ("huggingface", "huggingface_stream"):
         return origin.data  # a name on the hub
     raise UserError(
         f"{origin.name} was trained on {origin.data}, which was not found; name the data, e.g. --data {kind}:PATH."

@@ -93,12 +93,13 @@ class Question:
 def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int]:
     """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
 
-    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk.
+    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk. The images
+    of a stream are taken as they lie in its shards.
     """
     names = np.asarray(dataset.image_ids)
     by_name = np.argsort(names, kind="stable")
     order = generator(seed, "choose images").permutation(by_name)
-    return [int(index) for index in (order if limit is None else order[:limit])]
+    return dataset.in_order([int(index) for index in (order if limit is None else order[:limit])])
 
 
 def recipe(question: Question, framing: AnyFraming) -> Recipe:

@@ -224,6 +224,29 @@ def huggingface(folder: Path) -> Path:
     return folder
 
 
+def parquet_files(
+    folder: Path, *, counts: Sequence[int] = (3, 2), splits: Sequence[str] = ("train", "val", "test")
+) -> Path:
+    """Write parquet files of so many images each, as they lie on the hub, with a column that nobody asked for."""
+    from datasets import ClassLabel, Dataset, Features, Value
+    from datasets import Image as ImageFeature
+
+    features = Features(
+        {
+            "caption": Value("string"),
+            "image": ImageFeature(),
+            "label": ClassLabel(names=["ant", "bee", "cow"]),
+        }
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, split in enumerate(splits):
+        for number, count in enumerate(counts):
+            rows = hub_rows(100 * seed + 10 * number, count) | {"caption": ["none"] * count}
+            name = f"{split}-{number:05d}-of-{len(counts):05d}.parquet"
+            Dataset.from_dict(rows, features=features).to_parquet(folder / name)
+    return folder
+
+
 MAKERS: dict[str, Callable[[Path], str | None]] = {
     "checkerboard": lambda folder: "4x3",
     "cifar10": lambda folder: str(cifar10_python(folder)),
@@ -234,6 +257,7 @@ MAKERS: dict[str, Callable[[Path], str | None]] = {
     "flowers102": lambda folder: str(flowers102(folder)),
     "folder": lambda folder: str(image_folder(folder)),
     "huggingface": lambda folder: str(huggingface(folder)),
+    "huggingface_stream": lambda folder: str(parquet_files(folder)),
     "imagenet": lambda folder: str(imagenet(folder)),
     "kmnist": lambda folder: str(mnist(folder)),
     "mnist": lambda folder: str(mnist(folder, packed=False)),

@@ -12,7 +12,7 @@ from moeprobe.runtime.keywords import checked
 # Data sets that need no files of the user's.
 _BUILT_IN = ("checkerboard", "digits", "shapes")
 # Those whose location is a name or a pattern.
-_NO_PATH = ("huggingface", "webdataset")
+_NO_PATH = ("huggingface", "huggingface_stream", "webdataset")
 _TEXTS = (".txt", ".jsonl", ".csv", ".json")
 
 
