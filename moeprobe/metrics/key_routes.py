@@ -3,23 +3,34 @@
 The route of a class is the expert that most of its tokens have, layer by layer; ``probes/routes`` computes it.
 """
 
+from typing import Literal
+
 from moeprobe.metrics.declaration import Metric
 
-_PERMUTED = "mean over 1,000 permutations of the images' labels; its range holds 95 % of them"
+_IMAGES = "of the images' labels"
 
 
-def _metrics(name: str, about: str, label: str, *, tail: str) -> tuple[Metric, Metric, Metric]:
+def _metrics(
+    name: str,
+    about: str,
+    label: str,
+    *,
+    tail: str,
+    unit: Literal["whole", "other"] = "whole",
+    permutations: str = _IMAGES,
+) -> tuple[Metric, Metric, Metric]:
     """Return a number, its mean by permutation, and its p."""
     return (
-        Metric(name, about=about, label=label, unit="whole", of_labels=True),
+        Metric(name, about=about, label=label, unit=unit, of_labels=True),
         Metric(
-            f"{name}_permuted", about=f"{name}: {_PERMUTED}", label="by permutation", unit="other", below=name,
-            of_labels=True,
+            f"{name}_permuted",
+            about=f"{name}: mean over 1,000 permutations {permutations}; its range holds 95 % of them",
+            label="by permutation", unit="other", below=name, of_labels=True,
         ),
         Metric(
             f"{name}_p",
-            about=f"share of permutations of the images' labels in which {name} is as {tail} as it is, which counts as "
-            "one of them",
+            about=f"share of permutations {permutations} in which {name} is as {tail} as it is, which counts as one of "
+            "them",
             label="p", unit="probability", below=name, of_labels=True, margin=False,
         ),
     )  # fmt: skip
@@ -37,5 +48,14 @@ LARGEST = _metrics(
     "classes of the most common key route",
     tail="small",
 )
+SUPERCLASSES = _metrics(
+    "route_superclass_information",
+    "adjusted mutual information of the classes' key routes and the groups of classes that the data set's publisher "
+    "made: 1 where classes share a route if and only if they share a group, 0 on average by chance",
+    "key routes and superclasses",
+    tail="large",
+    unit="other",
+    permutations="of the superclasses over the classes",
+)
 
-measures = (*DISTINCT, *LARGEST)
+measures = (*DISTINCT, *LARGEST, *SUPERCLASSES)

@@ -48,6 +48,8 @@ class Dataset(ABC):
         image_ids: one string per image that stays the same for ever: relative path, ``split/index``, record key.
         class_names: names in label order; None where the images have no labels.
         split_note: how the splits were made, where neither the publisher nor the user did.
+        superclasses: of each class the number of the group of classes that the publisher puts it in; None where there
+            are none.
         flippable: whether a mirrored image is still an image of its class (handwritten digits are not).
         streamed: whether an image is reached past those before it alone, so that random ones take long.
     """
@@ -55,6 +57,7 @@ class Dataset(ABC):
     modality: ClassVar[Modality]
     image_ids: Sequence[str]
     class_names: tuple[str, ...] | None
+    superclasses: Sequence[int] | None = None
     flippable: ClassVar[bool] = True
     streamed: ClassVar[bool] = False
     split_note: str = ""

@@ -1,4 +1,6 @@
-"""CIFAR-100 with its fine labels (A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009).
+"""CIFAR-100 with its fine labels, and the coarse ones as superclasses.
+
+Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 
 ``PATH/cifar-100-binary`` (binary version) or ``PATH/cifar-100-python`` (python version), as published; PATH may be
 that folder itself.
@@ -26,6 +28,7 @@ class Cifar100(Cifar):
             test=("test",),
             names="meta",
             label_key=b"fine_labels",
+            group_key=b"coarse_labels",
             names_key=b"fine_label_names",
         ),
     )

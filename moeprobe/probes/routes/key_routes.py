@@ -44,6 +44,7 @@ class KeyRoutes:
         largest: how many classes share the most common route.
         permuted: ``(D, 2)``, the same two numbers under permutations of the labels.
         distances: ``(C, C)``, Jensen-Shannon distances of the classes' experts, mean over layers.
+        superclasses: of the classes that have images ``(C,)``; None where the data set groups none.
     """
 
     checkpoint: str
@@ -56,6 +57,7 @@ class KeyRoutes:
     largest: int
     permuted: Whole
     distances: Array
+    superclasses: Sequence[int] | None = None
 
     @property
     def groups(self) -> Whole:
@@ -69,7 +71,12 @@ class KeyRoutes:
 
 
 def key_routes(
-    cells: Sequence[StoredCell], tables: Sequence[Tables], *, names: Sequence[str], seed: int
+    cells: Sequence[StoredCell],
+    tables: Sequence[Tables],
+    *,
+    names: Sequence[str],
+    seed: int,
+    superclasses: Sequence[int] | None = None,
 ) -> KeyRoutes | None:
     """Return the routes of the classes of one checkpoint; None where fewer than two classes have images.
 
@@ -78,6 +85,7 @@ def key_routes(
         tables: what they come to.
         names: of all classes.
         seed: of the permutations.
+        superclasses: of all classes; None = there are none.
     """
     kept = np.logical_and.reduce([one.by_class.tokens.sum(-1) > 0 for one in tables])
     if kept.sum() < 2:
@@ -96,6 +104,7 @@ def key_routes(
         largest=largest,
         permuted=np.concatenate(list(_permuted(cells, len(names), kept, seed=seed))),
         distances=np.mean([_distances(share) for share in shares], axis=0),
+        superclasses=None if superclasses is None else np.asarray(superclasses)[kept].tolist(),
     )
 
 
@@ -198,7 +207,7 @@ def distance_table(found: Sequence[KeyRoutes]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["checkpoint", "class", "class_b", "value"])
 
 
-def summed(values: Whole, observed: int, *, fewer: bool) -> tuple[float, float, float, float]:
+def summed(values: Whole | Array, observed: float, *, fewer: bool) -> tuple[float, float, float, float]:
     """Return mean, 2.5 % and 97.5 % quantile of permuted numbers ``(D,)``, and the one-sided p of the observed one.
 
     ``fewer``: whether p asks for numbers as small as the observed one, and not as large. The observed one counts as a

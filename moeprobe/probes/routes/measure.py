@@ -14,8 +14,9 @@ from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.inputs.open import pick_images
 from moeprobe.metrics.color_bias import ColorBias
+from moeprobe.metrics.declaration import Metric
 from moeprobe.metrics.information import Information
-from moeprobe.metrics.key_routes import DISTINCT, LARGEST
+from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.probes.engine.applicability import routing_of_blank_input
 from moeprobe.probes.engine.layers import chosen_layers
@@ -25,6 +26,7 @@ from moeprobe.probes.routes import Routes
 from moeprobe.probes.routes.boards import check_cells
 from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, summed
 from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, make_sheets
+from moeprobe.probes.routes.superclasses import shared
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.stored import Stored
@@ -80,7 +82,8 @@ class RoutesMeasurement(Measurement[RoutesResult]):
 
     def more_rows(self, sums: Stored, about: About) -> list[dict[str, Any]]:
         """Return the numbers of the key routes of each checkpoint."""
-        names = self.question.dataset.class_names or ()
+        data = self.question.dataset
+        names = data.class_names or ()
         self._tables: list[Tables] = []
         self._routes: list[KeyRoutes] = []
         rows = []
@@ -89,7 +92,9 @@ class RoutesMeasurement(Measurement[RoutesResult]):
             tables = [tables_of(cell, num_classes=len(names)) for cell in cells]
             self._tables += tables
             boards = any(one.by_color is not None for one in tables)
-            found = key_routes(cells, tables, names=names, seed=about.seed) if tables and not boards else None
+            if not tables or boards:
+                continue
+            found = key_routes(cells, tables, names=names, seed=about.seed, superclasses=data.superclasses)
             if found is not None:
                 self._routes.append(found)
                 rows += _rows(found, cells[0].cell, about)
@@ -157,11 +162,14 @@ def _rows(found: KeyRoutes, cell: Cell, about: About) -> list[dict[str, Any]]:
         number = Replicates(value, np.empty(0), images=found.images, trials=len(found.names))
         return row(about, found.checkpoint, whole, (name, "", None, None), number) | {"flag": ""} | more
 
-    rows = []
-    for metrics, observed, permuted, fewer in (
+    numbers: list[tuple[tuple[Metric, ...], float, Any, bool]] = [
         (DISTINCT, found.distinct, found.permuted[:, 0], False),
         (LARGEST, found.largest, found.permuted[:, 1], True),
-    ):
+    ]
+    if (grouped := shared(found.groups, found.superclasses, seed=about.seed)) is not None:
+        numbers.append((SUPERCLASSES, *grouped, False))
+    rows = []
+    for metrics, observed, permuted, fewer in numbers:
         mean, low, high, p = summed(permuted, observed, fewer=fewer)
         rows += [
             line(metrics[0].name, observed),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeprobe.metrics.color_bias import SAME_COLOR, SAME_PLACE
 from moeprobe.metrics.declaration import KAPPA
-from moeprobe.metrics.key_routes import DISTINCT, LARGEST
+from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.results.numbers import interval, number
 
 if TYPE_CHECKING:
@@ -68,5 +68,17 @@ def _routes(checkpoint: str, rows: Rows) -> list[str]:
     classes = round(rows[DISTINCT[0].name]["trials"])
     return [
         f"{checkpoint}: the {classes} classes have {distinct} different key routes (with permuted labels {by_chance}; "
-        f"p {p}), and {largest} of them {'has' if largest == 1 else 'share'} the most common one ({also}; p {q})."
+        f"p {p}), and {largest} of them {'has' if largest == 1 else 'share'} the most common one ({also}; p {q}).",
+        *_superclasses(checkpoint, rows),
+    ]
+
+
+def _superclasses(checkpoint: str, rows: Rows) -> list[str]:
+    if SUPERCLASSES[0].name not in rows:
+        return []
+    value, permuted, p = (rows[metric.name] for metric in SUPERCLASSES)
+    return [
+        f"{checkpoint}: key routes follow the superclasses by an adjusted mutual information of "
+        f"{number(value['value'])} (with superclasses permuted over the classes 95 % between "
+        f"{number(permuted['ci_low'])} and {number(permuted['ci_high'])}; p {number(p['value'])})."
     ]

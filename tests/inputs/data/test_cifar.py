@@ -163,3 +163,38 @@ def test_a_binary_file_of_odd_size(tmp_path: Path, size: int) -> None:
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cifar-10-batches-bin or cifar-10-batches-py"):
         Cifar10(split="test", location=str(tmp_path))
+
+
+@pytest.mark.parametrize("make", [making.cifar100_python, making.cifar100_binary])
+def test_coarse_labels_are_superclasses(make: Callable[..., Path], tmp_path: Path) -> None:
+    make(tmp_path, num=1500)
+    for split in ("train", "val", "test"):
+        assert Cifar100(split=split, location=str(tmp_path)).superclasses == [
+            label // 5 for label in range(100)
+        ]
+
+
+def test_without_images_of_every_class_there_are_no_superclasses(tmp_path: Path) -> None:
+    making.cifar100_binary(tmp_path, num=50)
+    assert Cifar100(split="test", location=str(tmp_path)).superclasses is None
+
+
+def test_a_class_in_two_superclasses_is_refused(tmp_path: Path) -> None:
+    making.cifar100_binary(tmp_path, num=1500)
+    path = tmp_path / "cifar-100-binary/test.bin"
+    content = bytearray(path.read_bytes())
+    content[0] += 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match=rf"images of class {content[1]} in two superclasses; it is damaged"):
+        Cifar100(split="test", location=str(tmp_path))
+
+
+def test_python_files_without_coarse_labels_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = making.python2_pickle
+    monkeypatch.setattr(
+        making,
+        "python2_pickle",
+        lambda content: written({key: value for key, value in content.items() if key != "coarse_labels"}),
+    )
+    making.cifar100_python(tmp_path, num=1500)
+    assert Cifar100(split="test", location=str(tmp_path)).superclasses is None

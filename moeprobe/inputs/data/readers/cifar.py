@@ -7,7 +7,7 @@ Splits follow V-MoE's fine-tuning recipe: train is the first 98 % of the trainin
 test batch; in the order of the files, which is not TFDS's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -20,6 +20,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.readers.cifar_pickle import read_pickle
 from moeprobe.runtime.files import read_bytes
+
+Labels = NDArray[np.int64]
 
 _PIXELS = 3 * 32 * 32
 _TRAIN_PERCENT = 98
@@ -38,7 +40,9 @@ class Version:
     # Python version: the key of the labels, and of their names. Binary version: empty.
     label_key: bytes = b""
     names_key: bytes = b""
-    # Binary version: bytes before the pixels of a record; the last of them is the label.
+    # Python version: the key of the labels of groups of classes, where there are any.
+    group_key: bytes = b""
+    # Binary version: bytes before the pixels of a record; the last of them is the label, one before it that of a group.
     num_label_bytes: int = 0
 
 
@@ -55,7 +59,7 @@ class Cifar(ImageDataset):
         root = require_folder(location, name=self.name, layout=layout)
         folder, version = self._find(root)
         part = "test" if split == "test" else "train"
-        pixels, labels = _read(folder, version, version.test if part == "test" else version.train)
+        pixels, labels, groups = _read(folder, version, version.test if part == "test" else version.train)
         cut = round(len(labels) * _TRAIN_PERCENT / 100)
         rows = {"train": slice(cut), "val": slice(cut, None), "test": slice(None)}[split]
         if not labels[rows].size:
@@ -66,6 +70,7 @@ class Cifar(ImageDataset):
         self._pixels, self._labels = pixels[rows].copy(), labels[rows].copy()
         self.image_ids = [f"{part}/{row:05d}" for row in range(len(labels))[rows]]
         self.class_names = self._class_names(folder, version)
+        self.superclasses = self._superclasses(folder, labels, groups)
 
     def example(self, index: int) -> Example:
         """Return image ``index`` of the split, 32x32."""
@@ -86,6 +91,18 @@ class Cifar(ImageDataset):
         wanted = " or ".join(version.folder for version in self.versions)
         raise UserError(f"{str(root)!r} holds neither {wanted} nor their files, which {self.name!r} needs.")
 
+    def _superclasses(self, folder: Path, labels: Labels, groups: Labels | None) -> list[int] | None:
+        """Return the group of each class; None where there are none, or a class has no image."""
+        if groups is None or len(np.unique(labels)) < self.num_labels:
+            return None
+        _, first = np.unique(labels, return_index=True)
+        found = groups[first]
+        if (torn := labels[found[labels] != groups]).size:
+            raise UserError(
+                f"{str(folder)!r} has images of class {torn[0]} in two superclasses; it is damaged."
+            )
+        return found.tolist()
+
     def _class_names(self, folder: Path, version: Version) -> tuple[str, ...]:
         """Return the published names; "0", "1", ... where the file of names is not there."""
         path = folder / version.names
@@ -101,13 +118,13 @@ class Cifar(ImageDataset):
         return tuple(names)
 
 
-def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return pixels (images, 3072) uint8 and labels (images,) of all ``files``.
+def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.ndarray, Labels, Labels | None]:
+    """Return pixels (images, 3072) uint8, labels and groups (images,) of all ``files``.
 
     Raises:
         UserError: a file is missing, or the number of its records is wrong.
     """
-    read: Callable[[Path, Version], tuple[np.ndarray, np.ndarray]]
+    read: Callable[[Path, Version], tuple[np.ndarray, Labels, Labels | None]]
     read = _read_binary if version.num_label_bytes else _read_python
     batches = []
     for file in files:
@@ -115,11 +132,12 @@ def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.nd
         if not path.is_file():
             raise UserError(f"There is no file {str(path)!r}; {', '.join(files)} belong together.")
         batches.append(read(path, version))
-    pixels, labels = zip(*batches, strict=True)
-    return np.concatenate(pixels), np.concatenate(labels)
+    pixels, labels, groups = zip(*batches, strict=True)
+    known = [one for one in groups if one is not None]
+    return np.concatenate(pixels), np.concatenate(labels), np.concatenate(known) if known else None
 
 
-def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
+def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, Labels, Labels | None]:
     record = version.num_label_bytes + _PIXELS
     size = path.stat().st_size
     if size > _MOST:
@@ -130,20 +148,29 @@ def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, record)
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    return records[:, version.num_label_bytes :], records[:, version.num_label_bytes - 1].astype(np.int64)
+    *groups, labels = records[:, : version.num_label_bytes].T.astype(np.int64)
+    return records[:, version.num_label_bytes :], labels, groups[-1] if groups else None
 
 
-def _read_python(path: Path, version: Version) -> tuple[np.ndarray, np.ndarray]:
+def _read_python(path: Path, version: Version) -> tuple[np.ndarray, Labels, Labels | None]:
     batch = read_pickle(path)
     pixels = _field(batch, b"data", path)
-    labels = _field(batch, version.label_key, path)
+    labels = _labels(batch, version.label_key, path, pixels)
+    grouped = isinstance(batch, dict) and version.group_key in batch
+    groups = _labels(batch, version.group_key, path, pixels) if grouped else None
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
         raise UserError(f"The data of {str(path)!r} must be an array of bytes, {_PIXELS} an image.")
+    return pixels, labels, groups
+
+
+def _labels(batch: object, key: bytes, path: Path, pixels: Sized) -> Labels:
+    """Return the labels called ``key``, one an image."""
+    labels = _field(batch, key, path)
     if len(labels) != len(pixels):
         raise UserError(f"{str(path)!r} has {len(pixels)} images but {len(labels)} labels.")
     if not all(isinstance(label, int) and 0 <= label <= 255 for label in labels):
         raise UserError(f"The labels of {str(path)!r} must be small integers.")
-    return pixels, np.array(labels, dtype=np.int64)
+    return np.array(labels, dtype=np.int64)
 
 
 def _field(batch: object, key: bytes, path: Path) -> list | np.ndarray:
