@@ -7,7 +7,7 @@ import typer
 
 from moeprobe.cli.early import check_checkpoints, check_folder, check_traces
 from moeprobe.cli.fields import names
-from moeprobe.cli.options import AsJson, IntervalSeed, Overwrite, command_line
+from moeprobe.cli.options import AsJson, IntervalSeed, Overwrite, Svg, command_line
 
 
 def mismatch(
@@ -35,8 +35,11 @@ def mismatch(
     batch_size: Annotated[int, typer.Option(min=1, help="Requests in a batch.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     seed: IntervalSeed = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for the tables; default: print only.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and the figure; default: print only.")
+    ] = None,
     overwrite: Overwrite = False,
+    svg: Svg = False,
     json: AsJson = False,
 ) -> None:
     """How much of the mismatch between a server and the model is routing?
@@ -67,6 +70,7 @@ def mismatch(
             seed=seed,
             out=out,
             overwrite=overwrite,
+            svg=svg,
             command=command_line(),
             watcher=bar,
         )

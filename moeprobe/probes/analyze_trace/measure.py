@@ -25,6 +25,7 @@ from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
+from moeprobe.results.completing import complete
 from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.stored import Stored, of_file, of_table, together, write
 from moeprobe.results.sums import Accumulator, Cell
@@ -125,14 +126,7 @@ def analyze_trace(
             ),
             figures_of,
         )
-        if folder is not None:
-            result = folder.write(result)
-            if options.figures:
-                from moeprobe.results.figures import save_all
-
-                save_all(result.plot(), folder.path / "figures", svg=options.svg)
-            folder.finish(result.sidecar)
-    return result
+        return complete(folder, result, figures=options.figures, svg=options.svg)
 
 
 class Measuring:

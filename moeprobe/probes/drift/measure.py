@@ -16,6 +16,7 @@ from moeprobe.probes.drift.steps import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.results import summaries
+from moeprobe.results.completing import complete
 from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.stored import together
 from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all
@@ -98,14 +99,7 @@ def drift(
 
         sidecar = sidecar_of([*since, *until], request, notes, options, started)
         result = Result(table, comparison, sums, sidecar, figures)
-        if folder is not None:
-            result = folder.write(result)
-            if options.figures:
-                from moeprobe.results.figures import save_all
-
-                save_all(result.plot(), folder.path / "figures", svg=options.svg)
-            folder.finish(result.sidecar)
-    return result
+        return complete(folder, result, figures=options.figures, svg=options.svg)
 
 
 def _series(traces: Sequence[TraceFile], labels: Sequence[str], place: int, reference: str) -> list[Named]:

@@ -10,7 +10,6 @@ from typing import Unpack
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint, Model
@@ -22,8 +21,10 @@ from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.mismatch import Mismatch
+from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
 from moeprobe.results import summaries
+from moeprobe.results.completing import complete
 from moeprobe.results.folder import Result, output_folder
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
@@ -65,8 +66,8 @@ def mismatch(
         tokens: file of the server's responses with token ids and log-probabilities.
         routing: trace that was imported of its routed experts, of the same requests.
         gates: weights of the replayed experts: "recomputed" as the router weighs them, or "replayed" as in the trace.
-        options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``seed`` (of the intervals), ``out`` and
-            ``overwrite``; ``changes`` are applied to them by name.
+        options: only ``layers``, ``limit``, ``batch_size``, ``device``, ``seed`` (of the intervals), ``out``,
+            ``overwrite``, ``figures`` and ``svg``; ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
 
     Raises:
@@ -121,15 +122,8 @@ def mismatch(
             "wall_seconds": time.perf_counter() - started,
             "device": str(choose_device(options.device)),
         } | provenance()
-        result = Result(table, comparison, sums, sidecar, _no_figures)
-        if folder is not None:
-            result = folder.write(result)
-            folder.finish(result.sidecar)
-    return result
-
-
-def _no_figures(result: Result) -> dict[str, Figure]:
-    return {}
+        result = Result(table, comparison, sums, sidecar, draw)
+        return complete(folder, result, figures=options.figures, svg=options.svg)
 
 
 class _Served:

@@ -1,7 +1,8 @@
 """Log-probabilities of generated tokens in responses of inference servers, where they are asked for.
 
 vLLM and OpenAI-like servers: ``logprobs.token_logprobs`` or ``logprobs.content[i].logprob`` of a choice; SGLang:
-``meta_info.output_token_logprobs``, lists that begin with the number; slime: ``rollout_log_probs`` of a sample.
+``meta_info.output_token_logprobs``, lists that begin with the number; slime and verl: ``rollout_log_probs`` of a sample
+or a batch.
 """
 
 import math
@@ -16,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.routing.traces.log_rows import Fault
 from moeprobe.routing.traces.readers.base import choices, listed
 from moeprobe.routing.traces.responses import Gathered, responses
-from moeprobe.routing.traces.token_ids import named_sequences
+from moeprobe.routing.traces.token_ids import named_sequences, reader_of
 
 
 def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
@@ -49,7 +50,7 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
     if not found:
         raise UserError(
             f"{path} holds no log-probabilities of generated tokens; ask the server for them: logprobs of vLLM, "
-            "return_logprob of SGLang."
+            "return_logprob of SGLang, calculate_log_probs of verl."
         )
     return found
 
@@ -57,7 +58,7 @@ def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
 def _of_response(response: Mapping[str, Any]) -> list[NDArray[np.float32] | None]:
     """Return the log-probabilities of each sequence, in their order."""
     if isinstance(response, Gathered):
-        return [_numbers(one.get("rollout_log_probs")) for one in listed(response, "samples")]
+        return [_numbers(one) for one in reader_of(response).log_probabilities(response)]
     meta = response.get("meta_info")
     if isinstance(meta, dict) and isinstance(meta.get("output_token_logprobs"), list):
         return [

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.routing.traces.log_rows import Fault
-from moeprobe.routing.traces.readers.base import choices, listed
+from moeprobe.routing.traces.readers.base import Reader, choices, listed
 from moeprobe.routing.traces.responses import Gathered, identity, responses
 from moeprobe.routing.traces.sequence import Tokens, token_array
 from moeprobe.runtime.catalog import READERS
@@ -62,12 +62,22 @@ def named_sequences(response: Mapping[str, Any], place: str) -> list[tuple[str, 
         Fault: ids are no list of whole numbers.
     """
     if isinstance(response, Gathered):
-        for reader in map(READERS.get, READERS.names()):
-            if reader().reads(response):
-                return list(reader().sequences(response))
-        raise Fault("no reader knows token ids in it")
+        return list(reader_of(response).sequences(response))
     name, several = identity(response, place), tokens_of(response)
     return [(name if len(several) == 1 else f"{name}/{number}", one) for number, one in enumerate(several)]
+
+
+def reader_of(response: Gathered) -> Reader:
+    """Return what reads a gathered response.
+
+    Raises:
+        Fault: nothing does.
+    """
+    for reader in map(READERS.get, READERS.names()):
+        if reader().reads(response):
+            found: Reader = reader()
+            return found
+    raise Fault("no reader knows token ids in it")
 
 
 def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:

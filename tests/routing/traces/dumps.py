@@ -43,7 +43,7 @@ def slime(path: Path, ids: Ids, *, dtype: str = "int32", tensor: bool = False, *
     return path
 
 
-def verl(path: Path, ids: Ids, *, left: int = 2, right: int = 3, nested: bool = False) -> Path:
+def verl(path: Path, ids: Ids, *, left: int = 2, right: int = 3, nested: bool = False, **more: Any) -> Path:
     """A batch of one sequence between padding; the row of the last token is zeros, as the padding."""
     total = left + len(TOKENS) + right
     routed = torch.zeros((1, total, 5, ids.shape[2]), dtype=torch.uint8)
@@ -57,6 +57,7 @@ def verl(path: Path, ids: Ids, *, left: int = 2, right: int = 3, nested: bool = 
         "attention_mask": mask,
         "input_ids": tokens,
         "responses": tokens[:, left + PROMPT :],
+        **more,
     }
     torch.save({"batch": batch} if nested else batch, path)
     return path

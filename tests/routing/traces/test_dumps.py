@@ -15,10 +15,11 @@ from moeprobe.errors import UserError
 from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.routing.traces.import_log import import_trace
 from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.routing.traces.scored import read_log_probabilities
 from moeprobe.routing.traces.token_ids import read_sequences
 from tests.routing.traces import dumps, serving
 from tests.routing.traces.dumps import TOKENS
-from tests.routing.traces.serving import PROMPT, ROWS, routing, with_dense
+from tests.routing.traces.serving import GENERATED, PROMPT, ROWS, routing, with_dense
 
 
 def imported(folder: Path, path: Path | list[Path], to: str = "t.parquet", **more: Any) -> ImportedExperts:
@@ -80,6 +81,31 @@ def test_batches_of_verl(left: int, right: int, nested: bool, tmp_path: Path) ->
     assert found.readers == ["verl"] and found.tokens == ROWS and not found.missing
     same_as_server(tmp_path, dumps.as_vllm(ids, "0"))
     assert read_sequences(path)["0"].ids.tolist() == TOKENS
+
+
+@pytest.mark.parametrize("padding", [0.0, -1.0])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_of_verl(padding: float, nested: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    right = 3
+    values = torch.full((1, GENERATED + right), padding)
+    values[0, :GENERATED] = -torch.arange(1, GENERATED + 1) / 4
+    written = torch.zeros((1, GENERATED + right), dtype=torch.int64)
+    written[0, :GENERATED] = 1
+    written[0, 1] = 0  # what a tool answered
+    path = tmp_path / "batch.pt"
+    dumps.verl(path, routing(), nested=nested, rollout_log_probs=values.to(dtype))
+    expected = [-(place + 1) / 4 for place in range(GENERATED)]
+    assert read_log_probabilities(path)["0"].tolist() == expected
+    dumps.verl(path, routing(), nested=nested, rollout_log_probs=values.to(dtype), response_mask=written)
+    found = read_log_probabilities(path)["0"].tolist()
+    assert found[0] == expected[0] and found[1] != found[1] and found[2:] == expected[2:]
+    dumps.verl(path, routing(), nested=nested, rollout_log_probs=values[:, 1:])
+    with pytest.raises(UserError, match="responses differ in tokens"):
+        read_log_probabilities(path)
+    dumps.verl(path, routing(), nested=nested)
+    with pytest.raises(UserError, match="calculate_log_probs of verl"):
+        read_log_probabilities(path)
 
 
 def test_a_batch_without_its_mask_is_refused(tmp_path: Path) -> None:

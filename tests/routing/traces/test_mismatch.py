@@ -1,5 +1,7 @@
 """How much of a server's mismatch is routing: planted mismatches of one kind and of the other are found as such."""
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,7 @@ def test_both_are_split(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "where the model repeats the server's routing" in said and "of the mismatch is routing" in said
+    assert (folder / "r" / "figures" / "mismatch.png").read_bytes()[:4] == b"\x89PNG"
     written = pd.read_csv(folder / "r" / "table.csv").set_index("metric")["value"]
     assert np.allclose(written, table["value"][written.index])
     command = ("mismatch", f"hf:{folder}/model", "--tokens", folder / "responses.jsonl", "--routing")
@@ -131,6 +134,61 @@ def test_both_are_split(tmp_path: Path) -> None:
     lines[0]["prompt_token_ids"][0] += 1
     bare.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert "r0 has other tokens in" in refused(*command, bare)
+
+
+def test_the_figure_shows_the_table_and_every_request(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
+    result = api.mismatch(
+        f"hf:{folder}/model", tokens=folder / "responses.jsonl", routing=folder / "served.parquet"
+    )
+    (figure,) = result.plot().values()
+    whole, k3, requests = figure.axes
+    table = result.table.set_index("metric")
+    for axes, name in ((whole, "mismatch"), (k3, "mismatch_k3")):
+        bars: list[Any] = [vars(container)["lines"] for container in axes.containers]
+        for (line, _, (bar,)), part in zip(bars, ("", "_routing", "_rest"), strict=True):
+            row = table.loc[f"{name}{part}"]
+            assert line.get_xdata()[0] == pytest.approx(row["value"])
+            assert bar.get_segments()[0][:, 0] == pytest.approx([row["ci_low"], row["ci_high"]])
+    points = np.ma.getdata(requests.collections[0].get_offsets())
+    assert len(points) == REQUESTS
+    # Requests are of one length, so that their mean is that of all tokens.
+    assert points.mean(0).tolist() == pytest.approx(
+        [table.loc[f"mismatch{part}", "value"] for part in ("", "_rest")]
+    )
+    assert (points[:, 1] < points[:, 0]).mean() > 0.6, "routing was planted"
+
+
+def test_a_batch_of_verl_says_what_responses_do(tmp_path: Path) -> None:
+    folder = served(tmp_path, "olmoe", rerouted=0.5, noise=0.2)
+    lines = [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    left, right, batch = 2, 3, []
+    for number, line in enumerate(lines):
+        (choice,) = line["choices"]
+        tokens = torch.tensor([0] * left + line["prompt_token_ids"] + choice["token_ids"] + [0] * right)
+        experts = torch.from_numpy(
+            np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
+        )
+        routed = torch.zeros((len(tokens), *experts.shape[1:]), dtype=torch.uint8)
+        routed[left : left + len(experts)] = experts
+        mask = torch.zeros(len(tokens), dtype=torch.int64)
+        mask[left : left + PROMPT + GENERATED] = 1
+        scores = torch.tensor(choice["logprobs"]["token_logprobs"] + [float(-(number % 2))] * right)
+        batch.append((routed, mask, tokens, tokens[left + PROMPT :], scores))
+    names = ("routed_experts", "attention_mask", "input_ids", "responses", "rollout_log_probs")
+    stacked = {
+        name: torch.stack(columns) for name, columns in zip(names, zip(*batch, strict=True), strict=True)
+    }
+    torch.save(stacked, folder / "batch.pt")
+    api.import_routed_experts(
+        folder / "batch.pt", folder / "verl.parquet", model_config=folder / "model" / "config.json"
+    )
+    of_verl = api.mismatch(
+        f"hf:{folder}/model", tokens=folder / "batch.pt", routing=folder / "verl.parquet"
+    ).table.set_index("metric")["value"]
+    of_server = measured(folder)["value"]
+    assert of_server["mismatch_routing"] > 0.01
+    np.testing.assert_allclose(of_verl, of_server[of_verl.index], atol=1e-6)
 
 
 def test_log_probabilities_of_every_dialect(tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ class Reader(ABC):
         """
         return []
 
+    def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the log-probabilities of the generated tokens of each of ``sequences``, as lists of numbers or None.
+
+        A sequence, or a token, of which none is known has None.
+
+        Raises:
+            Fault: they are not as many as the tokens.
+        """
+        return []
+
 
 def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     """Return the objects of a list in a response; none where there are none."""

@@ -46,6 +46,10 @@ class Slime(Reader):
             found.append((name, _tokens(sample)))
         return found
 
+    def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
+        """Return ``rollout_log_probs`` of each sample."""
+        return [sample.get("rollout_log_probs") for sample in listed(response, "samples")]
+
 
 def _tokens(sample: Mapping[str, Any]) -> Tokens | None:
     if not sample.get("tokens"):

@@ -12,7 +12,7 @@ from moeprobe.routing.traces.packed import array_of
 from moeprobe.routing.traces.readers.base import KEY, Capture, Reader, Stated
 from moeprobe.routing.traces.sequence import Tokens, token_array
 
-_MASK = "attention_mask"
+_MASK, _LOGPROBS, _WRITTEN = "attention_mask", "rollout_log_probs", "response_mask"
 
 
 class Verl(Reader):
@@ -54,6 +54,30 @@ class Verl(Reader):
         return [
             (str(row), Tokens(token_array(ids[row][mask[row]], "input_ids"), int(prompt[row])))
             for row in range(len(mask))
+        ]
+
+    def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
+        """Return ``rollout_log_probs`` of each sequence without its padding, which is zeros or -1.
+
+        Where there is a ``response_mask``, tokens that it leaves out (answers of tools) were not generated.
+        """
+        batch, mask = _batch(response), self._mask(response)
+        if _LOGPROBS not in batch or "responses" not in batch:
+            return []
+        values = array_of(batch[_LOGPROBS], _LOGPROBS, kinds="f", dims=2)
+        own = mask[:, mask.shape[1] - values.shape[1] :]
+        written = own
+        if _WRITTEN in batch:
+            written = array_of(batch[_WRITTEN], _WRITTEN, kinds="iub", dims=2) != 0
+        generated = tuple(array_of(batch["responses"], "responses", dims=2).shape)
+        if not values.shape == written.shape == own.shape == generated:
+            raise Fault(f"{_LOGPROBS}, {_WRITTEN} and responses differ in tokens")
+        return [
+            [
+                value if said else None
+                for value, said in zip(values[row][own[row]].tolist(), written[row][own[row]], strict=True)
+            ]
+            for row in range(len(values))
         ]
 
     def _mask(self, response: Mapping[str, Any]) -> NDArray[np.bool_]:
