@@ -27,5 +27,5 @@ def view_of(name: str, reference: str) -> str:
 
 def by_step(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table of drift with the columns ``name`` and ``against``."""
-    parts = table["view"].str.rpartition(_AGAINST)
-    return table.assign(name=parts[0], against=parts[2])
+    parts = [view.rpartition(_AGAINST) for view in table["view"]]
+    return table.assign(name=[name for name, *_ in parts], against=[against for *_, against in parts])

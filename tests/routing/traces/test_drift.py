@@ -67,6 +67,22 @@ def test_each_is_held_against_both_ends(series: list[Path]) -> None:
                 assert one[column] == two[column], (metric, column)
 
 
+def test_checkpoints_that_read_images_drift_too(tmp_path: Path) -> None:
+    """Their tokens are no sequence, so that nothing is said of all layers together."""
+    from moeprobe.adapters.hooks import Hooks
+    from tests.adapters import zoo
+
+    paths = []
+    for step in (0, 10):
+        model = api.wrap(Hooks(zoo.vit(seed=step), **zoo.VIT), name=f"step-{step}")
+        api.record([model], data="digits", limit=24, out=tmp_path / "t", overwrite=True)
+        paths.append((tmp_path / "t" / f"step-{step}").rename(tmp_path / f"step-{step}") / "clean.parquet")
+    result = run("drift", *paths)
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "From the first checkpoint to step-10" in said and "pairs of token and layer" not in said
+
+
 def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> None:
     result = run("drift", *series, "--out", tmp_path / "d")
     assert result.exit_code == 0, result.output
