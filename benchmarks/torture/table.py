@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.torture.faults import Finding
+from benchmarks.torture.jobs import JOBS
 from moeprobe.results.provenance import provenance
 
 COLUMNS = ("fault", "command", "times", "exit", "partial", "left", "tracebacks", "runs", "same", "again")
@@ -26,7 +27,7 @@ def as_frame(findings: Sequence[Finding]) -> pd.DataFrame:
 
 
 def write(folder: Path, findings: Sequence[Finding], **asked: object) -> None:
-    """Put rows into the table, in the place of those of the same fault and command, and say how they were made."""
+    """Put rows into the table instead of those of the same fault and command, and say how they were made."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = as_frame(findings)
     if (folder / "faults.csv").is_file():
@@ -36,6 +37,8 @@ def write(folder: Path, findings: Sequence[Finding], **asked: object) -> None:
             .fillna("")
             .drop_duplicates(["fault", "command"], keep="last")
         )
+    place = {name: number for number, name in enumerate(JOBS)}
+    rows = rows.sort_values("command", key=lambda names: names.map(place), kind="stable")
     rows.to_csv(folder / "faults.csv", index=False, lineterminator="\n")
     about = {"asked": asked} | provenance()
     (folder / "faults.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
