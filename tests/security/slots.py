@@ -243,6 +243,7 @@ READ: dict[str, Slot] = {
     ),
     "flowers, labels": _data("flowers102", "imagelabels.mat", making.flowers102),
     "flowers, lists": _data("flowers102", "setid.mat", making.flowers102),
+    "stream": _data("huggingface_stream", "test-00000-*.parquet", making.parquet_files),
     "tar": lambda folder, content, made: _probe(f"webdataset:{_put(folder / 'test-0.tar', content)}"),
     "tar, image": _member("b.png"),
     "tar, label": _member("a.json"),
