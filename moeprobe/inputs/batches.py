@@ -31,6 +31,7 @@ from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
 from moeprobe.inputs.text_batches import TextBatch, stack_texts
 from moeprobe.inputs.texts import TextSample
 from moeprobe.inputs.views.base import Recipe
+from moeprobe.runtime.wishes import is_waited_for
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,12 @@ def _check_shared_memory() -> None:
 
 
 def _end_quietly(_: int) -> None:
-    """Let a loader process end without an error of its own at signals that are sent to the main process too."""
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN:
-            signal.signal(getattr(signal, name), signal.default_int_handler)
+    """Let a loader process end without an error of its own at signals that are sent to the main process too.
+
+    It ignores those at which the main process works on for a while.
+    """
+    for number in (
+        getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+    ):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN if is_waited_for(number) else signal.default_int_handler)

@@ -45,7 +45,9 @@ def train_together(
     trainer = make_trainer(config, folder=folder, device=own_device(device), ranks=ranks)
     if not first:
         ranks.exchange("ready")
-        summary = _run(trainer, resumed=state == "unfinished", report=lambda _: None, draw=lambda: None)
+        summary = _run(
+            trainer, ranks, resumed=state == "unfinished", report=lambda _: None, draw=lambda: None
+        )
     else:
         with RunFolder(folder, FAMILY) as own:
             # Once more, when no other process can change it.
@@ -54,14 +56,24 @@ def train_together(
                 own.clear()
             ranks.exchange("ready")
             draw = partial(draw_curve, own.path, config, svg=svg)
-            summary = _run(trainer, resumed=state == "unfinished", report=report, draw=draw)
+            summary = _run(trainer, ranks, resumed=state == "unfinished", report=report, draw=draw)
             own.check()
     return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": False}
 
 
 def _run(
-    trainer: Trainer, *, resumed: bool, report: Callable[[Report], None], draw: Callable[[], None]
+    trainer: Trainer,
+    ranks: Ranks,
+    *,
+    resumed: bool,
+    report: Callable[[Report], None],
+    draw: Callable[[], None],
 ) -> dict[str, Any]:
     if resumed:
         trainer.resume()
-    return trainer.run(report, draw=draw)
+    try:
+        return trainer.run(report, draw=draw)
+    except KeyboardInterrupt:
+        if trainer.wish.granted:
+            ranks.leave()
+        raise

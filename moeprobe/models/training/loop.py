@@ -37,6 +37,7 @@ from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
+from moeprobe.runtime.wishes import Wish
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10
@@ -95,7 +96,8 @@ class Trainer:
         self.best_score: float | None = None
         task = Classification if config.mae is None else Reconstruction
         self.task = task(config, self.model, self.objective)
-        self.share = SharedStep(self.task, self.normalise, self.layout)
+        self.wish = Wish(waits=self.layout.sharded and self.ranks.size > 1)
+        self.share = SharedStep(self.task, self.normalise, self.layout, wish=self.wish)
         self.averages = Averages()
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
@@ -103,10 +105,7 @@ class Trainer:
             compile_model(self.model)
 
     def run(
-        self,
-        report: Callable[[Report], None] = lambda _: None,
-        *,
-        draw: Callable[[], None] = lambda: None,
+        self, report: Callable[[Report], None] = lambda _: None, *, draw: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         """Train to the end and return the summary.
 
@@ -124,41 +123,49 @@ class Trainer:
         board = Board(self.folder / "tensorboard", step=self.step) if shows else None
         if self.writes:
             write_text(self.folder / "config.yaml", dump(self.config))
-        reporter = Reporter(
-            report, first=self.step, total_steps=self.total_steps, batch_size=self.config.batch_size
-        )
+        size = self.config.batch_size
+        reporter = Reporter(report, first=self.step, total_steps=self.total_steps, batch_size=size)
         self.clock.start()
         try:
-            # A run that was interrupted in an evaluation begins with it.
-            if self._evaluate_if_due(board):
-                reporter.report(self.step, self.history[-1], evaluated=True)
-            for batch in self.batches():
-                with self.clock.step():
-                    values = self.train_step(batch)
-                if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
-                    self._check(values["loss"])
-                    self.clock.read()
-                    numbers = {name: float(value) for name, value in values.items()}
-                    reporter.report(self.step, numbers | self._learning_rate())
-                if self._evaluate_if_due(board):
-                    reporter.report(self.step, self.history[-1], evaluated=True)
-            with uninterrupted():
-                return self._finish(reporter.rate(self.step), draw)
+            with self.wish:
+                return self._run(board, reporter, draw)
         except KeyboardInterrupt as error:
             with uninterrupted():
-                if not self.writes or self.layout.sharded:
-                    pass  # of parts of a state all processes must know that they are written
-                elif (self.folder / "finished.json").exists():
-                    error.add_note(f"The run in {shown(self.folder)} is finished.")
-                else:
-                    self._check(*self.averages.sums.values(), *self.model.parameters())
-                    self._save_state()
-                    done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
-                    error.add_note(f"{done}; the same command goes on from there.")
+                self._leave(error)
             raise
         finally:
             if board is not None:
                 board.close()
+
+    def _run(self, board: Board | None, reporter: Reporter, draw: Callable[[], None]) -> dict[str, Any]:
+        # A run that was interrupted in an evaluation begins with it.
+        if self._evaluate_if_due(board):
+            reporter.report(self.step, self.history[-1], evaluated=True)
+        for batch in self.batches():
+            with self.clock.step():
+                values = self.train_step(batch)
+            if self.share.end_is_wished():
+                self.wish.grant()
+            if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
+                self._check(values["loss"])
+                self.clock.read()
+                numbers = {name: float(one) for name, one in values.items()} | self._learning_rate()
+                reporter.report(self.step, numbers)
+            if self._evaluate_if_due(board):
+                reporter.report(self.step, self.history[-1], evaluated=True)
+        with uninterrupted():
+            return self._finish(reporter.rate(self.step), draw)
+
+    def _leave(self, error: KeyboardInterrupt) -> None:
+        """Leave a run that can be resumed, and say so; of parts of a state all processes write theirs, or none."""
+        if self.writes and (self.folder / "finished.json").exists():
+            error.add_note(f"The run in {shown(self.folder)} is finished.")
+        elif self.wish.granted or (self.writes and not self.wish.waits):
+            self._check(*self.averages.sums.values(), *self.model.parameters())
+            self._save_state()
+            if self.writes:
+                done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
+                error.add_note(f"{done}; the same command goes on from there.")
 
     def resume(self) -> None:
         """Go on from ``state.safetensors``.
@@ -267,15 +274,10 @@ class Trainer:
         )
 
     def _save_state(self) -> None:
-        description = self.start | {
-            "step": self.step,
-            "best_accuracy": self.best_score,
-            "history": self.history,
-            "train_images": len(self.train_data),
-            "clock": self.clock.state(),
-        }
+        now = {"step": self.step, "best_accuracy": self.best_score, "history": self.history}
+        description = now | {"train_images": len(self.train_data), "clock": self.clock.state()}
         parts = (self.layout, self.model, self.optimizer)
-        sharded_state.save(self.folder / "state.safetensors", *parts, self.averages, description)
+        sharded_state.save(self.folder / "state.safetensors", *parts, self.averages, self.start | description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
         """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""

@@ -25,6 +25,7 @@ from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import seed_torch, torch_seed
+from moeprobe.runtime.wishes import Wish
 
 
 @dataclass
@@ -67,14 +68,22 @@ class SharedStep:
         task: measures what is trained.
         normalise: from pixels in [0, 1] to what the model takes.
         layout: what each of the processes that share each step has of the model.
+        wish: whether this process is asked to end, of which all learn with the values of a step.
+
+    Attributes:
+        wished: the share of the processes that were asked to end before the last step, ``()``; None = there is one.
 
     Raises:
         UserError: a batch cannot be cut so.
     """
 
-    def __init__(self, task: Task, normalise: nn.Module, layout: Layout) -> None:
+    wished: Tensor | None = None
+    _wished_before: Tensor | None = None
+
+    def __init__(self, task: Task, normalise: nn.Module, layout: Layout, *, wish: Wish | None = None) -> None:
         self.task, self.normalise, self.layout = task, normalise, layout
         self.ranks = ranks = layout.ranks
+        self.wish = wish
         self.config, self.model = task.config, task.model
         embedding = self.model.patch_embed
         self.grid = PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0])
@@ -156,6 +165,17 @@ class SharedStep:
         self.layout.average(self.model)
         return self._mean(means)
 
+    def end_is_wished(self) -> bool:
+        """Whether some process was asked to end; after each step once, so that all find it after the same one.
+
+        Of a device, what was known a step before is read: this one may not be computed yet.
+        """
+        if self.wish is None or not self.wish.waits or self.wished is None:
+            return False
+        before, self._wished_before = self._wished_before, self.wished
+        known = self.wished if self.wished.device.type == "cpu" else before
+        return known is not None and bool(known > 0)
+
     def _rows(self, batch: Batch, step: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return what is measured, a row per view."""
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(device, non_blocking=True)
@@ -183,5 +203,7 @@ class SharedStep:
         """Return the means over the processes."""
         if self.ranks.size == 1:
             return dict(values)
-        whole = self.ranks.total(torch.stack([value.double() for value in values.values()])) / self.ranks.size
+        own = torch.stack([value.double() for value in values.values()])
+        asked = own.new_tensor([self.wish is not None and self.wish.number is not None])
+        *whole, self.wished = self.ranks.total(torch.cat([own, asked])) / self.ranks.size
         return {name: mean.to(values[name].dtype) for name, mean in zip(values, whole, strict=True)}
