@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ class Sweep:
         numbers: what is compared.
         values: numbers of the output that are shown beside.
         of_layers: numbers of layers that are shown beside.
+        drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
     """
 
     names: dict[str, str]
@@ -40,20 +42,32 @@ class Sweep:
     numbers: tuple[Number, ...]
     values: tuple[Column, ...]
     of_layers: tuple[Column, ...]
+    drawn: tuple[Column, ...]
 
 
 ACCURACY: Column = ("accuracy", "accuracy", *CLEAN)
 NOISY: Column = ("accuracy, σ 0.2", "accuracy", "", "gaussian_noise", 0.2)
 LOAD: Column = ("load entropy", "load_entropy", *CLEAN)
 DEAD: Column = ("dead experts", "dead_experts", *CLEAN)
+HIGHEST: Column = ("highest gate", "gate_highest", *CLEAN)
 _OF_ACCURACY = Number("accuracy", "eval", "output", "accuracy")
 _OF_NOISY = Number("accuracy, σ 0.2", "noise", "output", "accuracy", severity=0.2)
 _NULLS = (("pooled", ""), ("image", " within the image"))
-_OF_MATCH = tuple(
-    Number(f"κ{within}, {heading}", folder, "match", "top1_match_kappa", null, severity, layered=True)
-    for heading, folder, severity in (("prc_crops", "match-prc_crops", None), ("noise σ 0.2", "noise", 0.2))
-    for null, within in _NULLS
-)
+
+
+def _of_match(view: str) -> tuple[Number, ...]:
+    """Return κ of first experts under a view and under noise."""
+    return tuple(
+        Number(f"κ{within}, {heading}", folder, "match", "top1_match_kappa", null, severity, layered=True)
+        for heading, folder, severity in ((view, f"match-{view}", None), ("noise σ 0.2", "noise", 0.2))
+        for null, within in _NULLS
+    )
+
+
+def _kappa(view: str) -> Column:
+    return f"κ of first experts, {view}", "top1_match_kappa", "pooled", view, None
+
+
 _OF_WEIGHTS = tuple(
     Number(
         f"κ{within}, random_crop", "match-random_crop", "weights", "weight_cosine_kappa", null, layered=True
@@ -76,19 +90,26 @@ _ABLATION = {
     _PRC.format(0.05, 0.5) + "-noisy-True": "PRC ×10, noise in S",
     "prc_released-diagonal_weight-0.05-offdiagonal_weight-0.5": "PRC ×10 as released",
 }
+_LABELS = "labeled-{}-unlabeled-{}-{}"
+_WITH = {
+    "V-MoE, those alone": (False, "balanced"),
+    "PRC ×10, those alone": (False, _PRC.format(0.05, 0.5)),
+    "PRC ×10, all images": (True, _PRC.format(0.05, 0.5)),
+}
 SWEEPS = {
     "prc-ablation": Sweep(
         names=_ABLATION,
         references={group: "balanced" for group in _ABLATION if group != "balanced"},
-        numbers=(_OF_ACCURACY, _OF_NOISY, *_OF_MATCH),
+        numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("prc_crops")),
         values=(ACCURACY, NOISY),
         of_layers=(
-            ("highest gate", "gate_highest", *CLEAN),
+            HIGHEST,
             ("sum of the rest", "gate_rest", *CLEAN),
             ("entropy of the gates", "gate_entropy", *CLEAN),
             LOAD,
             DEAD,
         ),
+        drawn=(_kappa("prc_crops"), HIGHEST, DEAD),
     ),
     # How many tokens find no room is a number of the trainings: cells are measured with room for all.
     "drops-digits": Sweep(
@@ -100,6 +121,24 @@ SWEEPS = {
         numbers=(_OF_ACCURACY, *_OF_WEIGHTS),
         values=(ACCURACY,),
         of_layers=(LOAD, DEAD),
+        drawn=(LOAD, HIGHEST, DEAD),
+    ),
+    # Each group with the one before it: what PRC adds to the labeled images, then what the others add to PRC.
+    "labels-digits": Sweep(
+        names={
+            _LABELS.format(share, *how): f"{100 * share:.0f} % labeled: {what}"
+            for share in (0.05, 0.1, 0.25)
+            for what, how in _WITH.items()
+        },
+        references={
+            _LABELS.format(share, *how): _LABELS.format(share, *before)
+            for share in (0.05, 0.1, 0.25)
+            for before, how in pairwise(_WITH.values())
+        },
+        numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("random_crop")),
+        values=(ACCURACY, NOISY),
+        of_layers=(HIGHEST, LOAD, DEAD),
+        drawn=(ACCURACY, _kappa("random_crop"), HIGHEST, DEAD),
     ),
 }
 

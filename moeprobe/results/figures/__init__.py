@@ -64,15 +64,16 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
     canvas = FigureCanvasAgg(figure)
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
+        # Letters are a hair wider or narrower at another resolution, and a long name is cut off.
+        own = figure.dpi
+        figure.set_dpi(_DPI)
         _settle(figure)
         if kind == "png":
             # ``savefig`` draws once for the layout, which is settled, before it draws.
-            own = figure.dpi
-            figure.set_dpi(_DPI)
             canvas.print_png(file, metadata=_METADATA[kind])
-            figure.set_dpi(own)
         else:
             figure.savefig(file, format=kind, dpi=_DPI, metadata=_METADATA[kind])
+        figure.set_dpi(own)
     return file.getvalue()
 
 

@@ -24,7 +24,7 @@ _GRAY = "#606060"
 _LINE, _REST = 0.24, 1.0
 _APART = 0.34
 # Labels of more letters than this make a figure wider, by inches for each.
-_LETTERS, _LETTER = 40, 0.08
+_LETTERS, _LETTER = 40, 0.12
 
 
 def draw_rows(

@@ -13,7 +13,9 @@ from moeprobe.results.figures.tradeoff.groups import Group, groups, spread
 from moeprobe.results.figures.tradeoff.rows import MARKS
 from moeprobe.results.palette import COLORS
 
-_HEIGHT = 3.0
+_WIDTH, _HEIGHT = 4.6, 3.0
+# Names beside a panel of more letters than this make it wider, by inches for each.
+_LETTERS, _LETTER = 24, 0.09
 _TASKS = {"jft": "JFT-300M, top-1", "imagenet_10shot": "ImageNet-1k, 10-shot"}
 # Yellow is too light for points and names.
 _COLORS = COLORS[:-1]
@@ -26,7 +28,9 @@ def draw_times(numbers: dict[str, pd.DataFrame], time: pd.DataFrame, all_groups:
     settings = {
         size: [group for group in all_groups if group.size == size or np.isnan(group.size)] for size in sizes
     }
-    figure, axes = panels.panels(len(numbers), len(settings), width=4.6, height=_HEIGHT, sharey=False)
+    longest = max((len(group.label) for group in all_groups), default=0)
+    width = _WIDTH + _LETTER * max(0, longest - _LETTERS)
+    figure, axes = panels.panels(len(numbers), len(settings), width=width, height=_HEIGHT, sharey=False)
     for row, (name, rows) in enumerate(numbers.items()):
         for column, some in enumerate(settings.values()):
             panel = axes[row, column]
@@ -49,7 +53,7 @@ def draw_published(paper: pd.DataFrame) -> Figure:
     paper = paper.assign(ci_low=np.nan, ci_high=np.nan, value=paper["accuracy"])
     key = ["architecture", "router", "top_k", "capacity_factor"]
     days = paper[paper["task"] == "jft"].drop_duplicates(key)[[*key, "tpuv3_days"]]
-    figure, axes = panels.panels(len(_TASKS), len(architectures), width=4.6, height=_HEIGHT, sharey=False)
+    figure, axes = panels.panels(len(_TASKS), len(architectures), width=_WIDTH, height=_HEIGHT, sharey=False)
     for row, (task, title) in enumerate(_TASKS.items()):
         for column, architecture in enumerate(architectures):
             here = paper[(paper["task"] == task) & (paper["architecture"] == architecture)]
