@@ -12,7 +12,6 @@ import argparse
 import base64
 import io
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -153,8 +152,10 @@ def _megatron(path: Path, requests: list[Ids], size: Size) -> None:
 
 def _llama(path: Path, requests: list[Ids], size: Size) -> None:
     schema = pa.schema([("layer", pa.int64()), ("expert", pa.int64())])
-    options = pa.csv.WriteOptions(quoting_style="none", quoting_header="none")
-    with pa.csv.CSVWriter(path, schema, write_options=options) as file:
+    # Arrow puts the names of columns in quotation marks, and llama.cpp does not.
+    options = pa.csv.WriteOptions(quoting_style="none", include_header=False)
+    with path.open("wb") as out, pa.csv.CSVWriter(out, schema, write_options=options) as file:
+        out.write(b"layer,expert\n")
         for ids in requests:
             layers = np.broadcast_to(np.arange(size.layers)[None, :, None], ids.shape)
             file.write(pa.record_batch([layers.ravel(), ids.ravel()], schema=schema))
@@ -209,19 +210,16 @@ def _child(path: Path) -> None:
     import torch  # noqa: F401  (so that its memory is not counted to readers that need it)
 
     from moeprobe.routing.traces.import_experts import import_routed_experts
+    from moeprobe.runtime.memory import largest_resident
 
     # What is loaded with the first row that is written, before anything is counted.
-    before, begun = _resident(), time.process_time()
+    before, begun = largest_resident(), time.process_time()
     found = import_routed_experts(
         path, path.parent / "trace.parquet", model_config=path.parent / "config.json", overwrite=True
     )
     seconds = time.process_time() - begun
-    cost = Cost(seconds, path.stat().st_size, found.tokens or found.counted, before, _resident())
+    cost = Cost(seconds, path.stat().st_size, found.tokens or found.counted, before, largest_resident())
     print(json.dumps(asdict(cost)))
-
-
-def _resident() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main() -> None:

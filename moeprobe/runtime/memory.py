@@ -1,9 +1,22 @@
-"""Whether an error says that memory ran out: PyTorch and its devices have different words for it."""
+"""Whether an error says that memory ran out, and how much a process has had at most."""
 
 import sys
+from pathlib import Path
 
-# Of the CPU's allocator, of MPS and of cuBLAS; CUDA has a class of its own.
+# That of the CPU's allocator, of MPS and of cuBLAS, which have different words for it; CUDA has a class of its own.
 _SAID = ("can't allocate memory", "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def largest_resident() -> float:
+    """Return the largest resident memory of this process so far, in MiB."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # What getrusage says on Linux begins with the memory of the process that started this one.
+        return int(status.read_text(encoding="utf-8").split("VmHWM:")[1].split()[0]) / 1024
+    import resource
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 1024)
 
 
 def ran_out(error: BaseException) -> bool:

@@ -16,20 +16,15 @@ from moeprobe.studies.bench.race import Contestant, DisagreementError, Race, Tar
 
 _RESAMPLED, _LINEARIZED = "2,000 resamples", "influences, in blocks"
 _SUMMARIZE = """
-import resource, sys
+import sys
 from pathlib import Path
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
+from moeprobe.runtime.memory import largest_resident
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES
 summarize(of_file(Path(sys.argv[1])), analyses=make_analyses(ANALYSES), about=ABOUT)
-status = Path("/proc/self/status")
-if status.exists():
-    # What getrusage says begins with the memory of the process that started this one.
-    kilobytes = status.read_text().split("VmHWM:")[1].split()[0]
-else:
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(int(kilobytes) / 1024)
+print(largest_resident())
 """
 
 
