@@ -4,6 +4,7 @@ import io
 
 import matplotlib as mpl
 import numpy as np
+import PIL.Image
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -28,10 +29,11 @@ def drawn(kind: str) -> Figure:
 
 
 def slowly(figure: Figure) -> bytes:
-    """As matplotlib does it: drawn for the layout, then saved."""
+    """As matplotlib does it: drawn for the layout, at the resolution of the file, then saved."""
     FigureCanvasAgg(figure)
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
+        figure.set_dpi(150)
         figure.draw_without_rendering()
         places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
         figure.set_layout_engine("none")
@@ -50,3 +52,12 @@ def test_a_figure_drawn_once_is_what_savefig_writes(kind: str) -> None:
     before = figure.dpi
     assert rendered(figure) == slowly(drawn(kind))
     assert figure.dpi == before
+
+
+def test_long_names_are_drawn_whole() -> None:
+    """Letters have another width at another resolution: names that just had room were cut off in the file."""
+    figure, axes = panels(1, 1, width=14)
+    axes[0, 0].set_yticks([0, 1], ["unlabeled_" * 9, "short"], fontsize=8)
+    with PIL.Image.open(io.BytesIO(rendered(figure))) as image:
+        dark = np.flatnonzero((np.asarray(image.convert("L")) < 200).any(axis=0))
+    assert 3 < dark[0] < 20
