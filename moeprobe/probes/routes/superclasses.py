@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.statistic import Array
+from moeprobe.probes.routes.key_routes import PERMUTATIONS
 from moeprobe.runtime.seeds import generator
-
-PERMUTATIONS = 1000
 
 
 def shared(

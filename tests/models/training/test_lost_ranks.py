@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.commands import PATIENCE
+from tests.models.training.starting import torchrun
 from tests.models.training.test_sharded_state import assert_close
 from tests.probes.test_ranks import ended, ranks
 
@@ -47,23 +48,13 @@ def of_rank(number: int, launcher: int) -> int | None:
 def test_an_elastic_restart_ends_with_the_same_weights(parallel: str, killed: int, tmp_path: Path) -> None:
     """One of two is killed after the first evaluation; torchrun starts both again, and they go on."""
     folder = tmp_path / "two"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "--max-restarts=1", "-m", "moeprobe", *ASKED, f"parallel={parallel}"]
-    launcher = subprocess.Popen(
-        [*command, "--folder", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
+    command = ["--max-restarts=1", "-m", "moeprobe", *ASKED, f"parallel={parallel}", "--folder", str(folder)]
+    with torchrun(*command) as launcher:
         until((folder / "state.safetensors").exists, launcher)
         process = of_rank(killed, launcher.pid)
         assert process is not None
         os.kill(process, signal.SIGKILL)
         _, errors = launcher.communicate(timeout=PATIENCE)
-    finally:
-        launcher.kill()
     assert launcher.returncode == 0, errors
     assert "Signal 9 (SIGKILL)" in errors or "exitcode: -9" in errors
     assert not (folder / "state.safetensors").exists() and not (folder / "state").exists()

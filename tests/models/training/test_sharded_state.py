@@ -1,8 +1,6 @@
 """A run whose processes hold parts of its state goes on with another number of them, and ends as it would have."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from moeprobe.errors import UserError
-from tests.commands import PATIENCE
+from tests.models.training.starting import by_processes
 from tests.models.training.stopped import go_on
-from tests.probes.test_ranks import environments
 
 # Of float32 after eight steps of which some are made by two processes: sums in another order.
 TOLERANCE = 2e-5
@@ -25,15 +22,7 @@ def train(folder: Path, *, processes: int, stop: int | None = None, **changes: A
     if processes == 1:
         go_on(folder, stop=stop, **changes)
         return
-    command = [sys.executable, "-m", "tests.models.training.stopped", str(folder)]
-    started = [
-        subprocess.Popen(
-            [*command, json.dumps({"stop": stop} | changes)], env=one, stderr=subprocess.PIPE, text=True
-        )
-        for one in environments(processes)
-    ]
-    errors = [process.communicate(timeout=PATIENCE)[1] for process in started]
-    assert [process.returncode for process in started] == [0] * processes, errors
+    by_processes("stopped", str(folder), json.dumps({"stop": stop} | changes), number=processes)
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,12 @@ from moeprobe.models.training.layouts import Layout
 from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE
 from tests.models.training.sharing import CASES, COMMON, outcome
+from tests.models.training.starting import by_processes
 from tests.models.training.tiny import trainer
-from tests.probes.test_ranks import environments
 
 # Each of these takes a process a second or two; the others take longer together.
 FIRST = ("objective prc", "objective balanced, all terms", "router priority")
 REST = [name for name in CASES if name not in FIRST]
-
-
-def by_processes(module: str, out: Path, names: Sequence[str], *, number: int = 2) -> Path:
-    """Start processes that train cases of a module here; returns where they wrote."""
-    command = [sys.executable, "-m", f"tests.models.training.{module}", str(out), *names]
-    processes = [
-        subprocess.Popen(command, env=one, stderr=subprocess.PIPE, text=True) for one in environments(number)
-    ]
-    errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * number, errors
-    return out
 
 
 def assert_alike(one: dict[str, np.ndarray], other: dict[str, np.ndarray], *, tolerance: float) -> None:
@@ -45,13 +33,17 @@ def assert_alike(one: dict[str, np.ndarray], other: dict[str, np.ndarray], *, to
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes find; they are started once."""
-    return by_processes("sharing", tmp_path_factory.mktemp("shared"), FIRST)
+    out = tmp_path_factory.mktemp("shared")
+    by_processes("sharing", str(out), *FIRST)
+    return out
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of all other cases."""
-    return by_processes("sharing", tmp_path_factory.mktemp("shared"), REST)
+    out = tmp_path_factory.mktemp("shared")
+    by_processes("sharing", str(out), *REST)
+    return out
 
 
 def assert_as_one(name: str, out: Path, folder: Path) -> None:

@@ -14,7 +14,8 @@ from moeprobe.runtime.distributed import Alone
 from tests.commands import PATIENCE, run
 from tests.models.training.laid_out import CASES
 from tests.models.training.sharing import COMMON, outcome
-from tests.models.training.test_sharing import assert_alike, by_processes
+from tests.models.training.starting import by_processes
+from tests.models.training.test_sharing import assert_alike
 from tests.models.training.tiny import tiny_config, trainer
 
 FIRST = ("experts: objective prc",)
@@ -31,13 +32,17 @@ REST = [
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes find; they are started once."""
-    return by_processes("laid_out", tmp_path_factory.mktemp("spread"), FIRST)
+    out = tmp_path_factory.mktemp("spread")
+    by_processes("laid_out", str(out), *FIRST)
+    return out
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same of all other cases."""
-    return by_processes("laid_out", tmp_path_factory.mktemp("spread"), REST)
+    out = tmp_path_factory.mktemp("spread")
+    by_processes("laid_out", str(out), *REST)
+    return out
 
 
 def assert_as_one(name: str, out: Path, folder: Path) -> None:
@@ -120,6 +125,6 @@ def test_torchrun_leaves_checkpoints_that_every_probe_reads(parallel: str, tmp_p
 def test_parts_of_four_processes(tmp_path: Path) -> None:
     """Two replicas of the experts, each spread over two processes; or a quarter of everything in each."""
     names = ("experts: objective prc", "experts: router soft_moe", "fsdp: two passes")
-    out = by_processes("laid_out", tmp_path, names, number=4)
+    by_processes("laid_out", str(tmp_path), *names, number=4)
     for name in names:
-        assert_as_one(name, out, tmp_path)
+        assert_as_one(name, tmp_path, tmp_path)

@@ -1,9 +1,7 @@
 """Processes that hold parts of a state are asked to end: all save theirs after the same step, and go on from there."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from safetensors.numpy import load_file
 
 from moeprobe.runtime.wishes import Wish, is_waited_for
 from tests.commands import PATIENCE
+from tests.models.training.starting import torchrun
 from tests.models.training.test_lost_ranks import ASKED, until
 from tests.probes.test_ranks import ended, ranks
 
@@ -66,20 +65,12 @@ def test_a_signal_to_all_or_to_one_stops_all_after_the_same_step(
 def test_torchrun_that_is_interrupted_leaves_the_step(tmp_path: Path) -> None:
     """It sends the signal to the loader processes of each process, too."""
     folder = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    launcher = subprocess.Popen(
-        [*torchrun, "-m", "moeprobe", *_LONG, "parallel=fsdp", "data.workers=1", "--folder", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
+    with torchrun(
+        "-m", "moeprobe", *_LONG, "parallel=fsdp", "data.workers=1", "--folder", str(folder)
+    ) as launcher:
         until((folder / "metrics.csv").exists, launcher)
         launcher.send_signal(signal.SIGINT)
         _, errors = launcher.communicate(timeout=PATIENCE)
-    finally:
-        launcher.kill()
     said = errors.split("Traceback", 1)[0]  # torchrun's own, of the signal that it got
     assert saved(folder, said) > 6
 
