@@ -20,6 +20,8 @@ FIGURES = {
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
     "prc-ablation.png": "reports/sweeps/prc-ablation/figures/first-layer.png",
     "labels.png": "reports/sweeps/labels-digits/figures/first-layer.png",
+    "combine.png": "reports/sweeps/combine-digits/figures/first-layer.png",
+    "combine-curves.png": "reports/sweeps/combine-digits/figures/curves-sinkhorn_token_choice.png",
     "fashion-classes.png": "reports/fashion/seed0/routes/figures/classes-fashion-prc-k2-seed0.png",
     "fashion-sheet.png": "reports/fashion/seed0/routes/figures/sheet-1-fashion-prc-k2-seed0.png",
     "fashion-overlay.png": "reports/fashion/seed0/overlay/figures/overlay-blocks.1.png",

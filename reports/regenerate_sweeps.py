@@ -17,6 +17,7 @@ from seeds import compared
 from sweep_tables import SWEEPS, Number
 
 from moeprobe import api
+from moeprobe.results.packed import read_pack
 from moeprobe.runtime.csv import write_csv
 
 REPORTS = Path("reports/sweeps")
@@ -46,6 +47,7 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
     probed: dict[tuple[str, str, bool], list[Number]] = defaultdict(list)
     for number in sweep.numbers:
         probed[number.folder, number.analysis, number.layered].append(number)
+    packed = read_pack(out)
     rows = []
     for (group, seed), name in by_place.items():
         if not (reference := sweep.references.get(group)):
@@ -53,6 +55,8 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
         for (folder, analysis, layered), numbers in probed.items():
             severities = {number.severity for number in numbers}
             pair = (by_place[reference, seed], name)
+            if any(folder not in packed[one].runs for one in pair):
+                continue  # a dense model has no routing to be probed
             found = compared(out, pair, folder, analysis, severities=severities, layered=layered)
             for number in numbers:
                 keep = (found["metric"] == number.metric) & (found["null"] == number.null)

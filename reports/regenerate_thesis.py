@@ -1,11 +1,13 @@
-"""Tables 3 to 6 of Teo's thesis for our data, theirs beside, from finished trainings.
+"""What Teo's thesis prints of its models, measured of finished trainings of digits.
 
-    moeprobe tradeoff thesis-digits --out reports/thesis/sums       # hours of training, resumable
-    moeprobe tradeoff manual-digits --out reports/thesis/manual
+    moeprobe tradeoff thesis-digits --out reports/sweeps/thesis-digits  # two hours of training, resumable
+    moeprobe tradeoff manual-digits --out reports/sweeps/manual-digits
     python reports/regenerate_thesis.py
+    python reports/pages.py
 
 Cells that are not trained yet are left out. Writes ``reports/thesis/models.csv`` (accuracy, with the experts and
-without any; batch-wise variation; parameters, FLOPs), ``manual.csv`` and ``tables.md``. Training seeds are not pooled.
+without any; batch-wise variation; parameters, FLOPs), ``manual.csv``, and the learning curves of Figures 2 and 3 in
+``pretrain`` and ``finetune``. Training seeds are not pooled.
 """
 
 from collections.abc import Iterable
@@ -14,34 +16,18 @@ from typing import Any
 
 import pandas as pd
 import torch
+from thesis_tables import MANUAL, THEIRS
 
 from moeprobe import api
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.models import grid
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import read_json, write_text
+from moeprobe.runtime.files import read_json
 
 OUT = Path("reports/thesis")
-# What the thesis calls the cells of the sweep, and its values: Tables 3 and 4; None where it has none.
-THEIRS: dict[str, tuple[str, float | None, float | None, float | None]] = {
-    "dense": ("dense transformer", 0.724, None, 4.8),
-    "moe": ("MoE, dense to sparse", 0.751, 32.3, 5.1),
-    "moe-kl": ("the same, gates near to the dense ones", None, None, None),
-    "expert-choice": ("expert choice", 0.744, 9.9, 5.1),
-    "token-choice": ("token choice", 0.732, 10.3, 5.1),
-    "priority": ("priority routing", 0.728, 10.2, 5.1),
-    "moe-whole_expert_dropout-0.1": ("MoE, 10 % of the experts dropped", 0.747, None, None),
-    "moe-expert_dropout-0.1": ("MoE, 10 % of the units dropped", None, None, None),
-}
-# Table 5: with the experts, and without any.
-OFF: dict[str, tuple[float | None, float | None]] = {
-    "moe": (0.753, 0.248),
-    "moe-whole_expert_dropout-0.1": (0.747, 0.656),
-    "moe-expert_dropout-0.1": (None, None),
-}
-# Table 6.
-MANUAL = {"learned": ("token choice", 0.887), "manual": ("manual, then a learned gate", 0.914)}
+# Figures 2 and 3: a stage, and what is drawn of it.
+CURVES = {"pretrain": "val_loss", "finetune": "val_accuracy"}
 VARIATION = "image_variation_gates"
 _ENDS = ["value", "ci_low", "ci_high"]
 
@@ -49,12 +35,15 @@ _ENDS = ["value", "ci_low", "ci_high"]
 def main() -> None:
     """Measure what is trained, and write."""
     torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
-    models = measured(finished("thesis-digits"), THEIRS)
+    trained = finished("thesis-digits")
+    models = measured(trained, THEIRS)
     manual = measured(finished("manual-digits"), MANUAL)
     for name, table in (("models", models), ("manual", manual)):
         if len(table):
             write_csv(OUT / f"{name}.csv", table)
-    write_text(OUT / "tables.md", tables(models, manual))
+    for stage, metric in CURVES.items():
+        runs = [cell.folder / stage for cell in trained if stage in cell.stages]
+        api.curves(runs, metric=metric, x="epoch", out=OUT / stage, overwrite=True)
 
 
 def finished(sweep: str, *, checkpoints: Path = Path("checkpoints")) -> list[Pipeline]:
@@ -112,72 +101,6 @@ def _variation(source: Path, data: str, limit: int | None) -> list[dict[str, Any
                 {"number": number, "value": values["value"].mean(), "images": values["images"].iloc[0]}
             )
     return rows
-
-
-def tables(models: pd.DataFrame, manual: pd.DataFrame) -> str:
-    """Return the tables in Markdown: lowest to highest of the training seeds, the thesis' value beside."""
-    parts = [
-        "# Dense to sparse: Tables 3 to 6",
-        'After C. Teo, "Exploring Mixture of Experts and Sparse Vision Transformers", on CIFAR-100 and MNIST '
-        "there and digits here. Ours: lowest to highest of the training seeds (their number in brackets); – = not "
-        "trained, or not published.",
-    ]
-    head = ["model", "accuracy", "theirs", "variation", "theirs", "share of the most"]
-    rows = [
-        [name, _span(models, group, "accuracy"), _share(accuracy), _span(models, group, "variation"), _plain(variation),
-         _span(models, group, "variation, share")]
-        for group, (name, accuracy, variation, _) in THEIRS.items()
-    ]  # fmt: skip
-    parts += ["## Table 3: accuracy and batch-wise variation", _table(head, rows)]
-    head = ["model", "parameters, M", "theirs, M", "MFLOPs per image"]
-    rows = [
-        [
-            name,
-            _span(models, group, "parameters", 1e-6),
-            _plain(size),
-            _span(models, group, "FLOPs per image", 1e-6),
-        ]
-        for group, (name, _, _, size) in THEIRS.items()
-    ]
-    parts += ["## Table 4: parameters and FLOPs", _table(head, rows)]
-    head = ["model", "accuracy", "theirs", "experts off", "theirs"]
-    rows = [
-        [THEIRS[group][0], _span(models, group, "accuracy"), _share(on), _span(models, group, "accuracy, experts off"),
-         _share(off)]
-        for group, (on, off) in OFF.items()
-    ]  # fmt: skip
-    parts += ["## Table 5: without experts", _table(head, rows)]
-    head = ["routing", "accuracy, by the gate", "theirs", "on validation, with the labels: not comparable"]
-    rows = [
-        [name, _span(manual, group, "accuracy"), _share(theirs),
-         _span(manual, group, "validation accuracy with the labels")]
-        for group, (name, theirs) in MANUAL.items()
-    ]  # fmt: skip
-    parts += ["## Table 6: manual and learned routing", _table(head, rows)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
-
-
-def _span(table: pd.DataFrame, group: str, number: str, scale: float = 1.0) -> str:
-    if table.empty:
-        return "–"
-    values = table.loc[(table["group"] == group) & (table["number"] == number), "value"] * scale
-    if values.empty:
-        return "–"
-    ends = dict.fromkeys(f"{end:.3f}" for end in (values.min(), values.max()))
-    return f"{' to '.join(ends)} ({len(values)})"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -50,7 +50,12 @@ def middle(rows: pd.DataFrame, layer: str, column: Column, *, digits: int = 3, s
         digits: after the point.
         scale: what it is multiplied with.
     """
-    here = rows_of(rows, layer, column).sort_values("value", kind="stable")
+    return middle_of(rows_of(rows, layer, column), digits=digits, scale=scale)
+
+
+def middle_of(seeds: pd.DataFrame, *, digits: int = 3, scale: float = 1.0) -> str:
+    """Return the same of rows that are one per training seed; "–" without any."""
+    here = seeds.sort_values("value", kind="stable")
     if here.empty:
         return "–"
 
@@ -103,7 +108,12 @@ def compared(
             and (folder != "noise" or cell.severity in severities)
         )
 
-    sums = together(run.sums for run in runs).where(wanted)
+    # The last stages of pipelines are called the same.
+    named = (
+        run.sums.renamed({found.checkpoint: one for found in run.sums})
+        for run, one in zip(runs, pair, strict=True)
+    )
+    sums = together(named).where(wanted)
     request = runs[0].request
     about = summaries.About(
         run=out.name, dataset=request["data"], split=request["split"], seed=request["seed"],

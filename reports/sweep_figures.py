@@ -1,4 +1,4 @@
-"""Figures of the committed sweeps, of their tables alone."""
+"""Figures of the committed sweeps, of their tables and packed learning curves alone."""
 
 from pathlib import Path
 
@@ -7,17 +7,25 @@ from matplotlib.figure import Figure
 from seeds import layers, read, rows_of
 from sweep_tables import SWEEPS, Sweep
 
+from moeprobe import api
 from moeprobe.results.figures import save
+from moeprobe.results.packed import read_pack
 from moeprobe.results.palette import COLORS
 
 # Numbers of the output, which no layer has.
-_OF_OUTPUT = ("accuracy",)
+_OF_OUTPUT = ("accuracy", "fewshot_accuracy")
 
 
 def write(folder: Path) -> None:
-    """Write ``figures/first-layer.png``: what each cell does, most of all in the first MoE layer, a dot per seed."""
+    """Write ``figures/first-layer.png``: what each cell does, most of all in the first MoE layer, a dot per seed.
+
+    And ``figures/curves-….png`` where the sweep names learning curves.
+    """
     table, _ = read(folder)
     save(draw(table, SWEEPS[folder.name]), folder / "figures" / "first-layer")
+    for prefix, key in SWEEPS[folder.name].curves:
+        cells = [folder / "cells" / name for name in read_pack(folder) if name.startswith(prefix)]
+        save(api.curves(cells, by=key, x="epoch").plot(), folder / "figures" / f"curves-{prefix}")
 
 
 def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:

@@ -35,6 +35,7 @@ class Sweep:
         values: numbers of the output that are shown beside.
         of_layers: numbers of layers that are shown beside.
         drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
+        curves: figures of learning curves: how the names of their cells begin, and the key that has a panel per value.
     """
 
     names: dict[str, str]
@@ -43,16 +44,19 @@ class Sweep:
     values: tuple[Column, ...]
     of_layers: tuple[Column, ...]
     drawn: tuple[Column, ...]
+    curves: tuple[tuple[str, str], ...] = ()
 
 
 ACCURACY: Column = ("accuracy", "accuracy", *CLEAN)
 NOISY: Column = ("accuracy, σ 0.2", "accuracy", "", "gaussian_noise", 0.2)
+TEN_SHOTS: Column = ("10-shot accuracy", "fewshot_accuracy", "", "clean", 10.0)
 LOAD: Column = ("load entropy", "load_entropy", *CLEAN)
 DEAD: Column = ("dead experts", "dead_experts", *CLEAN)
 HIGHEST: Column = ("highest gate", "gate_highest", *CLEAN)
 _OF_ACCURACY = Number("accuracy", "eval", "output", "accuracy")
 _OF_NOISY = Number("accuracy, σ 0.2", "noise", "output", "accuracy", severity=0.2)
 _NULLS = (("pooled", ""), ("image", " within the image"))
+_OF_SHOTS = Number("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", severity=10.0)
 
 
 def _of_match(view: str) -> tuple[Number, ...]:
@@ -95,6 +99,27 @@ _WITH = {
     "V-MoE, those alone": (False, "balanced"),
     "PRC ×10, those alone": (False, _PRC.format(0.05, 0.5)),
     "PRC ×10, all images": (True, _PRC.format(0.05, 0.5)),
+}
+_OF_STAGES = {
+    "token-choice": "token choice",
+    "priority": "priority routing",
+    "expert-choice": "expert choice",
+    "dense": "dense transformer",
+    "moe": "dense to sparse",
+    "moe-kl": "dense to sparse, gates near to the dense ones",
+    "moe-whole_expert_dropout-0.1": "dense to sparse, 10 % of the experts dropped",
+    "moe-expert_dropout-0.1": "dense to sparse, 10 % of the units dropped",
+}
+# Both ways to weigh the experts' outputs, and the ways to choose them.
+_COMBINED = {"softmax": "softmax", "plan": "transport plan"}
+_CHOOSING = {
+    f"{router}-combine-{{}}-{size}": f"{name}, {said}"
+    for router, name, sizes in (
+        ("sinkhorn_token_choice", "Sinkhorn token choice", {"k1": "k = 1", "k2": "k = 2"}),
+        ("sinkhorn_expert_choice", "Sinkhorn expert choice", {"c1": "c = 1", "c2": "c = 2"}),
+        ("sparse_expert_choice", "sparse expert choice", {"c1": "c = 1", "c2": "c = 2"}),
+    )
+    for size, said in sizes.items()
 }
 SWEEPS = {
     "prc-ablation": Sweep(
@@ -140,6 +165,47 @@ SWEEPS = {
         of_layers=(HIGHEST, LOAD, DEAD),
         drawn=(ACCURACY, _kappa("random_crop"), HIGHEST, DEAD),
     ),
+    # The plan less the softmax, each with the same choices of k or c.
+    "combine-digits": Sweep(
+        names={
+            group.format(combine): f"{name}: {said}"
+            for group, name in _CHOOSING.items()
+            for combine, said in _COMBINED.items()
+        },
+        references={group.format("plan"): group.format("softmax") for group in _CHOOSING},
+        numbers=(_OF_ACCURACY, _OF_SHOTS, *_OF_WEIGHTS),
+        values=(ACCURACY, TEN_SHOTS),
+        of_layers=(HIGHEST, LOAD),
+        drawn=(ACCURACY, TEN_SHOTS, HIGHEST),
+        curves=(
+            ("sinkhorn_token_choice", "model.top_k"),
+            ("sinkhorn_expert_choice", "model.capacity_factor"),
+            ("sparse_expert_choice", "model.capacity_factor"),
+        ),
+    ),
+    # Token choice from the start is the reference; of what is changed in dense-to-sparse training, that without it.
+    "thesis-digits": Sweep(
+        names=_OF_STAGES,
+        references={
+            group: "moe" if group.startswith("moe-") else "token-choice" for group in [*_OF_STAGES][1:]
+        },
+        numbers=(_OF_ACCURACY, _OF_NOISY, *_OF_WEIGHTS),
+        values=(ACCURACY, NOISY),
+        of_layers=(HIGHEST, LOAD),
+        drawn=(
+            ACCURACY,
+            ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None),
+            LOAD,
+        ),
+    ),
+    "manual-digits": Sweep(
+        names={"learned": "token choice from the start", "manual": "by class, then a learned gate"},
+        references={"manual": "learned"},
+        numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("random_crop")),
+        values=(ACCURACY, NOISY),
+        of_layers=(HIGHEST, LOAD, DEAD),
+        drawn=(ACCURACY, _kappa("random_crop"), LOAD),
+    ),
 }
 
 
@@ -167,6 +233,8 @@ def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[s
     lines = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     for group, name in sweep.names.items():
         rows = table[table["group"] == group]
+        if layer and layer not in set(rows["layer"]):
+            continue  # a dense model
         own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
         cells = [f"`{layer}`"] if layer else []
         cells += [name, *(middle(rows, layer, column, digits=_digits(column)) for column in values)]

@@ -10,6 +10,7 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from moeprobe.cli import loading
 from moeprobe.cli.environment import USER_ERROR, prepare, say
 from moeprobe.errors import UserError
 from moeprobe.runtime import distributed
@@ -32,8 +33,10 @@ def _run() -> None:
         if wrong is not None:
             raise UserError(wrong)
         # Before the application is made, whose commands and help texts follow from the catalogs.
-        use_plugins(asked(sys.argv[1:]))
-        from moeprobe.cli.app import app
+        loading.prepare()
+        with loading.loading():
+            use_plugins(asked(sys.argv[1:]))
+            from moeprobe.cli.app import app
     except UserError as error:
         say(error)
         sys.exit(USER_ERROR)

@@ -3,8 +3,9 @@
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +89,7 @@ class Curves:
 @dataclass(frozen=True)
 class _Training:
     name: str
+    path: Path
     config: TrainConfig
     metrics: pd.DataFrame
 
@@ -106,7 +108,8 @@ def curves(
     """Put the learning curves of several trainings together.
 
     Args:
-        runs: folders of trainings, finished or not; of a trade-off, all of its cells.
+        runs: folders of trainings, finished or not; of a trade-off, all of its cells. Stages of pipelines, which
+            are called the same, have the pipeline's name before theirs.
         metric: a column of ``metrics.csv``: val_accuracy, val_loss, train_main_loss, ...
         by: a key of the configuration, e.g. ``model.top_k``: a panel for each of its values.
         x: step or epoch.
@@ -120,7 +123,7 @@ def curves(
     folder = None if out is None else Path(out)
     if folder is not None:
         _check(folder, overwrite=overwrite)
-    trainings = [one for source in several(runs) for one in _read(Path(source))]
+    trainings = _distinct([one for source in several(runs) for one in _read(Path(source))])
     if not trainings:
         raise UserError("Name the folders of trainings, e.g. checkpoints/digits-baseline.")
     table = _table(trainings, metric=metric, by=by)
@@ -195,7 +198,19 @@ def _training(name: str, config: TrainConfig, text: str, path: Path) -> _Trainin
             raise ValueError("it has no steps")
     except ValueError as error:
         raise UserError(f"The {_METRICS} of {path} cannot be read: {error}.") from None
-    return _Training(name, config, metrics)
+    return _Training(name, path.resolve(), config, metrics)
+
+
+def _distinct(trainings: list[_Training]) -> list[_Training]:
+    """Return them with the folder above in the name where several are called the same, as stages of pipelines are."""
+    counts = Counter(one.name for one in trainings)
+    longer = Counter(f"{one.path.parent.name}/{one.name}" for one in trainings)
+    return [
+        replace(one, name=name)
+        if counts[one.name] > 1 and longer[name := f"{one.path.parent.name}/{one.name}"] == 1
+        else one
+        for one in trainings
+    ]
 
 
 def _table(trainings: Sequence[_Training], *, metric: str, by: str | None) -> pd.DataFrame:

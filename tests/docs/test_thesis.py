@@ -4,7 +4,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from moeprobe import api
@@ -43,7 +42,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return importlib.import_module("regenerate_thesis")
 
 
-def test_numbers_are_those_of_the_runs(script: Any) -> None:
+def test_numbers_are_those_of_the_runs(script: Any, tmp_path: Path) -> None:
     pipelines = grid.load("few.yaml").pipelines
     for name in ("manual-seed0", "moe-seed0", "dense-seed0"):
         api.train_pipeline(pipelines[name], folder=pipelines[name].folder, device="cpu")
@@ -63,14 +62,20 @@ def test_numbers_are_those_of_the_runs(script: Any) -> None:
     assert set(manual["group"]) == {"manual"}
     assert "validation accuracy with the labels" in set(manual["number"])
 
-    text = script.tables(models, manual)
-    own = f"{by_group['moe']['accuracy']:.3f} (1)"
-    assert f"| MoE, dense to sparse | {own} | 0.751 |" in text
-    assert "| priority routing | – | 0.728 | – | 10.2 | – |" in text
-    assert "| token choice | – | 0.887 | – |" in text
+    for name, table in (("models", models), ("manual", manual)):
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    tables = importlib.import_module("thesis_tables")
+    row = models[(models["group"] == "moe") & (models["number"] == "accuracy")].iloc[0]
+    own = f"{row['value']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
+    found = tables.accuracy_and_variation(tmp_path)
+    assert any(line.startswith(f"| MoE, dense to sparse | {own} | 0.751 |") for line in found)
+    assert "| priority routing | – | 0.728 | – | 10.2 | – |" in found
+    assert "| token choice | – | 0.887 | – |" in tables.manual_routing(tmp_path)
 
 
-def test_without_any_training_there_are_their_values_alone(script: Any) -> None:
+def test_without_any_training_there_are_their_values_alone(script: Any, tmp_path: Path) -> None:
     assert script.finished("few.yaml") == []
-    nothing = pd.DataFrame()
-    assert "0.751" in script.tables(nothing, nothing)
+    tables = importlib.import_module("thesis_tables")
+    made = (tables.accuracy_and_variation, tables.sizes, tables.without_experts, tables.manual_routing)
+    assert "0.751" in "".join(made[0](tmp_path))
+    assert all(len(make(tmp_path)) > 3 for make in made)

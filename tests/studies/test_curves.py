@@ -12,6 +12,7 @@ from PIL import Image
 from moeprobe import api
 from moeprobe.models.config import dump, load
 from moeprobe.results.columns import CURVE_COLUMNS
+from moeprobe.studies.curves import Curves
 from tests.commands import names_in, refused, run, shell
 
 PACK = Path(__file__).parents[2] / "reports" / "routers" / "digits"
@@ -98,6 +99,14 @@ def test_a_committed_trade_off_is_all_its_cells() -> None:
     assert set(one["run"]) == {"soft_moe-c1-seed0"} and len(one) == 10
 
 
+def test_more_groups_than_colors_have_other_lines(four: list[Path]) -> None:
+    one = api.curves(four[0]).table
+    table = pd.concat([one.assign(run=f"run {number}", group=f"group {number}") for number in range(15)])
+    drawn = Curves(table, by="", x="step").plot().axes[0].lines
+    looks = {(line.get_color(), line.get_linestyle()) for line in drawn if len(line.get_xdata()) == len(one)}
+    assert len(looks) == 15
+
+
 def test_files_are_written_once_and_replaced_when_asked(four: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run("curves", *four, "--out", out, "--json")
@@ -118,6 +127,16 @@ def test_files_are_written_once_and_replaced_when_asked(four: list[Path], tmp_pa
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     assert "holds no curves" in refused("curves", *four, "--out", tmp_path / "mine")
+
+
+def test_stages_of_pipelines_have_the_pipelines_name(four: list[Path], tmp_path: Path) -> None:
+    stages = []
+    for number, path in enumerate(four[:2]):
+        stages.append(tmp_path / f"moe-seed{number}" / "pretrain")
+        stages[-1].parent.mkdir()
+        path.rename(stages[-1])
+    assert set(api.curves(stages).table["run"]) == {"moe-seed0/pretrain", "moe-seed1/pretrain"}
+    assert set(api.curves(stages[0]).table["run"]) == {"pretrain"}
 
 
 def test_what_is_wrong_is_one_sentence(four: list[Path], tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from moeprobe.results.palette import COLORS
 
 _HEIGHT = 3.6
 _MOST_COLUMNS = 3
+# Yellow is too light for lines. More groups than colors have other styles.
+_COLORS = len(COLORS) - 1
+_STYLES = ("-", "--", ":")
 
 
 def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
@@ -18,12 +21,8 @@ def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
     columns = min(_MOST_COLUMNS, len(values))
     figure, axes = panels.panels(-(-len(values) // columns), columns, width=5.4, height=_HEIGHT, sharey=False)
     shown = list(zip(axes.flat, values, strict=False))
-    # Yellow is too light for lines.
-    colors = {
-        str(group): COLORS[number % (len(COLORS) - 1)]
-        for number, group in enumerate(dict.fromkeys(table["group"]))
-    }
-    ends = [_lines(axis, panels.select(table, panel=value), x, colors) for axis, value in shown]
+    groups = {str(group): number for number, group in enumerate(dict.fromkeys(table["group"]))}
+    ends = [_lines(axis, panels.select(table, panel=value), x, groups) for axis, value in shown]
     low, high = zip(*(axis.get_ylim() for axis, _ in shown), strict=True)
     metric = str(table["metric"].iloc[0])
     for (axis, value), named in zip(shown, ends, strict=True):
@@ -44,17 +43,18 @@ def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
     return panels.below(figure, f"{thin}{said[0].upper()}{said[1:]}.")
 
 
-def _lines(axis: Axes, table: pd.DataFrame, x: str, colors: dict[str, str]) -> list[Named]:
-    """Draw the trainings of a panel; returns where each group ends."""
+def _lines(axis: Axes, table: pd.DataFrame, x: str, groups: dict[str, int]) -> list[Named]:
+    """Draw the trainings of a panel, colored by the numbers of their groups; returns where each group ends."""
     ends = []
     for group, rows in table.groupby("group", sort=False):
-        color = colors[str(group)]
+        again, place = divmod(groups[str(group)], _COLORS)
+        color, style = COLORS[place], _STYLES[again % len(_STYLES)]
         runs = [one.sort_values(x, kind="stable") for _, one in rows.groupby("run", sort=False)]
         middle = mean(runs, x)
         if len(runs) > 1:
             for run in runs:
-                axis.plot(run[x], run["value"], color=color, linewidth=0.8, alpha=0.45)
-        axis.plot(middle.index, middle, color=color, linewidth=2)
+                axis.plot(run[x], run["value"], color=color, linestyle=style, linewidth=0.8, alpha=0.45)
+        axis.plot(middle.index, middle, color=color, linestyle=style, linewidth=2)
         last = (middle.index[-1], middle.iloc[-1]) if len(middle) else tuple(runs[0][[x, "value"]].iloc[-1])
         ends.append(Named(float(last[0]), float(last[1]), str(group), color))
     axis.margins(x=0.02)

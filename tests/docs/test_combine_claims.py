@@ -1,0 +1,84 @@
+"""What docs/results/combine.md says in words follows from the committed numbers."""
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moeprobe.results.packed import read_pack
+from tests.docs.pages import ROOT, text
+
+FOLDER = ROOT / "reports/sweeps/combine-digits"
+TOKENS = ("sinkhorn_token_choice-combine-plan-k1", "sinkhorn_token_choice-combine-plan-k2")
+SINKHORN = ("sinkhorn_expert_choice-combine-plan-c1", "sinkhorn_expert_choice-combine-plan-c2")
+SPARSE = ("sparse_expert_choice-combine-plan-c1", "sparse_expert_choice-combine-plan-c2")
+KAPPAS = ("κ, random_crop", "κ within the image, random_crop")
+FIRST, LAST = "blocks.1", "blocks.3"
+
+
+@pytest.fixture(scope="module")
+def differences() -> pd.DataFrame:
+    return pd.read_csv(FOLDER / "differences.csv").fillna({"layer": ""})
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    words = dict.fromkeys(("layer", "tokens", "null", "view"), str)
+    return pd.read_csv(FOLDER / "table.csv", dtype=words, low_memory=False).fillna(dict.fromkeys(words, ""))
+
+
+def changed(differences: pd.DataFrame, groups: tuple[str, ...], number: str, layer: str = "") -> pd.DataFrame:
+    here = differences[differences["group"].isin(groups) & (differences["number"] == number)]
+    here = here[here["layer"] == layer]
+    assert len(here) == 3 * len(groups)
+    return here
+
+
+def excluding_zero(rows: pd.DataFrame) -> int:
+    return int(((rows["ci_low"] > 0) | (rows["ci_high"] < 0)).sum())
+
+
+def test_where_tokens_choose(differences: pd.DataFrame) -> None:
+    rows = changed(differences, TOKENS, "accuracy")
+    assert (rows["value"] < 0).sum() == 5 and excluding_zero(rows) == 1
+    assert round(rows["value"].mean(), 3) == -0.006
+
+
+def test_where_experts_choose(differences: pd.DataFrame) -> None:
+    rows = changed(differences, SINKHORN + SPARSE, "accuracy")
+    assert (rows["value"] > 0).sum() == 9 and excluding_zero(rows) == 1
+    assert round(rows["value"].mean(), 3) == 0.006
+
+
+def test_no_curve_leads_throughout() -> None:
+    cells = read_pack(Path(FOLDER))
+    for size in ("k1", "k2"):
+        means = []
+        for combine in ("softmax", "plan"):
+            names = [f"sinkhorn_token_choice-combine-{combine}-{size}-seed{seed}" for seed in range(3)]
+            curves = [pd.read_csv(io.StringIO(cells[name].metrics)).set_index("epoch") for name in names]
+            means.append(sum(curve["val_accuracy"] for curve in curves) / 3)
+        apart = means[0] - means[1]
+        assert len(apart) == 40 and (apart > 0).sum() >= 8 and (apart < 0).sum() >= 8
+
+
+def test_the_plans_weights(differences: pd.DataFrame, table: pd.DataFrame) -> None:
+    for number in KAPPAS:
+        assert (changed(differences, TOKENS + SINKHORN, number, FIRST)["value"] > 0).all()
+        assert (changed(differences, SPARSE[1:], number, FIRST)["value"] < 0).all()
+        every = pd.concat(
+            changed(differences, TOKENS + SINKHORN + SPARSE, number, layer) for layer in (FIRST, LAST)
+        )
+        assert (every["value"] > 0).mean() > 0.75
+    rows = table[(table["metric"] == "gate_highest") & (table["view"] == "clean")]
+    rows = rows[rows["draw"].isna() & (rows["tokens"] == "patch")]
+    assert rows.loc[rows["group"].isin(SPARSE), "value"].isna().all()
+    for layer in (FIRST, LAST):
+        here = rows[rows["layer"] == layer].groupby("group")["value"].mean()
+        for group in TOKENS + SINKHORN:
+            assert here[group] < here[group.replace("plan", "softmax")]
+
+
+def test_how_many_trainings(table: pd.DataFrame) -> None:
+    assert f"{table['checkpoint'].nunique()} trainings" in text("results/combine.md")
