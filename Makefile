@@ -72,6 +72,7 @@ reports-precision: setup ## Choices that move where weights are rounded, of two 
 
 reports-fashion: setup ## The same of Fashion-MNIST, whose images must be there (Debian: dataset-fashion-mnist)
 	$(BIN)/python reports/regenerate_fashion.py
+	$(BIN)/python reports/fashion_figures.py
 	$(BIN)/python reports/pages.py
 	$(BIN)/python docs/generate.py
 

@@ -98,19 +98,23 @@ def settings(folder: Path) -> list[str]:
 
 def capacity(folder: Path) -> list[str]:
     """Return what little room changes in the accuracy of the first seed's models with k = 2, by who comes first."""
-    two = dict(list(checkpoints(FIRST).items())[:2])
-    paired = {name: _accuracy(folder / f"seed{FIRST}/capacity-{name}/comparison.csv") for name in two}
-    lines = _header(
-        "capacity", [f"{label}, {order}" for label in two.values() for order in PRIORITIES.values()]
-    )
-    for factor in FACTORS:
-        cells = [
-            _cell(paired[name].loc[limit(name, factor, priority)], signed=True)
-            for name in two
-            for priority in PRIORITIES
-        ]
-        lines.append(_line(f"{factor:g}", cells))
+    rows = limited(folder)
+    columns = rows[["model", "priority"]].drop_duplicates().itertuples(index=False)
+    lines = _header("capacity", [f"{model}, {PRIORITIES[priority]}" for model, priority in columns])
+    for factor, own in rows.groupby("capacity", sort=True):
+        lines.append(_line(f"{factor:g}", [_cell(row, signed=True) for _, row in own.iterrows()]))
     return lines
+
+
+def limited(folder: Path) -> pd.DataFrame:
+    """Return the differences of accuracy that little room makes: a row per model, priority and capacity."""
+    rows = []
+    for name, label in list(checkpoints(FIRST).items())[:2]:
+        paired = _accuracy(folder / f"seed{FIRST}/capacity-{name}/comparison.csv")
+        for priority in PRIORITIES:
+            own = paired.loc[[limit(name, factor, priority) for factor in FACTORS]]
+            rows.append(own.assign(model=label, priority=priority, capacity=FACTORS))
+    return pd.concat(rows, ignore_index=True)
 
 
 def _header(first: str, columns: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ import router_costs
 import scale
 import sources
 import sweep_tables
+import thesis_tables
 from contrasts import lines as contrast_lines
 from regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
 from seeds import read
@@ -234,6 +235,10 @@ MAKERS = {
     "layers of a sweep": sweep_tables.of_layers,
     "terms of PRC": sweep_tables.terms,
     "tokens without room": sweep_tables.drops,
+    "Table 3 of the thesis": thesis_tables.accuracy_and_variation,
+    "Table 4 of the thesis": thesis_tables.sizes,
+    "Table 5 of the thesis": thesis_tables.without_experts,
+    "Table 6 of the thesis": thesis_tables.manual_routing,
     "Fashion-MNIST in short": fashion_tables.in_short,
     "accuracy on Fashion-MNIST": fashion_tables.accuracies,
     "match on Fashion-MNIST": fashion_tables.matches,

@@ -198,6 +198,14 @@ SWEEPS = {
             LOAD,
         ),
     ),
+    "mixup-digits": Sweep(
+        names={"balanced": "V-MoE", "mixup": "V-MoE with mixup", "prc": "V-MoE with PRC ×10"},
+        references={"mixup": "balanced", "prc": "mixup"},
+        numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("prc_crops")),
+        values=(ACCURACY, NOISY),
+        of_layers=(HIGHEST, LOAD, DEAD),
+        drawn=(ACCURACY, NOISY, _kappa("prc_crops")),
+    ),
     "manual-digits": Sweep(
         names={"learned": "token choice from the start", "manual": "by class, then a learned gate"},
         references={"manual": "learned"},

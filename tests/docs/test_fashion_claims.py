@@ -1,5 +1,8 @@
 """What README and docs/results/fashion-mnist.md say in words follows from the committed numbers."""
 
+import importlib
+
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -137,3 +140,19 @@ def test_the_surest_first_helps_the_balanced_model_alone() -> None:
     assert (
         change("prc", "order")["ci_low"] < change("prc", "gate")["value"] < change("prc", "order")["ci_high"]
     )
+
+
+def test_the_figure_over_capacity_shows_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+    drawn = importlib.import_module("fashion_figures").capacity(REPORT)
+    for ax, objective in zip(drawn.axes, ("baseline", "prc"), strict=True):
+        for container, priority in zip(ax.containers, ("order", "gate"), strict=True):
+            points = container.lines[0].get_xydata()
+            assert len(points) == 6
+            for factor, value in points:
+                served = f",capacity={factor:g},priority={priority}"
+                if factor == 1:
+                    served = served.replace("=1,", "=1.0,")
+                file = f"capacity-{checkpoint(objective)}/comparison.csv"
+                [row] = numbers(file, "accuracy", objective=objective, served=served)["value"]
+                assert np.isclose(value, float(row))

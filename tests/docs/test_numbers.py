@@ -46,7 +46,9 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
         "reports/routers/digits", "reports/routers/shapes", "reports/router-times/digits",
         "reports/router-times/shapes", "reports/margins", "reports/transfer",
         "reports/sweeps/prc-ablation", "reports/sweeps/drops-digits", "reports/sweeps/labels-digits",
-        "reports/sweeps/combine-digits", "reports/gate",
+        "reports/sweeps/combine-digits", "reports/sweeps/thesis-digits", "reports/sweeps/manual-digits",
+        "reports/sweeps/mixup-digits",
+        "reports/thesis", "reports/gate",
         "reports/faults", "reports/bench", "reports/attack",
         "reports/deformations",
     }  # fmt: skip

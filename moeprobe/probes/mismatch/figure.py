@@ -30,6 +30,8 @@ def draw(result: Result) -> dict[str, Figure]:
     requests = _requests(axes[0, 2], result, color=palette["all of it"])
     drawn = result.table
     count = f"{requests:,} request{'' if requests == 1 else 's'}"
+    if unscored := len(result.images) - requests:
+        count += f" ({unscored:,} more without a scored token)"
     bars = (
         "bars: 95 % over requests"
         if drawn["ci_low"].notna().any()
@@ -72,9 +74,9 @@ def _parts(axes: Axes, result: Result, name: str, palette: dict[str, str]) -> No
 
 
 def _requests(axes: Axes, result: Result, *, color: str) -> int:
-    """Draw a point per request; returns how many there are."""
+    """Draw a point per request with scored tokens; returns how many there are."""
     sums = {
-        name: result.images[name].to_numpy().astype(float)
+        name: np.asarray(result.images[name], dtype=float)
         for name in (Mismatch.signature, "mismatch_own", "mismatch_rest")
     }
     scored = sums[Mismatch.signature] > 0
@@ -96,4 +98,4 @@ def _requests(axes: Axes, result: Result, *, color: str) -> int:
     axes.set_title("each request, mean absolute")
     axes.set_xlabel("as the model routes it, nats per token")
     axes.set_ylabel("with the server's routing")
-    return len(scored)
+    return len(own)

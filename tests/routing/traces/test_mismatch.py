@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from tests.routing.traces import serving
 pytest.importorskip("transformers")
 
 import torch
+from matplotlib.figure import Figure
 
 from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.metrics.mismatch import Mismatch
+from moeprobe.probes.mismatch.figure import draw
 from tests.adapters.test_replay import FAMILIES, forced, model_of, scores
 from tests.adapters.tiny_texts import tokenizer
 
@@ -157,6 +161,17 @@ def test_the_figure_shows_the_table_and_every_request(tmp_path: Path) -> None:
         [table.loc[f"mismatch{part}", "value"] for part in ("", "_rest")]
     )
     assert (points[:, 1] < points[:, 0]).mean() > 0.6, "routing was planted"
+    assert said(figure).startswith(f"{REQUESTS} requests; bars")
+    images = result.images.to_pandas()
+    images[Mismatch.signature] = images[Mismatch.signature].where(np.arange(REQUESTS) > 1, 0)
+    few: Any = SimpleNamespace(table=result.table, images=images)
+    (figure,) = draw(few).values()
+    assert said(figure).startswith(f"{REQUESTS - 2} requests (2 more without a scored token); bars")
+
+
+def said(figure: Figure) -> str:
+    """What stands below a figure."""
+    return figure.texts[-1].get_text().replace("\n", " ")
 
 
 def test_a_batch_of_verl_says_what_responses_do(tmp_path: Path) -> None:

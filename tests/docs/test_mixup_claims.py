@@ -1,0 +1,66 @@
+"""What docs/results/prc-ablation.md says of a baseline with mixup follows from the committed numbers."""
+
+import importlib
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+
+from tests.docs.pages import ROOT
+
+FOLDER = ROOT / "reports/sweeps/mixup-digits"
+KAPPAS = (
+    "κ, prc_crops",
+    "κ within the image, prc_crops",
+    "κ, noise σ 0.2",
+    "κ within the image, noise σ 0.2",
+)
+
+
+def changed(group: str, number: str) -> pd.DataFrame:
+    rows = pd.read_csv(FOLDER / "differences.csv")
+    here = rows[(rows["group"] == group) & (rows["number"] == number)]
+    assert set(here["train_seed"]) == {0, 1, 2}
+    return here
+
+
+def test_mixup_costs_accuracy_here() -> None:
+    rows = changed("mixup", "accuracy")
+    assert (rows["ci_high"] < 0).all()
+    assert (round(rows["value"].min(), 2), round(rows["value"].max(), 2)) == (-0.09, -0.06)
+    rows = changed("prc", "accuracy")
+    assert (rows["ci_low"] > 0).all()
+    assert (round(rows["value"].min(), 2), round(rows["value"].max(), 2)) == (0.07, 0.09)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, bool], pd.DataFrame]:
+    """Return the differences of PRC to the baseline without mixup, of all seeds."""
+    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+    make = importlib.import_module("seeds").compared
+
+    def of(folder: str, analysis: str, layered: bool) -> pd.DataFrame:
+        pairs = [(f"balanced-seed{seed}", f"prc-seed{seed}") for seed in range(3)]
+        return pd.concat(
+            make(FOLDER, pair, folder, analysis, severities={0.2}, layered=layered) for pair in pairs
+        )
+
+    return of
+
+
+def test_against_the_baseline_without_it(compared: Callable[[str, str, bool], pd.DataFrame]) -> None:
+    rows = compared("eval", "output", False)
+    rows = rows[rows["metric"] == "accuracy"]
+    assert len(rows) == 3 and ((rows["ci_low"] > 0).sum(), (rows["ci_high"] < 0).sum()) == (1, 0)
+    assert (round(rows["value"].min(), 2), round(rows["value"].max(), 2)) == (-0.01, 0.03)
+    for folder in ("match-prc_crops", "noise"):
+        rows = compared(folder, "match", True)
+        rows = rows[(rows["metric"] == "top1_match_kappa") & rows["draw"].isna()]
+        rows = rows[rows["null"].isin(["pooled", "image"])]
+        assert len(rows) == 12 and (rows["ci_low"] > 0).all()
+
+
+def test_routing_is_steadier_than_with_mixup() -> None:
+    for number in KAPPAS:
+        rows = changed("prc", number)
+        assert len(rows) == 6 and (rows["ci_low"] > 0).all()

@@ -1,0 +1,109 @@
+"""What docs/results/thesis.md says in words follows from the committed numbers."""
+
+import pandas as pd
+import pytest
+
+from tests.docs.pages import ROOT
+
+THESIS, MANUAL = (ROOT / "reports/sweeps" / name for name in ("thesis-digits", "manual-digits"))
+TOKENS, SPARSE, NEAR = "token-choice", "moe", "moe-kl"
+FROM_THE_START = (TOKENS, "priority", "expert-choice")
+WHOLE, UNITS = "moe-whole_expert_dropout-0.1", "moe-expert_dropout-0.1"
+
+
+@pytest.fixture(scope="module")
+def models() -> pd.DataFrame:
+    return pd.read_csv(ROOT / "reports/thesis/models.csv")
+
+
+@pytest.fixture(scope="module")
+def differences() -> pd.DataFrame:
+    found = [pd.read_csv(folder / "differences.csv") for folder in (THESIS, MANUAL)]
+    return pd.concat(found).fillna({"layer": ""})
+
+
+def seeds(models: pd.DataFrame, group: str, number: str) -> pd.Series:
+    here = models[(models["group"] == group) & (models["number"] == number)].set_index("seed")["value"]
+    assert list(here.index) == [0, 1, 2]
+    return here
+
+
+def changed(differences: pd.DataFrame, group: str, number: str, layer: str = "") -> pd.DataFrame:
+    here = differences[(differences["group"] == group) & (differences["number"] == number)]
+    here = here[here["layer"] == layer]
+    assert len(here) == 3
+    return here
+
+
+def above(rows: pd.DataFrame) -> int:
+    return int((rows["ci_low"] > 0).sum())
+
+
+def below(rows: pd.DataFrame) -> int:
+    return int((rows["ci_high"] < 0).sum())
+
+
+def load(folder: str) -> pd.Series:
+    """Return the load entropy of clean patches, the mean over MoE layers, by seed."""
+    words = dict.fromkeys(("layer", "tokens", "view"), str)
+    table = pd.read_csv(THESIS / "table.csv", dtype=words, low_memory=False)
+    rows = table[
+        (table["group"] == folder) & (table["metric"] == "load_entropy") & (table["view"] == "clean")
+    ]
+    rows = rows[rows["draw"].isna() & (rows["tokens"] == "patch")]
+    found = (
+        rows.drop_duplicates(["checkpoint", "layer"]).groupby("train_seed")["value"].agg(["mean", "count"])
+    )
+    assert found["count"].tolist() == [4, 4, 4]
+    return found["mean"]
+
+
+def test_accuracy(models: pd.DataFrame, differences: pd.DataFrame) -> None:
+    rows = changed(differences, SPARSE, "accuracy")
+    assert above(rows) == below(rows) == 0
+    rows = changed(differences, "dense", "accuracy")
+    assert above(rows) == below(rows) == 1
+    flops = [seeds(models, group, "FLOPs per image") for group in ("dense", TOKENS)]
+    assert (flops[0] > 2 * flops[1]).all()
+
+
+def test_gates_near_to_the_dense_ones(differences: pd.DataFrame) -> None:
+    rows = changed(differences, NEAR, "accuracy")
+    assert (rows["value"] > 0).all() and above(rows) == 1
+    kappa = differences[(differences["group"] == NEAR) & (differences["number"] == "κ, random_crop")]
+    assert (kappa.groupby("train_seed")["value"].mean() > 0).all()
+
+
+def test_without_experts(models: pd.DataFrame) -> None:
+    off = {group: seeds(models, group, "accuracy, experts off") for group in (SPARSE, WHOLE, UNITS)}
+    assert (round(off[SPARSE].min(), 2), round(off[SPARSE].max(), 2)) == (0.16, 0.28)
+    assert (round(off[WHOLE].min(), 2), round(off[WHOLE].max(), 2)) == (0.46, 0.76)
+    assert (off[UNITS] < off[WHOLE]).all() and (off[UNITS] > off[SPARSE]).all()
+    others = pd.concat([seeds(models, group, "accuracy, experts off") for group in FROM_THE_START])
+    assert (round(others.min(), 2), round(others.max(), 2)) == (0.38, 0.79)
+
+
+def test_variation(models: pd.DataFrame) -> None:
+    found = {group: seeds(models, group, "variation") for group in set(models["group"]) - {"dense"}}
+    ratio = found[SPARSE] / found[TOKENS]
+    assert (round(ratio.min(), 1), round(ratio.max(), 1)) == (1.1, 3.8)
+    assert (load(SPARSE) < load(TOKENS)).all()
+    for group, values in found.items():
+        assert group == "priority" or (found["priority"] < values).all()
+
+
+def test_steadiness(differences: pd.DataFrame) -> None:
+    for group in (SPARSE, "expert-choice"):
+        for number in ("κ, random_crop", "κ within the image, random_crop"):
+            assert above(changed(differences, group, number, "blocks.0")) == 3
+            signs = [changed(differences, group, number, f"blocks.{block}") for block in (1, 2, 3)]
+            assert not all(above(rows) == 3 for rows in signs)
+
+
+def test_manual_routing(differences: pd.DataFrame) -> None:
+    manual = pd.read_csv(ROOT / "reports/thesis/manual.csv")
+    with_labels = seeds(manual, "manual", "validation accuracy with the labels")
+    assert (round(with_labels.min(), 2), round(with_labels.max(), 2)) == (0.98, 0.99)
+    rows = changed(differences, "manual", "accuracy")
+    assert above(rows) == 0 and below(rows) == 1
+    assert above(changed(differences, "manual", "accuracy, σ 0.2")) == 3
