@@ -1,7 +1,8 @@
 """Load modules without looking for garbage among them: what they make stays until the process ends.
 
 Looking through it, at every so many new objects and once more at the end, takes a third of the time of ``moeprobe
-inspect``. Only a process of our own may do so; ``import moeprobe`` leaves the collector as it is.
+inspect``. What is there when modules were loaded is not deleted at the end of the process either; so this is for our
+own modules and torch, in a process of our own. ``import moeprobe`` leaves the collector as it is.
 """
 
 import gc

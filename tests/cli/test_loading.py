@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,21 @@ gc.callbacks.append(lambda phase, about: runs.append(about) if phase == "start" 
 import torch
 print(len(runs), gc.isenabled(), gc.get_freeze_count() > 100_000, torch.zeros(1).item(),
       any(type(one).__module__ == loading.__name__ for one in sys.meta_path))
+"""
+
+PLUGIN = """
+from moeprobe.models.training.objectives.base import Objective
+
+class Mine(Objective):
+    'Nothing is asked of it.'
+
+    needs_pairs = False
+
+    def terms(self, *_):
+        return log
+
+log = open("log.txt", "w")
+log.write("seen")
 """
 
 
@@ -53,3 +69,12 @@ def test_the_collector_is_as_it_was(enabled: bool) -> None:
     finally:
         gc.unfreeze()
         (gc.enable if was else gc.disable)()
+
+
+def test_what_a_plug_in_leaves_open_is_written(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(PLUGIN)
+    subprocess.run(
+        [sys.executable, "-m", "moeprobe", "--plugins", str(plugin), "--version"], cwd=tmp_path, check=True
+    )
+    assert (tmp_path / "log.txt").read_text() == "seen"
