@@ -55,7 +55,7 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
         for (folder, analysis, layered), numbers in probed.items():
             severities = {number.severity for number in numbers}
             pair = (by_place[reference, seed], name)
-            if any(folder not in packed[one].runs for one in pair):
+            if any(packed[one].about["router"] == "none" and folder not in packed[one].runs for one in pair):
                 continue  # a dense model has no routing to be probed
             found = compared(out, pair, folder, analysis, severities=severities, layered=layered)
             for number in numbers:

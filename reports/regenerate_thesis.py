@@ -43,7 +43,8 @@ def main() -> None:
             write_csv(OUT / f"{name}.csv", table)
     for stage, metric in CURVES.items():
         runs = [cell.folder / stage for cell in trained if stage in cell.stages]
-        api.curves(runs, metric=metric, x="epoch", out=OUT / stage, overwrite=True)
+        if runs:
+            api.curves(runs, metric=metric, x="epoch", out=OUT / stage, overwrite=True)
 
 
 def finished(sweep: str, *, checkpoints: Path = Path("checkpoints")) -> list[Pipeline]:

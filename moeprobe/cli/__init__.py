@@ -34,8 +34,8 @@ def _run() -> None:
             raise UserError(wrong)
         # Before the application is made, whose commands and help texts follow from the catalogs.
         loading.prepare()
+        use_plugins(asked(sys.argv[1:]))
         with loading.loading():
-            use_plugins(asked(sys.argv[1:]))
             from moeprobe.cli.app import app
     except UserError as error:
         say(error)

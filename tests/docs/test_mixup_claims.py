@@ -24,7 +24,7 @@ def changed(group: str, number: str) -> pd.DataFrame:
     return here
 
 
-def test_mixup_costs_accuracy_here() -> None:
+def test_v_moe_with_mixup_is_less_accurate_here() -> None:
     rows = changed("mixup", "accuracy")
     assert (rows["ci_high"] < 0).all()
     assert (round(rows["value"].min(), 2), round(rows["value"].max(), 2)) == (-0.09, -0.06)

@@ -17,7 +17,7 @@ class Last:
     def __del__(self, write=os.write):
         write(2, b"taken down.")
 
-sys.last = Last()  # of the module that is cleared last
+last = Last()
 atexit.register(os.write, 2, b"at exit.")
 sys.argv = ["moeprobe", "--version"]
 main()

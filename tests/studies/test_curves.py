@@ -102,9 +102,12 @@ def test_a_committed_trade_off_is_all_its_cells() -> None:
 def test_more_groups_than_colors_have_other_lines(four: list[Path]) -> None:
     one = api.curves(four[0]).table
     table = pd.concat([one.assign(run=f"run {number}", group=f"group {number}") for number in range(15)])
-    drawn = Curves(table, by="", x="step").plot().axes[0].lines
+    figure = Curves(table, by="", x="step").plot()
+    drawn = figure.axes[0].lines
     looks = {(line.get_color(), line.get_linestyle()) for line in drawn if len(line.get_xdata()) == len(one)}
     assert len(looks) == 15
+    named = [text.get_text() for text in figure.axes[0].texts]
+    assert [sum(word in one for one in named) for word in ("dashed", "dotted")] == [6, 3]
 
 
 def test_files_are_written_once_and_replaced_when_asked(four: list[Path], tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def draw(result: Result) -> dict[str, Figure]:
     drawn = result.table
     count = f"{requests:,} request{'' if requests == 1 else 's'}"
     if unscored := len(result.images) - requests:
-        count += f" ({unscored:,} more without a scored token)"
+        count += f"; {unscored:,} without a scored token are not shown"
     bars = (
         "bars: 95 % over requests"
         if drawn["ci_low"].notna().any()

@@ -1,4 +1,4 @@
-"""Learning curves of several trainings: color is the group, a thin line a seed, a bold one their mean."""
+"""Learning curves of several trainings: color and style are the group, a thin line a seed, a bold one their mean."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,6 +13,7 @@ _MOST_COLUMNS = 3
 # Yellow is too light for lines. More groups than colors have other styles.
 _COLORS = len(COLORS) - 1
 _STYLES = ("-", "--", ":")
+_SAID = {"-": "", "--": " (dashed)", ":": " (dotted)"}
 
 
 def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
@@ -56,7 +57,7 @@ def _lines(axis: Axes, table: pd.DataFrame, x: str, groups: dict[str, int]) -> l
                 axis.plot(run[x], run["value"], color=color, linestyle=style, linewidth=0.8, alpha=0.45)
         axis.plot(middle.index, middle, color=color, linestyle=style, linewidth=2)
         last = (middle.index[-1], middle.iloc[-1]) if len(middle) else tuple(runs[0][[x, "value"]].iloc[-1])
-        ends.append(Named(float(last[0]), float(last[1]), str(group), color))
+        ends.append(Named(float(last[0]), float(last[1]), f"{group}{_SAID[style]}", color, style))
     axis.margins(x=0.02)
     return ends
 

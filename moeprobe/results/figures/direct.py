@@ -12,12 +12,13 @@ _LINE = 1.25
 
 
 class Named(NamedTuple):
-    """A point in data coordinates, and what it is called."""
+    """A point in data coordinates, what it is called, and the look of its line."""
 
     x: float
     y: float
     text: str
     color: str
+    style: str = "-"
 
 
 def beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 8) -> None:
@@ -40,8 +41,8 @@ def beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 
             one.text, (one.x, one.y), xytext=(1.04, place), textcoords="axes fraction", color=one.color, fontsize=size,
             va="center", ha="left", annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": one.color, "linewidth": 0.6, "alpha": 0.6, "shrinkA": 1, "shrinkB": 3,
-                "relpos": (0, 0.5),
+                "arrowstyle": "-", "color": one.color, "linestyle": one.style, "linewidth": 0.6, "alpha": 0.6,
+                "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5),
             },
         )  # fmt: skip
 

@@ -166,7 +166,7 @@ def test_the_figure_shows_the_table_and_every_request(tmp_path: Path) -> None:
     images[Mismatch.signature] = images[Mismatch.signature].where(np.arange(REQUESTS) > 1, 0)
     few: Any = SimpleNamespace(table=result.table, images=images)
     (figure,) = draw(few).values()
-    assert said(figure).startswith(f"{REQUESTS - 2} requests (2 more without a scored token); bars")
+    assert said(figure).startswith(f"{REQUESTS - 2} requests; 2 without a scored token are not shown; bars")
 
 
 def said(figure: Figure) -> str:
