@@ -33,9 +33,12 @@ def _run() -> None:
         if wrong is not None:
             raise UserError(wrong)
         # Before the application is made, whose commands and help texts follow from the catalogs.
-        loading.prepare()
-        use_plugins(asked(sys.argv[1:]))
-        with loading.loading():
+        plugins = asked(sys.argv[1:])
+        # Of the user: plug-ins, and the files that make models.
+        foreign = bool(plugins) or any("py:" in one for one in sys.argv[1:])
+        loading.prepare(collected=foreign)
+        use_plugins(plugins)
+        with loading.loading(collected=foreign):
             from moeprobe.cli.app import app
     except UserError as error:
         say(error)

@@ -17,7 +17,7 @@ class Last:
     def __del__(self, write=os.write):
         write(2, b"taken down.")
 
-last = Last()
+sys.last = Last()  # deleted even where nothing is collected at the end
 atexit.register(os.write, 2, b"at exit.")
 sys.argv = ["moeprobe", "--version"]
 main()
