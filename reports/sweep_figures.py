@@ -23,8 +23,9 @@ def write(folder: Path) -> None:
     """
     table, _ = read(folder)
     save(draw(table, SWEEPS[folder.name]), folder / "figures" / "first-layer")
+    packed = read_pack(folder)
     for prefix, key in SWEEPS[folder.name].curves:
-        cells = [folder / "cells" / name for name in read_pack(folder) if name.startswith(prefix)]
+        cells = [folder / "cells" / name for name in packed if name.startswith(prefix)]
         save(api.curves(cells, by=key, x="epoch").plot(), folder / "figures" / f"curves-{prefix}")
 
 

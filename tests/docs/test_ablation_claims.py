@@ -5,6 +5,7 @@ import pytest
 
 from moeprobe.results.packed import read_pack
 from tests.docs.pages import ROOT, text
+from tests.docs.sweeps import changed, differences_of, table_of
 
 FOLDER = ROOT / "reports/sweeps/prc-ablation"
 FIRST, LAST = "blocks.1", "blocks.3"
@@ -21,14 +22,12 @@ DOSES = [PAPER, BOTH, PRC.format(0.2, 2), PRC.format(0.5, 5)]
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    words = dict.fromkeys(("layer", "tokens", "null", "view"), str)
-    found = pd.read_csv(FOLDER / "table.csv", dtype=words, low_memory=False)
-    return found.fillna(dict.fromkeys(words, ""))
+    return table_of(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def differences() -> pd.DataFrame:
-    return pd.read_csv(FOLDER / "differences.csv").fillna({"layer": ""})
+    return differences_of(FOLDER)
 
 
 def seeds(table: pd.DataFrame, group: str, metric: str, layer: str = FIRST) -> pd.Series:
@@ -41,10 +40,7 @@ def seeds(table: pd.DataFrame, group: str, metric: str, layer: str = FIRST) -> p
 
 
 def less_balanced(differences: pd.DataFrame, group: str, number: str, layer: str = FIRST) -> pd.DataFrame:
-    here = differences[(differences["group"] == group) & (differences["number"] == number)]
-    here = here[here["layer"] == layer]
-    assert len(here) == 3
-    return here
+    return changed(differences, number, group, layer=layer)
 
 
 def test_neither_prediction_holds(table: pd.DataFrame) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from moeprobe.results.packed import read_pack
 from tests.docs.pages import ROOT, text
+from tests.docs.sweeps import changed, differences_of, table_of
 
 FOLDER = ROOT / "reports/sweeps/combine-digits"
 TOKENS = ("sinkhorn_token_choice-combine-plan-k1", "sinkhorn_token_choice-combine-plan-k2")
@@ -19,20 +20,12 @@ FIRST, LAST = "blocks.1", "blocks.3"
 
 @pytest.fixture(scope="module")
 def differences() -> pd.DataFrame:
-    return pd.read_csv(FOLDER / "differences.csv").fillna({"layer": ""})
+    return differences_of(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    words = dict.fromkeys(("layer", "tokens", "null", "view"), str)
-    return pd.read_csv(FOLDER / "table.csv", dtype=words, low_memory=False).fillna(dict.fromkeys(words, ""))
-
-
-def changed(differences: pd.DataFrame, groups: tuple[str, ...], number: str, layer: str = "") -> pd.DataFrame:
-    here = differences[differences["group"].isin(groups) & (differences["number"] == number)]
-    here = here[here["layer"] == layer]
-    assert len(here) == 3 * len(groups)
-    return here
+    return table_of(FOLDER)
 
 
 def excluding_zero(rows: pd.DataFrame) -> int:
@@ -40,13 +33,13 @@ def excluding_zero(rows: pd.DataFrame) -> int:
 
 
 def test_where_tokens_choose(differences: pd.DataFrame) -> None:
-    rows = changed(differences, TOKENS, "accuracy")
+    rows = changed(differences, "accuracy", *TOKENS)
     assert (rows["value"] < 0).sum() == 5 and excluding_zero(rows) == 1
     assert round(rows["value"].mean(), 3) == -0.006
 
 
 def test_where_experts_choose(differences: pd.DataFrame) -> None:
-    rows = changed(differences, SINKHORN + SPARSE, "accuracy")
+    rows = changed(differences, "accuracy", *(SINKHORN + SPARSE))
     assert ((rows["value"] > 0).sum(), (rows["value"] == 0).sum()) == (9, 1) and excluding_zero(rows) == 1
     assert round(rows["value"].mean(), 3) == 0.006
 
@@ -66,10 +59,11 @@ def test_no_curve_leads_throughout() -> None:
 
 def test_the_plans_weights(differences: pd.DataFrame, table: pd.DataFrame) -> None:
     for number in KAPPAS:
-        assert (changed(differences, TOKENS + SINKHORN, number, FIRST)["value"] > 0).all()
-        assert (changed(differences, SPARSE[1:], number, FIRST)["value"] < 0).all()
+        assert (changed(differences, number, *(TOKENS + SINKHORN), layer=FIRST)["value"] > 0).all()
+        assert (changed(differences, number, *SPARSE[1:], layer=FIRST)["value"] < 0).all()
         every = pd.concat(
-            changed(differences, TOKENS + SINKHORN + SPARSE, number, layer) for layer in (FIRST, LAST)
+            changed(differences, number, *(TOKENS + SINKHORN + SPARSE), layer=layer)
+            for layer in (FIRST, LAST)
         )
         assert (every["value"] > 0).mean() > 0.75
     rows = table[(table["metric"] == "gate_highest") & (table["view"] == "clean")]

@@ -9,6 +9,7 @@ import pytest
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models.training.labels import choose_labeled
 from tests.docs.pages import ROOT, text
+from tests.docs.sweeps import changed, differences_of, table_of
 
 FOLDER = ROOT / "reports/sweeps/labels-digits"
 FIRST, LAST = "blocks.1", "blocks.3"
@@ -21,20 +22,12 @@ BALANCED = "labeled-{}-unlabeled-False-balanced"
 
 @pytest.fixture(scope="module")
 def differences() -> pd.DataFrame:
-    return pd.read_csv(FOLDER / "differences.csv").fillna({"layer": ""})
+    return differences_of(FOLDER)
 
 
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
-    words = dict.fromkeys(("layer", "tokens", "null", "view"), str)
-    return pd.read_csv(FOLDER / "table.csv", dtype=words, low_memory=False).fillna(dict.fromkeys(words, ""))
-
-
-def changed(differences: pd.DataFrame, group: str, number: str, layer: str = "") -> pd.DataFrame:
-    rows = differences[(differences["group"] == group) & (differences["number"] == number)]
-    rows = rows[rows["layer"] == layer]
-    assert len(rows) == 3
-    return rows
+    return table_of(FOLDER)
 
 
 def seeds(table: pd.DataFrame, group: str, metric: str, layer: str) -> pd.Series:
@@ -59,8 +52,8 @@ def test_prc_does_with_few_labels_what_it_does_with_all(
     for share in SHARES:
         group = PRC.format(share, False)
         for layer, number in product((FIRST, LAST), (*CROPS, *NOISE)):
-            assert (changed(differences, group, number, layer)["ci_low"] > 0).all()
-        accuracy = changed(differences, group, "accuracy")
+            assert (changed(differences, number, group, layer=layer)["ci_low"] > 0).all()
+        accuracy = changed(differences, "accuracy", group)
         assert ((accuracy["ci_low"] <= 0) & (accuracy["ci_high"] >= 0)).all()
         assert set(seeds(table, group, "dead_experts", FIRST)) <= {1, 2}
         assert set(seeds(table, BALANCED.format(share), "dead_experts", FIRST)) == {0}
@@ -69,7 +62,7 @@ def test_prc_does_with_few_labels_what_it_does_with_all(
 def test_images_without_labels_do_not_help(differences: pd.DataFrame) -> None:
     falls = []
     for share in SHARES:
-        rows = changed(differences, PRC.format(share, True), "accuracy")
+        rows = changed(differences, "accuracy", PRC.format(share, True))
         assert (rows["ci_high"] < 0).all()
         falls.append(rows["value"].mean())
     assert falls == sorted(falls)
@@ -78,11 +71,13 @@ def test_images_without_labels_do_not_help(differences: pd.DataFrame) -> None:
 def test_what_they_do_to_the_routing(differences: pd.DataFrame) -> None:
     groups = [PRC.format(share, True) for share in SHARES]
     for group in groups:
-        assert (changed(differences, group, CROPS[0], LAST)["value"] < 0).all()
-        assert not any((changed(differences, group, number, FIRST)["ci_low"] > 0).any() for number in CROPS)
+        assert (changed(differences, CROPS[0], group, layer=LAST)["value"] < 0).all()
+        assert not any(
+            (changed(differences, number, group, layer=FIRST)["ci_low"] > 0).any() for number in CROPS
+        )
     noisy = pd.concat(
         [
-            changed(differences, group, number, layer)
+            changed(differences, number, group, layer=layer)
             for group, number, layer in product(groups, NOISE, (FIRST, LAST))
         ]
     )

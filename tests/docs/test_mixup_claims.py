@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.docs.sweeps import differences_of
 
 FOLDER = ROOT / "reports/sweeps/mixup-digits"
 KAPPAS = (
@@ -18,7 +19,7 @@ KAPPAS = (
 
 
 def changed(group: str, number: str) -> pd.DataFrame:
-    rows = pd.read_csv(FOLDER / "differences.csv")
+    rows = differences_of(FOLDER)
     here = rows[(rows["group"] == group) & (rows["number"] == number)]
     assert set(here["train_seed"]) == {0, 1, 2}
     return here

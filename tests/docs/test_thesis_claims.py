@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.docs.sweeps import changed, differences_of, table_of
 
 THESIS, MANUAL = (ROOT / "reports/sweeps" / name for name in ("thesis-digits", "manual-digits"))
 TOKENS, SPARSE, NEAR = "token-choice", "moe", "moe-kl"
@@ -20,20 +21,12 @@ def models() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def differences() -> pd.DataFrame:
-    found = [pd.read_csv(folder / "differences.csv") for folder in (THESIS, MANUAL)]
-    return pd.concat(found).fillna({"layer": ""})
+    return differences_of(THESIS, MANUAL)
 
 
 def seeds(models: pd.DataFrame, group: str, number: str) -> pd.Series:
     here = models[(models["group"] == group) & (models["number"] == number)].set_index("seed")["value"]
     assert list(here.index) == [0, 1, 2]
-    return here
-
-
-def changed(differences: pd.DataFrame, group: str, number: str, layer: str = "") -> pd.DataFrame:
-    here = differences[(differences["group"] == group) & (differences["number"] == number)]
-    here = here[here["layer"] == layer]
-    assert len(here) == 3
     return here
 
 
@@ -47,8 +40,7 @@ def below(rows: pd.DataFrame) -> int:
 
 def load(folder: str) -> pd.Series:
     """Return the load entropy of clean patches, the mean over MoE layers, by seed."""
-    words = dict.fromkeys(("layer", "tokens", "view"), str)
-    table = pd.read_csv(THESIS / "table.csv", dtype=words, low_memory=False)
+    table = table_of(THESIS)
     rows = table[
         (table["group"] == folder) & (table["metric"] == "load_entropy") & (table["view"] == "clean")
     ]
@@ -61,16 +53,16 @@ def load(folder: str) -> pd.Series:
 
 
 def test_accuracy(models: pd.DataFrame, differences: pd.DataFrame) -> None:
-    rows = changed(differences, SPARSE, "accuracy")
+    rows = changed(differences, "accuracy", SPARSE)
     assert above(rows) == below(rows) == 0
-    rows = changed(differences, "dense", "accuracy")
+    rows = changed(differences, "accuracy", "dense")
     assert above(rows) == below(rows) == 1
     flops = [seeds(models, group, "FLOPs per image") for group in ("dense", TOKENS)]
     assert (flops[0] > 2 * flops[1]).all()
 
 
 def test_gates_near_to_the_dense_ones(differences: pd.DataFrame) -> None:
-    rows = changed(differences, NEAR, "accuracy")
+    rows = changed(differences, "accuracy", NEAR)
     assert (round(rows["value"].min(), 3), round(rows["value"].max(), 3)) == (0.006, 0.031)
     assert above(rows) == 1
     kappa = differences[(differences["group"] == NEAR) & (differences["number"] == "κ, random_crop")]
@@ -101,13 +93,13 @@ KAPPAS = ("κ, random_crop", "κ within the image, random_crop")
 
 def test_steadiness(differences: pd.DataFrame) -> None:
     for number in KAPPAS:
-        assert above(changed(differences, SPARSE, number, "blocks.0")) == 3
+        assert above(changed(differences, number, SPARSE, layer="blocks.0")) == 3
         for block in (1, 2, 3):
-            values = changed(differences, SPARSE, number, f"blocks.{block}")["value"]
+            values = changed(differences, number, SPARSE, layer=f"blocks.{block}")["value"]
             assert values.min() < 0 < values.max()
         for block in (0, 1, 2):
-            assert (changed(differences, "expert-choice", number, f"blocks.{block}")["value"] > 0).all()
-        last = changed(differences, "expert-choice", number, "blocks.3")["value"]
+            assert (changed(differences, number, "expert-choice", layer=f"blocks.{block}")["value"] > 0).all()
+        last = changed(differences, number, "expert-choice", layer="blocks.3")["value"]
         assert last.min() < 0 < last.max()
 
 
@@ -115,9 +107,9 @@ def test_manual_routing(differences: pd.DataFrame) -> None:
     manual = pd.read_csv(ROOT / "reports/thesis/manual.csv")
     with_labels = seeds(manual, "manual", "validation accuracy with the labels")
     assert (round(with_labels.min(), 2), round(with_labels.max(), 2)) == (0.98, 0.99)
-    rows = changed(differences, "manual", "accuracy")
+    rows = changed(differences, "accuracy", "manual")
     assert above(rows) == 0 and below(rows) == 1
-    assert above(changed(differences, "manual", "accuracy, σ 0.2")) == 3
+    assert above(changed(differences, "accuracy, σ 0.2", "manual")) == 3
     off = seeds(manual, "manual", "accuracy, experts off")
     assert (round(off.min(), 2), round(off.max(), 2)) == (0.79, 0.87)
 

@@ -12,8 +12,7 @@ _HEIGHT = 3.6
 _MOST_COLUMNS = 3
 # Yellow is too light for lines. More groups than colors have other styles.
 _COLORS = len(COLORS) - 1
-_STYLES = ("-", "--", ":")
-_SAID = {"-": "", "--": " (dashed)", ":": " (dotted)"}
+_STYLES = (("-", ""), ("--", " (dashed)"), (":", " (dotted)"))
 
 
 def draw(table: pd.DataFrame, *, by: str, x: str) -> Figure:
@@ -49,7 +48,7 @@ def _lines(axis: Axes, table: pd.DataFrame, x: str, groups: dict[str, int]) -> l
     ends = []
     for group, rows in table.groupby("group", sort=False):
         again, place = divmod(groups[str(group)], _COLORS)
-        color, style = COLORS[place], _STYLES[again % len(_STYLES)]
+        color, (style, said) = COLORS[place], _STYLES[again % len(_STYLES)]
         runs = [one.sort_values(x, kind="stable") for _, one in rows.groupby("run", sort=False)]
         middle = mean(runs, x)
         if len(runs) > 1:
@@ -57,7 +56,7 @@ def _lines(axis: Axes, table: pd.DataFrame, x: str, groups: dict[str, int]) -> l
                 axis.plot(run[x], run["value"], color=color, linestyle=style, linewidth=0.8, alpha=0.45)
         axis.plot(middle.index, middle, color=color, linestyle=style, linewidth=2)
         last = (middle.index[-1], middle.iloc[-1]) if len(middle) else tuple(runs[0][[x, "value"]].iloc[-1])
-        ends.append(Named(float(last[0]), float(last[1]), f"{group}{_SAID[style]}", color, style))
+        ends.append(Named(float(last[0]), float(last[1]), f"{group}{said}", color, style))
     axis.margins(x=0.02)
     return ends
 
