@@ -34,5 +34,5 @@ class GaussianNoise(SeverityView):
         check_severities(severities, low=0, high=float("inf"), what="A standard deviation")
         clean = framing.clean(image)
         unit = torch.from_numpy(rng.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))
-        noisy = [clean.pixels + severity * unit for severity in severities]
-        return [Sample(pixels.clamp(0, 1) if self.clip else pixels, clean.to_source) for pixels in noisy]
+        noisy = [(severity * unit).add_(clean.pixels) for severity in severities]
+        return [Sample(pixels.clamp_(0, 1) if self.clip else pixels, clean.to_source) for pixels in noisy]

@@ -1,7 +1,8 @@
 """The MoE layer as others write it, in a few lines each: what ours is measured against.
 
 All take the same choices (top-k of a softmax, first choices served before second ones where room is limited) and run
-the same experts. The dense MLP has as many FLOPs as the chosen experts and nothing to route: the limit.
+the same experts. Two limits route nothing: the dense MLP has as many FLOPs as the chosen experts, and the experts alone
+take tokens that lie in order.
 
 Axes: N tokens, K choices per token, E experts, C places of an expert (of all groups together), G groups, D width, M
 hidden width.
@@ -143,6 +144,24 @@ def dense(tokens: Tensor, weights: Weights) -> Tensor:
     """Return ``(N, D)`` of the first expert of ``weights`` on all tokens."""
     hidden = F.gelu(torch.addmm(weights.b1[0], tokens, weights.w1[0]), approximate="tanh")
     return torch.addmm(weights.b2[0], hidden, weights.w2[0])
+
+
+def experts_alone(tokens: Tensor, weights: Weights, top_k: int) -> Tensor:
+    """Return ``(N, D)``: every expert on the next ``top_k * N / E`` tokens, as if they had been sorted and shared out.
+
+    Each token goes in ``top_k`` times; the results are added.
+    """
+    num_experts = len(weights.gate)
+    rows = tokens.repeat(top_k, 1) if top_k > 1 else tokens
+    spare = -len(rows) % num_experts
+    rows = F.pad(rows, (0, 0, 0, spare)).view(num_experts, -1, tokens.shape[1])
+    hidden = F.gelu(torch.baddbmm(weights.b1[:, None], rows, weights.w1), approximate="tanh")
+    result = torch.baddbmm(weights.b2[:, None], hidden, weights.w2).flatten(0, 1)
+    return (
+        result[: len(tokens) * top_k].view(top_k, *tokens.shape).sum(0)
+        if top_k > 1
+        else result[: len(tokens)]
+    )
 
 
 def _route(tokens: Tensor, gate: Tensor, rule: Rule, *, slots: bool) -> _Routing:

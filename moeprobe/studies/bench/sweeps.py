@@ -1,4 +1,4 @@
-"""What the part ``sweep`` runs: a model and images, the passes that its probes cannot do without, a notebook's way.
+"""What the part ``sweep`` runs: a model and images, what its probes cannot do without, a notebook's way.
 
 Axes: B images of a batch, N of all, S pixels of a side, P patches, L severities, E experts.
 """
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.inputs.batches import Loading, batches
+from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.data.folder import Folder
 from moeprobe.inputs.geometry import correspond
 from moeprobe.inputs.images import Framing, Sample
@@ -104,14 +105,38 @@ class Subject:
         with torch.inference_mode(), capture(self.net, stop_after=self.model.layer_names[-1]):
             self.net(self.pixels if pixels is None else pixels)
 
-    def floor(self) -> None:
+    def floor(self, pixels: Tensor | None = None) -> None:
         """Run what the noise floor takes of a batch: the same again, in halves, and in another dtype."""
-        half = len(self.pixels) // 2
-        self.routed()
-        for part in (self.pixels[:half], self.pixels[half:]):
+        clean = self.pixels if pixels is None else pixels
+        half = len(clean) // 2
+        for part in (clean, clean[:half], clean[half:]):
             self.routed(part)
-        with torch.autocast(self.pixels.device.type, dtype=torch.bfloat16):
-            self.routed()
+        with torch.autocast(clean.device.type, dtype=torch.bfloat16):
+            self.routed(clean)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The images as the probes take them."""
+        return choose_images(self.data, limit=None, seed=_SEED)
+
+    def noisy(self, index: int, sigmas: Sequence[float]) -> list[Sample]:
+        """Return an image from its file with each amount of noise, of the draw that ``noise-sweep`` makes."""
+        example = self.data.example(index)
+        clean = self.framing.clean(example.image)
+        draws = generator(_SEED, "gaussian_noise", example.image_id)
+        noise = torch.from_numpy(draws.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))
+        return [Sample((clean.pixels + sigma * noise).clamp(0, 1), clean.to_source) for sigma in sigmas]
+
+    def pair(self, example: Example, view_name: str) -> tuple[Sample, Sample]:
+        """Return the two random views that ``match-ratio`` makes of an image."""
+        view = open_view(view_name)
+        assert isinstance(view, PairView)
+        draws = generator(_SEED, view_name, example.image_id)
+        return view.pair(example.image, framing=self.framing, rng=draws)
+
+    def normalized(self, pixels: Sequence[Tensor]) -> Tensor:
+        """Return a batch of images in [0, 1] as the model takes it."""
+        return ((torch.stack(list(pixels)) - 0.5) / 0.5).to(self.device)
 
 
 def write_photographs(folder: Path, number: int) -> None:
@@ -123,6 +148,37 @@ def write_photographs(folder: Path, number: int) -> None:
         Image.fromarray(pixels).resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
 
 
+class FromFiles:
+    """The passes of the probes, and what those need: images from their files, and the views of them."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+
+    def sweep(self, sigmas: Sequence[float]) -> None:
+        """Run the model on every image, clean and with each amount of noise, and what the noise floor takes."""
+        subject = self._subject
+        for numbers in self._batches():
+            made = zip(*(subject.noisy(index, [0.0, *sigmas]) for index in numbers), strict=True)
+            clean, *noisy = (subject.normalized([one.pixels for one in view]) for view in made)
+            for pixels in (clean, *noisy):
+                subject.whole(pixels)
+            subject.floor(clean)
+
+    def match_ratio(self, view_name: str) -> None:
+        """Run the model on two random views of every image."""
+        subject = self._subject
+        for numbers in self._batches():
+            made = zip(
+                *(subject.pair(subject.data.example(index), view_name) for index in numbers), strict=True
+            )
+            for view in made:
+                subject.routed(subject.normalized([one.pixels for one in view]))
+
+    def _batches(self) -> Iterator[list[int]]:
+        order, size = self._subject.order, self._subject.sizes.batch
+        return (order[start : start + size] for start in range(0, len(order), size))
+
+
 class Notebook:
     """The probes as a notebook does them: view after view, whole passes, forward hooks, NumPy, resamples in a loop.
 
@@ -131,26 +187,20 @@ class Notebook:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._order = choose_images(subject.data, limit=None, seed=_SEED)
 
     def sweep(self, sigmas: Sequence[float]) -> dict[float, Matches]:
         """Return the match with the clean images, of each amount of noise and each layer."""
         found = {}
         for sigma in sigmas:
-            clean = self._chosen(self._noisy(0.0))
-            noisy = self._chosen(self._noisy(sigma))
+            clean, noisy = (self._chosen(self._noisy(amount)) for amount in (0.0, sigma))
             found[sigma] = {name: self._match(clean[name], noisy[name]) for name in clean}
         return found
 
     def match_ratio(self, view_name: str) -> Matches:
         """Return the match of corresponding patches of two random views, of each layer."""
-        view = open_view(view_name)
-        assert isinstance(view, PairView)
-        examples = (self._subject.data.example(index) for index in self._order)
         pairs, sizes = [], []
-        for example in examples:
-            draws = generator(_SEED, view_name, example.image_id)
-            pairs.append(view.pair(example.image, framing=self._subject.framing, rng=draws))
+        for example in map(self._subject.data.example, self._subject.order):
+            pairs.append(self._subject.pair(example, view_name))
             sizes.append(example.image.size)
         first, second = (self._chosen(iter([pair[side] for pair in pairs])) for side in (0, 1))
         maps = [np.stack([pair[side].to_source for pair in pairs]) for side in (0, 1)]
@@ -166,12 +216,8 @@ class Notebook:
         }
 
     def _noisy(self, sigma: float) -> Iterator[Sample]:
-        for index in self._order:
-            example = self._subject.data.example(index)
-            clean = self._subject.framing.clean(example.image)
-            draws = generator(_SEED, "gaussian_noise", example.image_id)
-            noise = torch.from_numpy(draws.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))
-            yield Sample((clean.pixels + sigma * noise).clamp(0, 1), clean.to_source)
+        for index in self._subject.order:
+            yield self._subject.noisy(index, [sigma])[0]
 
     def _chosen(self, samples: Iterator[Sample]) -> dict[str, Choices]:
         """Return layer -> ``(N, P)`` the first expert of each patch."""
@@ -183,8 +229,7 @@ class Notebook:
             for name, kept in found.items()
         ]
         for start in range(0, len(made), subject.sizes.batch):
-            batch = torch.stack(made[start : start + subject.sizes.batch])
-            subject.whole(((batch - 0.5) / 0.5).to(subject.device))
+            subject.whole(subject.normalized(made[start : start + subject.sizes.batch]))
         for handle in handles:
             handle.remove()
         prefix = subject.net.num_prefix_tokens

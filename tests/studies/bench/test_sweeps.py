@@ -15,7 +15,17 @@ from moeprobe.runtime.progress import Progress
 from moeprobe.studies.bench.measure import Clock, measure
 from moeprobe.studies.bench.parts import sweep
 from moeprobe.studies.bench.parts.base import Settings
-from moeprobe.studies.bench.parts.sweep import BARE, MANY, NOTEBOOK, OURS, SIGMAS, SMALL, TINY, Sweep
+from moeprobe.studies.bench.parts.sweep import (
+    BARE,
+    FROM_FILES,
+    MANY,
+    NOTEBOOK,
+    OURS,
+    SIGMAS,
+    SMALL,
+    TINY,
+    Sweep,
+)
 from moeprobe.studies.bench.race import DisagreementError
 from moeprobe.studies.bench.sweeps import CLASSES, Matches, Notebook, Subject
 from tests.studies.bench.test_parts import measured
@@ -36,6 +46,7 @@ def test_sweeps(tmp_path: Path) -> None:
     for name in races[:2]:
         assert dict(zip(*table.loc[(name, OURS), ["against", "target"]].to_numpy().T, strict=True)) == {
             BARE: "≥ 0.93",
+            FROM_FILES: "≥ 0.93",
             NOTEBOOK: "≥ 1.5",
         }
     images = {name for name in VIEWS.names() if VIEWS.get(name).modality is IMAGE}
@@ -83,9 +94,10 @@ def test_the_passes_are_those_that_the_run_makes(subject: Subject, monkeypatch: 
     for one in (sweep._noise_sweep(subject, measured=SIGMAS[4:5]), sweep._match_ratio(subject)):
         counted = {}
         for contestant in one.contestants:
-            if contestant.name in (OURS, BARE):
+            if contestant.name in (OURS, BARE, FROM_FILES):
                 seen.clear()
                 contestant.work()
                 counted[contestant.name] = {key: value * contestant.scale for key, value in seen.items()}
         # A run looks at one black image first, to learn of what kind the routing is.
         assert counted[OURS] == {key: value + 1 for key, value in counted[BARE].items()}
+        assert counted[FROM_FILES] == counted[BARE]

@@ -1,4 +1,7 @@
-"""The MoE layer against other ways to write it, and against a dense MLP of as many FLOPs.
+"""The MoE layer against other ways to write it, and against two limits.
+
+The dense MLP has as many FLOPs. The experts alone do their products on tokens that lie in order already: no router, no
+moves, yet the parameters of all experts to be read, and their gradients to be written.
 
 Tokens are made so that the router sends them where the race says: every expert as many, or the most loaded 2.9 times
 the mean. All contestants share parameters and route by themselves; with a gradient, that of the input and of all
@@ -22,6 +25,7 @@ from moeprobe.studies.bench.plain_layers import (
     Rule,
     Weights,
     dense,
+    experts_alone,
     grouped,
     hugging_face,
     loop,
@@ -31,6 +35,7 @@ from moeprobe.studies.bench.plain_layers import (
 from moeprobe.studies.bench.race import BEST, Contestant, Race, Target
 
 OURS, DENSE, HUGGING_FACE = "moeprobe", "dense MLP", "Hugging Face, grouped_mm"
+ALONE = "experts alone"
 SKEW = 2.9
 _TRAINED = 1.05
 _TOLERANCE = 1e-4
@@ -127,13 +132,16 @@ class _Work:
         }
         for name, other in others.items():
             ways[name] = lambda tokens, other=other: other(tokens, self.weights, self.rule)  # type: ignore[misc]
-        return ways | {DENSE: lambda tokens: dense(tokens, self.dense)}
+        limits = {DENSE: lambda tokens: dense(tokens, self.dense)}
+        if not self.case.skewed:
+            limits[ALONE] = lambda tokens: experts_alone(tokens, self.weights, self.case.top_k)
+        return ways | limits
 
     def contestant(self, name: str, way: Callable[[Tensor], Tensor], *, backward: bool) -> Contestant:
         """Return a way as one who takes part."""
         own = self.dense if name == DENSE else self.weights
         leaves = {key: getattr(own, key) for key in ("w1", "b1", "w2", "b2")}
-        if name != DENSE:
+        if name not in (DENSE, ALONE):
             leaves["gate"] = own.gate
         tokens = self.tokens.clone().requires_grad_(backward)
 
@@ -154,7 +162,7 @@ class _Work:
             for leaf in (tokens, *leaves.values()):
                 leaf.grad = None
 
-        role: Any = {OURS: "ours", DENSE: "limit"}.get(name, "other")
+        role: Any = {OURS: "ours", DENSE: "limit", ALONE: "limit"}.get(name, "other")
         return Contestant(name, both if backward else forward, role=role, before=clear if backward else None)
 
 
@@ -198,7 +206,7 @@ def _dense_weights(weights: Weights, top_k: int) -> Weights:
 def _race(work: _Work, *, backward: bool) -> Race:
     targets = [Target(OURS, BEST, at_least=0.95)]
     if not work.case.skewed:
-        targets.append(Target(OURS, DENSE, at_least=0.8))
+        targets += [Target(OURS, DENSE, at_least=0.8), Target(OURS, ALONE, at_least=0.9)]
     return Race(
         f"{work.name}, {_direction(backward)}",
         [work.contestant(name, way, backward=backward) for name, way in work.ways().items()],

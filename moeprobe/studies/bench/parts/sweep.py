@@ -1,7 +1,8 @@
 """Whole runs of ``noise-sweep`` and ``match-ratio`` against the forward passes in them, and against a notebook.
 
 Ours goes from JPEG files to tables and figures. The passes alone are of one batch of images in memory, as many times as
-the run has batches, and no longer than they must be: up to the last router where no class scores are wanted. The
+the run has batches, and no longer than they must be: up to the last router where no class scores are wanted. With
+images from their files and the views of these they leave what moeprobe adds: sums, statistics, tables, figures. The
 notebook is measured on some of the severities; its time is the same for each.
 
 How quickly views are made is measured against the model, too, up to its last router, both per image and view.
@@ -26,9 +27,10 @@ from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.studies.bench.parts.base import Part, Settings
 from moeprobe.studies.bench.race import Contestant, Race, Target
-from moeprobe.studies.bench.sweeps import Matches, Notebook, Sizes, Subject, load_views
+from moeprobe.studies.bench.sweeps import FromFiles, Matches, Notebook, Sizes, Subject, load_views
 
 OURS, BARE, NOTEBOOK = "moeprobe", "forward passes alone", "notebook"
+FROM_FILES = "files, views and forward passes"
 WITHOUT_FLOOR = "forward passes without the noise floor"
 SMALL = Sizes("V-MoE-S/32", {"name": "vmoe_small_patch32_224"}, images=256, batch=32)
 MANY = Sizes(
@@ -86,6 +88,7 @@ def _noise_sweep(subject: Subject, *, measured: tuple[float, ...]) -> Race:
             Contestant(OURS, ours, "ours"),
             Contestant(NOTEBOOK, notebook, scale=len(SIGMAS) / len(measured)),
             Contestant(BARE, partial(bare, floor=True), "limit", scale=times),
+            Contestant(FROM_FILES, partial(FromFiles(subject).sweep, SIGMAS), "limit"),
             Contestant(WITHOUT_FLOOR, partial(bare, floor=False), "limit", scale=times),
         ],
         tolerance=_TOLERANCE,
@@ -108,6 +111,7 @@ def _match_ratio(subject: Subject) -> Race:
             Contestant(OURS, ours, "ours"),
             Contestant(NOTEBOOK, partial(Notebook(subject).match_ratio, PAIR)),
             Contestant(BARE, bare, "limit", scale=subject.num_batches),
+            Contestant(FROM_FILES, partial(FromFiles(subject).match_ratio, PAIR), "limit"),
         ],
         tolerance=_TOLERANCE,
         targets=_targets(),
@@ -155,7 +159,11 @@ def _matches(table: pd.DataFrame) -> Matches:
 
 
 def _targets() -> list[Target]:
-    return [Target(OURS, BARE, at_least=0.93), Target(OURS, NOTEBOOK, at_least=1.5)]
+    return [
+        Target(OURS, BARE, at_least=0.93),
+        Target(OURS, FROM_FILES, at_least=0.93),
+        Target(OURS, NOTEBOOK, at_least=1.5),
+    ]
 
 
 def _said(subject: Subject) -> str:
