@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import sweep_figures
 from seeds import compared
-from sweep_tables import SWEEPS, Number
+from sweep_list import SWEEPS, Number
 
 from moeprobe import api
 from moeprobe.results.packed import read_pack

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from seeds import layers, read, rows_of
-from sweep_tables import SWEEPS, Sweep
+from seeds import Column, layers, read, rows_of
+from sweep_list import SWEEPS, Sweep
 
 from moeprobe import api
 from moeprobe.results.figures import save
@@ -19,12 +19,16 @@ _OF_OUTPUT = ("accuracy", "fewshot_accuracy")
 def write(folder: Path) -> None:
     """Write ``figures/first-layer.png``: what each cell does, most of all in the first MoE layer, a dot per seed.
 
-    And ``figures/curves-….png`` where the sweep names learning curves.
+    And ``figures/curves-….png`` where the sweep names learning curves, and ``figures/experts.png`` where it is over the
+    number of experts.
     """
     table, _ = read(folder)
-    save(draw(table, SWEEPS[folder.name]), folder / "figures" / "first-layer")
+    sweep = SWEEPS[folder.name]
+    save(draw(table, sweep), folder / "figures" / "first-layer")
+    if sweep.over_experts:
+        save(over_experts(table, sweep.over_experts), folder / "figures" / "experts")
     packed = read_pack(folder)
-    for prefix, key in SWEEPS[folder.name].curves:
+    for prefix, key in sweep.curves:
         cells = [folder / "cells" / name for name in packed if name.startswith(prefix)]
         save(api.curves(cells, by=key, x="epoch").plot(), folder / "figures" / f"curves-{prefix}")
 
@@ -45,4 +49,27 @@ def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:
     axes[0].set_yticks(range(len(names)), names.values())
     axes[0].invert_yaxis()
     figure.supxlabel("A dot is a training seed; the bar is their mean.", fontsize=9)
+    return figure
+
+
+def over_experts(table: pd.DataFrame, columns: tuple[Column, ...]) -> Figure:
+    """Return a panel per number: a line per router over the number of experts, with the range of the seeds."""
+    figure = Figure(figsize=(4.2 * len(columns), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(columns), squeeze=False)[0]
+    for ax, column in zip(axes, columns, strict=True):
+        rows = rows_of(table, "", column).dropna(subset="num_experts")
+        for color, (router, own) in zip(COLORS, rows.groupby("router", sort=False), strict=False):
+            found = own.groupby("num_experts")["value"].agg(["mean", "min", "max"])
+            ends = [found["mean"] - found["min"], found["max"] - found["mean"]]
+            ax.errorbar(
+                found.index, found["mean"], ends, fmt="o-", color=color, capsize=3, markersize=4, label=router
+            )
+        ax.set_xscale("log", base=2)
+        experts = sorted(rows["num_experts"].unique())
+        ax.set_xticks(experts, [f"{number:g}" for number in experts])
+        ax.set_xlabel("experts")
+        ax.set_title(column[0], fontsize=10)
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=9)
+    figure.supxlabel("Means over the training seeds; a bar is their range.", fontsize=9)
     return figure

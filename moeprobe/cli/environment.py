@@ -1,4 +1,4 @@
-"""Set up the process of a command: streams that can write all characters, and no window for figures."""
+"""Set up the process of a command: streams that can write all characters, no window for figures, large pages."""
 
 import codecs
 import os
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from moeprobe.errors import RunWarning, UserError
 from moeprobe.runtime.characters import in_one_line, is_unicode
+from moeprobe.runtime.memory import ask_for_huge_pages
 
 # Exit code where the user's input is wrong.
 USER_ERROR = 2
@@ -30,6 +31,7 @@ def prepare(arguments: Sequence[str]) -> str | None:
         What is wrong with the arguments, None where nothing is.
     """
     os.environ["MPLBACKEND"] = "agg"
+    ask_for_huge_pages()
     warnings.formatwarning = _formatted
     codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
     codecs.register_error("moeprobe.json", _replacing(_escaped))

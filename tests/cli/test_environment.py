@@ -5,16 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from moeprobe.cli import environment as _environment
+from moeprobe.runtime.memory import HUGE_PAGES
 from tests.commands import sentence, shell
 
 
 @pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPLBACKEND", "agg")
+    for name in ("MPLBACKEND", HUGE_PAGES):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setattr(sys, "argv", ["moeprobe"])
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
@@ -79,6 +82,36 @@ def test_a_backend_of_matplotlib_that_there_is_not() -> None:
     result = python("import moeprobe.results.figures")
     assert "UserError: matplotlib cannot be imported" in result.stderr
     assert "MPLBACKEND" in result.stderr
+
+
+HUGE = """
+import re
+from pathlib import Path
+from moeprobe.cli import environment
+environment.prepare([])
+import torch
+kept = torch.ones(64 << 18)
+sizes = re.findall("AnonHugePages: *([0-9]+) kB", Path("/proc/self/smaps").read_text())
+print(sum(map(int, sizes)) // 1024)
+"""
+_ASKED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not _ASKED.exists() or "[madvise]" not in _ASKED.read_text(encoding="utf-8"),
+    reason="this system has no huge pages for those who ask",
+)
+@pytest.mark.parametrize(("wish", "least", "most"), [(None, 48, 4096), ("0", 0, 32)])
+def test_large_tensors_lie_on_huge_pages_unless_somebody_says_otherwise(
+    wish: str | None, least: int, most: int
+) -> None:
+    """A tensor of 64 MiB."""
+    others = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
+    own = {} if wish is None else {HUGE_PAGES: wish}
+    command = [sys.executable, "-c", HUGE]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=others | own)
+    assert result.returncode == 0, result.stderr
+    assert least <= int(result.stdout) <= most
 
 
 def test_whoever_imports_torchvision_after_moeprobe_gets_one_that_works() -> None:

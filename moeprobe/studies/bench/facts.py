@@ -5,15 +5,18 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from moeprobe.runtime.memory import huge_pages_asked
+
 
 def machine(device: str) -> dict[str, Any]:
-    """Return the facts of this machine: processor, cores, threads that torch uses, the device, versions."""
+    """Return the facts of this machine: processor, cores, threads that torch uses, its pages, the device, versions."""
     import torch
 
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "huge_pages": huge_pages_asked(),
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -29,7 +32,8 @@ def load_average() -> float | None:
 def sentence(facts: dict[str, Any]) -> str:
     """Return the facts on one line."""
     on = facts["processor"] if facts["device"] == "cpu" else f"{facts['device']} ({facts['processor']})"
-    return f"{on}, {facts['cores']} cores, {facts['threads']} threads, torch {facts['torch']}"
+    pages = ", huge pages asked for" if facts.get("huge_pages") else ""
+    return f"{on}, {facts['cores']} cores, {facts['threads']} threads, torch {facts['torch']}{pages}"
 
 
 CLOCKS = {"wall": "wall time", "cpu": "CPU time of all threads"}
