@@ -42,6 +42,16 @@ def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:
         layer = "" if column[1] in _OF_OUTPUT else first
         for place, group in enumerate(names):
             values = rows_of(table[table["group"] == group], layer, column)["value"]
+            if values.empty:
+                ax.annotate(
+                    "no value",
+                    (0.02, place),
+                    xycoords=("axes fraction", "data"),
+                    va="center",
+                    color="0.4",
+                    fontsize=8,
+                )
+                continue
             ax.plot(values, [place] * len(values), "o", color=COLORS[0], alpha=0.6, markersize=5)
             ax.plot([values.mean()], [place], "|", color="black", markersize=14, markeredgewidth=2)
         ax.set_title(f"{column[0]}\nin {layer}" if layer else column[0], fontsize=10)

@@ -36,7 +36,7 @@ def _run() -> None:
         plugins = asked(sys.argv[1:])
         # Of the user: plug-ins, and the files that make models.
         foreign = bool(plugins) or any("py:" in one for one in sys.argv[1:])
-        loading.prepare(collected=foreign)
+        loading.load_torch_so(collected=foreign)
         use_plugins(plugins)
         with loading.loading(collected=foreign):
             from moeprobe.cli.app import app

@@ -56,7 +56,7 @@ class _Torch:
         return spec
 
 
-def prepare(*, collected: bool = True) -> None:
-    """Have torch loaded this way when it is imported."""
+def load_torch_so(*, collected: bool = True) -> None:
+    """Have torch loaded with the collector off, when it is imported."""
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _Torch(collected=collected))

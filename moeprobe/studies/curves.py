@@ -217,8 +217,10 @@ def _table(trainings: Sequence[_Training], *, metric: str, by: str | None) -> pd
     names = [one.name for one in trainings]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
+            places = {one.path for one in trainings if one.name == name}
+            cure = "name it once" if len(places) == 1 else "draw them one after the other, or rename a folder"
             raise UserError(
-                f"{names.count(name)} trainings are called {name}; the table could not tell them apart."
+                f"{names.count(name)} trainings are called {name}; the table could not tell them apart, so {cure}."
             )
     known = dict.fromkeys(
         column for one in trainings for column in one.metrics if column not in ("step", "epoch")

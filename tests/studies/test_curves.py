@@ -1,6 +1,8 @@
 """Learning curves of several trainings together, against means taken by hand."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,12 @@ def test_what_is_wrong_is_one_sentence(four: list[Path], tmp_path: Path) -> None
     assert "Did you mean 'model.top_k'?" in refused("curves", *four, "--by", "model.topk")
     assert "holds no learning curve" in refused("curves", tmp_path / "none")
     assert "from its first evaluation on" in refused("curves", tmp_path)
-    assert "2 trainings are called plan-k1-seed0" in refused("curves", four[0], four[0])
+    assert re.search(
+        "2 trainings are called plan-k1-seed0; .* name it once", refused("curves", four[0], four[0])
+    )
+    other = tmp_path / "cells"
+    shutil.copytree(PACK, other)
+    assert re.search("2 trainings .* draw them one after the other", refused("curves", PACK, other))
     (four[1] / "metrics.csv").write_text("step\n1\n")
     assert "cannot be read" in refused("curves", *four)
     with pytest.raises(api.UserError, match="Name the folders"):
