@@ -21,6 +21,7 @@ FIGURES = {
     "prc-ablation.png": "reports/sweeps/prc-ablation/figures/first-layer.png",
     "labels.png": "reports/sweeps/labels-digits/figures/first-layer.png",
     "combine.png": "reports/sweeps/combine-digits/figures/first-layer.png",
+    "experts.png": "reports/sweeps/experts-digits/figures/experts.png",
     "groups.png": "reports/sweeps/groups-digits/figures/first-layer.png",
     "combine-curves.png": "reports/sweeps/combine-digits/figures/curves-sinkhorn_token_choice.png",
     "thesis.png": "reports/sweeps/thesis-digits/figures/first-layer.png",

@@ -24,7 +24,7 @@ from moeprobe.runtime.csv import write_csv
 
 # Relative, since the sidecars remember where things lay: run this in the root of the checkout.
 REPORT = Path("reports/fashion")
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
 MODELS = {"baseline": "V-MoE", "prc": "V-MoE with PRC"}
 # What is served at test time, beside what was trained.
 SERVED = {

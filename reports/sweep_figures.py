@@ -64,22 +64,32 @@ def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:
 
 def over_experts(table: pd.DataFrame, columns: tuple[Column, ...]) -> Figure:
     """Return a panel per number: a line per router over the number of experts, with the range of the seeds."""
-    figure = Figure(figsize=(4.2 * len(columns), 3.6), layout="constrained")
+    figure = Figure(figsize=(3.5 * len(columns), 3.6), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     for ax, column in zip(axes, columns, strict=True):
-        rows = rows_of(table, "", column).dropna(subset="num_experts")
-        for color, (router, own) in zip(COLORS, rows.groupby("router", sort=False), strict=False):
+        layer = "" if column[1] in _OF_OUTPUT else layers(table)[0]
+        rows = rows_of(table, layer, column)
+        for place, (router, own) in enumerate(rows.groupby("router", sort=False)):
             found = own.groupby("num_experts")["value"].agg(["mean", "min", "max"])
             ends = [found["mean"] - found["min"], found["max"] - found["mean"]]
+            # Bars of one number of experts stand side by side.
+            beside = found.index * 2 ** (0.08 * (place - 1))
             ax.errorbar(
-                found.index, found["mean"], ends, fmt="o-", color=color, capsize=3, markersize=4, label=router
+                beside,
+                found["mean"],
+                ends,
+                fmt="o-",
+                color=COLORS[place],
+                capsize=2,
+                markersize=4,
+                label=router,
             )
         ax.set_xscale("log", base=2)
         experts = sorted(rows["num_experts"].unique())
         ax.set_xticks(experts, [f"{number:g}" for number in experts])
         ax.set_xlabel("experts")
-        ax.set_title(column[0], fontsize=10)
+        ax.set_title(f"{column[0]}\nin {layer}" if layer else column[0], fontsize=10)
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.supxlabel("Means over the training seeds; a bar is their range.", fontsize=9)
     return figure

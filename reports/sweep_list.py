@@ -31,7 +31,7 @@ class Sweep:
         of_layers: numbers of layers that are shown beside.
         drawn: numbers of the output or of the first MoE layer that the figure has a panel for.
         curves: figures of learning curves: how the names of their cells begin, and the key that has a panel per value.
-        over_experts: numbers of the output that are drawn over the number of experts, a line per router.
+        over_experts: numbers that are drawn over the number of experts, a line per router.
     """
 
     names: dict[str, str]
@@ -75,6 +75,7 @@ _OF_WEIGHTS = tuple(
     )
     for null, within in _NULLS
 )
+_WEIGHTS: Column = ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None)
 _PRC = "prc-diagonal_weight-{}-offdiagonal_weight-{}"
 _ABLATION = {
     "balanced": "importance and load (V-MoE)",
@@ -133,7 +134,7 @@ _IN_GROUPS = Sweep(
     drawn=(
         ACCURACY,
         NOISY,
-        ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None),
+        _WEIGHTS,
     ),
 )
 # As many multiplications whatever the number of experts.
@@ -224,13 +225,18 @@ SWEEPS = {
         of_layers=(HIGHEST, LOAD),
         drawn=(
             ACCURACY,
-            ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None),
+            _WEIGHTS,
             LOAD,
         ),
     ),
     "mixup-digits": Sweep(
-        names={"balanced": "V-MoE", "mixup": "V-MoE with mixup", "prc": "V-MoE with PRC ×10"},
-        references={"mixup": "balanced", "prc": "mixup"},
+        names={
+            "balanced": "V-MoE",
+            "one-view": "V-MoE, one view per image",
+            "mixup": "V-MoE, one view per image and mixup",
+            "prc": "V-MoE with PRC ×10",
+        },
+        references={"one-view": "balanced", "mixup": "one-view", "prc": "mixup"},
         numbers=(_OF_ACCURACY, _OF_NOISY, *_of_match("prc_crops")),
         values=(ACCURACY, NOISY),
         of_layers=(HIGHEST, LOAD, DEAD),
@@ -259,11 +265,11 @@ SWEEPS = {
             for group in _EXPERTS
             if not group.endswith("-num_experts-4")
         },
-        numbers=(_OF_ACCURACY, _OF_NOISY, _OF_SHOTS),
+        numbers=(_OF_ACCURACY, _OF_NOISY, _OF_SHOTS, *_OF_WEIGHTS),
         values=(ACCURACY, NOISY, TEN_SHOTS),
-        of_layers=(LOAD, DEAD),
-        drawn=(ACCURACY, NOISY, TEN_SHOTS),
-        over_experts=(ACCURACY, TEN_SHOTS, NOISY),
+        of_layers=(_WEIGHTS, LOAD),
+        drawn=(ACCURACY, NOISY, _WEIGHTS),
+        over_experts=(ACCURACY, NOISY, TEN_SHOTS, _WEIGHTS),
     ),
     "dense-digits": Sweep(
         names={
@@ -273,10 +279,14 @@ SWEEPS = {
             "none-hidden_width-192": "dense, 192 units: the FLOPs of k = 2",
             "none-hidden_width-576": "dense, 576 units: the parameters of both",
         },
-        references={},
-        numbers=(_OF_ACCURACY, _OF_NOISY),
-        values=(ACCURACY, NOISY),
+        references={
+            "none-hidden_width-128": "softmax_token_choice-k1",
+            "none-hidden_width-192": "softmax_token_choice-k2",
+            "none-hidden_width-576": "softmax_token_choice-k2",
+        },
+        numbers=(_OF_ACCURACY, _OF_SHOTS),
+        values=(ACCURACY, TEN_SHOTS, ("MFLOPs per image", "flops_per_image", "", None, None)),
         of_layers=(LOAD,),
-        drawn=(ACCURACY,),
+        drawn=(ACCURACY, TEN_SHOTS),
     ),
 }

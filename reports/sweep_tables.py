@@ -9,6 +9,9 @@ from sweep_list import SWEEPS
 
 from moeprobe.results.packed import read_pack
 
+# In millions.
+_SCALES = {"flops_per_image": 1e-6, "parameters": 1e-6}
+
 
 def outputs(folder: Path) -> list[str]:
     """Return the numbers of the output, a line per group of cells, and differences to its reference."""
@@ -38,7 +41,13 @@ def _lines(folder: Path, layer: str, values: tuple[Column, ...], numbers: list[s
             continue  # a dense model
         own = differing[(differing["group"] == group) & (differing["layer"] == layer)]
         cells = [f"`{layer}`"] if layer else []
-        cells += [name, *(middle(rows, layer, column, digits=_digits(column)) for column in values)]
+        cells += [
+            name,
+            *(
+                middle(rows, layer, column, digits=_digits(column), scale=_SCALES.get(column[1], 1.0))
+                for column in values
+            ),
+        ]
         cells += [
             spread(own[own["number"] == number]) if group in sweep.references else "" for number in numbers
         ]
