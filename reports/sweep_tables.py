@@ -10,7 +10,7 @@ from sweep_list import SWEEPS
 from moeprobe.results.packed import read_pack
 
 # In millions.
-_SCALES = {"flops_per_image": 1e-6, "parameters": 1e-6}
+_SCALES = {"flops_per_image": 1e-6}
 
 
 def outputs(folder: Path) -> list[str]:

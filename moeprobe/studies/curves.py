@@ -218,7 +218,7 @@ def _table(trainings: Sequence[_Training], *, metric: str, by: str | None) -> pd
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             places = {one.path for one in trainings if one.name == name}
-            cure = "name it once" if len(places) == 1 else "draw them one after the other, or rename a folder"
+            cure = "name it once" if len(places) == 1 else "draw them in separate calls, or rename a folder"
             raise UserError(
                 f"{names.count(name)} trainings are called {name}; the table could not tell them apart, so {cure}."
             )

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_one_sentence(four: list[Path], tmp_path: Path) -> None
     )
     other = tmp_path / "cells"
     shutil.copytree(PACK, other)
-    assert re.search("2 trainings .* draw them one after the other", refused("curves", PACK, other))
+    assert re.search("2 trainings .* draw them in separate calls", refused("curves", PACK, other))
     (four[1] / "metrics.csv").write_text("step\n1\n")
     assert "cannot be read" in refused("curves", *four)
     with pytest.raises(api.UserError, match="Name the folders"):

@@ -153,8 +153,9 @@ def experts_alone(tokens: Tensor, weights: Weights, top_k: int) -> Tensor:
     """
     num_experts = len(weights.gate)
     rows = tokens.repeat(top_k, 1) if top_k > 1 else tokens
-    spare = -len(rows) % num_experts
-    rows = F.pad(rows, (0, 0, 0, spare)).view(num_experts, -1, tokens.shape[1])
+    if spare := -len(rows) % num_experts:
+        rows = F.pad(rows, (0, 0, 0, spare))
+    rows = rows.view(num_experts, -1, tokens.shape[1])
     hidden = F.gelu(torch.baddbmm(weights.b1[:, None], rows, weights.w1), approximate="tanh")
     result = torch.baddbmm(weights.b2[:, None], hidden, weights.w2).flatten(0, 1)
     return (

@@ -119,13 +119,12 @@ class Subject:
         """The images as the probes take them."""
         return choose_images(self.data, limit=None, seed=_SEED)
 
-    def noisy(self, index: int, sigmas: Sequence[float]) -> list[Sample]:
-        """Return an image from its file with each amount of noise, of the draw that ``noise-sweep`` makes."""
+    def clean_and_noise(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image from its file, and the noise that ``noise-sweep`` draws for it: ``(3, S, S)`` each."""
         example = self.data.example(index)
-        clean = self.framing.clean(example.image)
+        clean = self.framing.clean(example.image).pixels
         draws = generator(_SEED, "gaussian_noise", example.image_id)
-        noise = torch.from_numpy(draws.standard_normal(tuple(clean.pixels.shape), dtype=np.float32))
-        return [Sample((clean.pixels + sigma * noise).clamp(0, 1), clean.to_source) for sigma in sigmas]
+        return clean, torch.from_numpy(draws.standard_normal(tuple(clean.shape), dtype=np.float32))
 
     def pair(self, example: Example, view_name: str) -> tuple[Sample, Sample]:
         """Return the two random views that ``match-ratio`` makes of an image."""
@@ -136,7 +135,7 @@ class Subject:
 
     def normalized(self, pixels: Sequence[Tensor]) -> Tensor:
         """Return a batch of images in [0, 1] as the model takes it."""
-        return ((torch.stack(list(pixels)) - 0.5) / 0.5).to(self.device)
+        return torch.stack(list(pixels)).sub_(0.5).div_(0.5).to(self.device)
 
 
 def write_photographs(folder: Path, number: int) -> None:
@@ -158,10 +157,12 @@ class FromFiles:
         """Run the model on every image, clean and with each amount of noise, and what the noise floor takes."""
         subject = self._subject
         for numbers in self._batches():
-            made = zip(*(subject.noisy(index, [0.0, *sigmas]) for index in numbers), strict=True)
-            clean, *noisy = (subject.normalized([one.pixels for one in view]) for view in made)
-            for pixels in (clean, *noisy):
-                subject.whole(pixels)
+            made = [subject.clean_and_noise(index) for index in numbers]
+            clean = subject.normalized([image for image, _ in made])
+            subject.whole(clean)
+            for sigma in sigmas:
+                noisy = [(sigma * noise).add_(image).clamp_(0, 1) for image, noise in made]
+                subject.whole(subject.normalized(noisy))
             subject.floor(clean)
 
     def match_ratio(self, view_name: str) -> None:
@@ -202,7 +203,7 @@ class Notebook:
         for example in map(self._subject.data.example, self._subject.order):
             pairs.append(self._subject.pair(example, view_name))
             sizes.append(example.image.size)
-        first, second = (self._chosen(iter([pair[side] for pair in pairs])) for side in (0, 1))
+        first, second = (self._chosen([pair[side].pixels for pair in pairs]) for side in (0, 1))
         maps = [np.stack([pair[side].to_source for pair in pairs]) for side in (0, 1)]
         grid = next(iter(self._subject.model.grids.values()))
         same = correspond(*maps, grid=grid, source_size=np.array(sizes, dtype=np.float64))
@@ -215,21 +216,21 @@ class Notebook:
             for name in first
         }
 
-    def _noisy(self, sigma: float) -> Iterator[Sample]:
-        for index in self._subject.order:
-            yield self._subject.noisy(index, [sigma])[0]
+    def _noisy(self, sigma: float) -> list[Tensor]:
+        made = map(self._subject.clean_and_noise, self._subject.order)
+        return [(clean + sigma * noise).clamp(0, 1) for clean, noise in made]
 
-    def _chosen(self, samples: Iterator[Sample]) -> dict[str, Choices]:
+    def _chosen(self, made: list[Tensor]) -> dict[str, Choices]:
         """Return layer -> ``(N, P)`` the first expert of each patch."""
         subject = self._subject
         found: dict[str, list[Choices]] = {name: [] for name in subject.model.layer_names}
-        made = [sample.pixels for sample in samples]
         handles = [
             subject.net.get_submodule(name).mlp.router.register_forward_hook(_reader(kept))
             for name, kept in found.items()
         ]
         for start in range(0, len(made), subject.sizes.batch):
-            subject.whole(subject.normalized(made[start : start + subject.sizes.batch]))
+            batch = torch.stack(made[start : start + subject.sizes.batch])
+            subject.whole(((batch - 0.5) / 0.5).to(subject.device))
         for handle in handles:
             handle.remove()
         prefix = subject.net.num_prefix_tokens

@@ -1,7 +1,8 @@
 """The MoE layer against other ways to write it, and against two limits.
 
-The dense MLP has as many FLOPs. The experts alone do their products on tokens that lie in order already: no router, no
-moves, yet the parameters of all experts to be read, and their gradients to be written.
+The dense MLP has as many FLOPs. The experts alone do their products on tokens that lie in order already: no router, and
+no moves but to repeat tokens and add their k results; yet the parameters of all experts to be read, and their gradients
+to be written.
 
 Tokens are made so that the router sends them where the race says: every expert as many, or the most loaded 2.9 times
 the mean. All contestants share parameters and route by themselves; with a gradient, that of the input and of all
