@@ -75,6 +75,7 @@ _OF_WEIGHTS = tuple(
     )
     for null, within in _NULLS
 )
+_FLOPS: Column = ("MFLOPs per image", "flops_per_image", "", None, None)
 _WEIGHTS: Column = ("κ of weights, random_crop", "weight_cosine_kappa", "pooled", "random_crop", None)
 _PRC = "prc-diagonal_weight-{}-offdiagonal_weight-{}"
 _ABLATION = {
@@ -130,14 +131,18 @@ _IN_GROUPS = Sweep(
     references={group: f"{group[:-1]}1" for group in _GROUPS if group.endswith("8")},
     numbers=(_OF_ACCURACY, _OF_NOISY, _OF_SHOTS, *_OF_WEIGHTS),
     values=(ACCURACY, NOISY, TEN_SHOTS),
-    of_layers=(("patches without an expert", "unserved", *CLEAN), HIGHEST),
+    of_layers=(
+        ("patches without an expert", "unserved", *CLEAN),
+        ("experts per patch", "experts_per_token", *CLEAN),
+        _WEIGHTS,
+    ),
     drawn=(
         ACCURACY,
         NOISY,
         _WEIGHTS,
     ),
 )
-# As many multiplications whatever the number of experts.
+# One expert per token, or as many as its share of room; 32 slots per image.
 _EXPERTS = {
     **{
         f"{router}-num_experts-{experts}": f"{name}, E = {experts}"
@@ -266,7 +271,7 @@ SWEEPS = {
             if not group.endswith("-num_experts-4")
         },
         numbers=(_OF_ACCURACY, _OF_NOISY, _OF_SHOTS, *_OF_WEIGHTS),
-        values=(ACCURACY, NOISY, TEN_SHOTS),
+        values=(ACCURACY, NOISY, TEN_SHOTS, _FLOPS),
         of_layers=(_WEIGHTS, LOAD),
         drawn=(ACCURACY, NOISY, _WEIGHTS),
         over_experts=(ACCURACY, NOISY, TEN_SHOTS, _WEIGHTS),
@@ -274,18 +279,18 @@ SWEEPS = {
     "dense-digits": Sweep(
         names={
             "softmax_token_choice-k1": "8 experts of 128 units, k = 1",
-            "none-hidden_width-128": "dense, 128 units: the FLOPs of k = 1",
+            "layers-none-hidden_width-128": "dense, 128 units: the FLOPs of k = 1",
             "softmax_token_choice-k2": "8 experts of 128 units, k = 2",
-            "none-hidden_width-192": "dense, 192 units: the FLOPs of k = 2",
-            "none-hidden_width-576": "dense, 576 units: the parameters of both",
+            "layers-none-hidden_width-192": "dense, 192 units: the FLOPs of k = 2",
+            "layers-none-hidden_width-576": "dense, 576 units: the parameters of both",
         },
         references={
-            "none-hidden_width-128": "softmax_token_choice-k1",
-            "none-hidden_width-192": "softmax_token_choice-k2",
-            "none-hidden_width-576": "softmax_token_choice-k2",
+            "layers-none-hidden_width-128": "softmax_token_choice-k1",
+            "layers-none-hidden_width-192": "softmax_token_choice-k2",
+            "layers-none-hidden_width-576": "softmax_token_choice-k2",
         },
         numbers=(_OF_ACCURACY, _OF_SHOTS),
-        values=(ACCURACY, TEN_SHOTS, ("MFLOPs per image", "flops_per_image", "", None, None)),
+        values=(ACCURACY, TEN_SHOTS, _FLOPS),
         of_layers=(LOAD,),
         drawn=(ACCURACY, TEN_SHOTS),
     ),

@@ -14,7 +14,9 @@ def table_of(folder: Path) -> pd.DataFrame:
 
 def differences_of(*folders: Path) -> pd.DataFrame:
     """Return what cells differ in from their references, of one sweep or several."""
-    return pd.concat([pd.read_csv(folder / "differences.csv") for folder in folders]).fillna({"layer": ""})
+    return pd.concat(
+        [pd.read_csv(folder / "differences.csv", dtype={"layer": str}) for folder in folders]
+    ).fillna({"layer": ""})
 
 
 def changed(differences: pd.DataFrame, number: str, *groups: str, layer: str = "") -> pd.DataFrame:

@@ -47,7 +47,7 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
         "reports/router-times/shapes", "reports/margins", "reports/transfer",
         "reports/sweeps/prc-ablation", "reports/sweeps/drops-digits", "reports/sweeps/labels-digits",
         "reports/sweeps/combine-digits", "reports/sweeps/groups-digits",
-        "reports/sweeps/groups-alone-digits", "reports/sweeps/experts-digits",
+        "reports/sweeps/groups-alone-digits", "reports/sweeps/experts-digits", "reports/sweeps/dense-digits",
         "reports/sweeps/thesis-digits", "reports/sweeps/manual-digits",
         "reports/sweeps/mixup-digits",
         "reports/thesis", "reports/gate",
