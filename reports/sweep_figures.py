@@ -39,7 +39,7 @@ def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:
     figure = Figure(figsize=(2 + 3 * len(columns), 0.9 + 0.32 * len(names)), layout="constrained")
     axes = figure.subplots(1, len(columns), sharey=True)
     for ax, column in zip(axes, columns, strict=True):
-        layer = "" if column[1] in _OF_OUTPUT else first
+        layer, title = _placed(column, first)
         for place, group in enumerate(names):
             values = rows_of(table[table["group"] == group], layer, column)["value"]
             if values.empty:
@@ -54,7 +54,7 @@ def draw(table: pd.DataFrame, sweep: Sweep) -> Figure:
                 continue
             ax.plot(values, [place] * len(values), "o", color=COLORS[0], alpha=0.6, markersize=5)
             ax.plot([values.mean()], [place], "|", color="black", markersize=14, markeredgewidth=2)
-        ax.set_title(f"{column[0]}\nin {layer}" if layer else column[0], fontsize=10)
+        ax.set_title(title, fontsize=10)
         ax.grid(axis="y", alpha=0.3)
     axes[0].set_yticks(range(len(names)), names.values())
     axes[0].invert_yaxis()
@@ -67,7 +67,7 @@ def over_experts(table: pd.DataFrame, columns: tuple[Column, ...]) -> Figure:
     figure = Figure(figsize=(3.5 * len(columns), 3.6), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     for ax, column in zip(axes, columns, strict=True):
-        layer = "" if column[1] in _OF_OUTPUT else layers(table)[0]
+        layer, title = _placed(column, layers(table)[0])
         rows = rows_of(table, layer, column)
         for place, (router, own) in enumerate(rows.groupby("router", sort=False)):
             found = own.groupby("num_experts")["value"].agg(["mean", "min", "max"])
@@ -88,8 +88,14 @@ def over_experts(table: pd.DataFrame, columns: tuple[Column, ...]) -> Figure:
         experts = sorted(rows["num_experts"].unique())
         ax.set_xticks(experts, [f"{number:g}" for number in experts])
         ax.set_xlabel("experts")
-        ax.set_title(f"{column[0]}\nin {layer}" if layer else column[0], fontsize=10)
+        ax.set_title(title, fontsize=10)
         ax.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.supxlabel("Means over the training seeds; a bar is their range.", fontsize=9)
     return figure
+
+
+def _placed(column: Column, first: str) -> tuple[str, str]:
+    """Return where a number stands, "" or the first MoE layer, and the title of its panel."""
+    layer = "" if column[1] in _OF_OUTPUT else first
+    return layer, f"{column[0]}\nin {layer}" if layer else column[0]

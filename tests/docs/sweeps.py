@@ -25,3 +25,8 @@ def changed(differences: pd.DataFrame, number: str, *groups: str, layer: str = "
     here = here[here["layer"] == layer]
     assert len(here) == 3 * len(groups)
     return here
+
+
+def excluding_zero(rows: pd.DataFrame) -> int:
+    """Return how many of the intervals leave out zero."""
+    return int(((rows["ci_low"] > 0) | (rows["ci_high"] < 0)).sum())

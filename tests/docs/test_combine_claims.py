@@ -8,7 +8,7 @@ import pytest
 
 from moeprobe.results.packed import read_pack
 from tests.docs.pages import ROOT, text
-from tests.docs.sweeps import changed, differences_of, table_of
+from tests.docs.sweeps import changed, differences_of, excluding_zero, table_of
 
 FOLDER = ROOT / "reports/sweeps/combine-digits"
 TOKENS = ("sinkhorn_token_choice-combine-plan-k1", "sinkhorn_token_choice-combine-plan-k2")
@@ -26,10 +26,6 @@ def differences() -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def table() -> pd.DataFrame:
     return table_of(FOLDER)
-
-
-def excluding_zero(rows: pd.DataFrame) -> int:
-    return int(((rows["ci_low"] > 0) | (rows["ci_high"] < 0)).sum())
 
 
 def test_where_tokens_choose(differences: pd.DataFrame) -> None:

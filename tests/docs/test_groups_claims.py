@@ -7,15 +7,11 @@ import pytest
 
 from moeprobe.models.nn.plans import CapacityRule
 from tests.docs.pages import ROOT
-from tests.docs.sweeps import changed, differences_of, table_of
+from tests.docs.sweeps import changed, differences_of, excluding_zero, table_of
 
 TOGETHER, ALONE = (ROOT / f"reports/sweeps/{name}-digits" for name in ("groups", "groups-alone"))
 EIGHT = tuple(f"{router}_expert_choice-group_images-8" for router in ("softmax", "sinkhorn", "sparse"))
 FIRST, LAST = "blocks.1", "blocks.3"
-
-
-def excluding_zero(rows: pd.DataFrame) -> int:
-    return int(((rows["ci_low"] > 0) | (rows["ci_high"] < 0)).sum())
 
 
 def values(metric: str, *, layer: str = "", null: str = "", view: str = "clean") -> pd.DataFrame:
