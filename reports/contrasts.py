@@ -2,8 +2,8 @@
 
 A contrast is the mean accuracy of some routers minus that of others, of one budget and one training seed, image by
 image: its interval is from a bootstrap of the images, the same for all routers. Seeds are never pooled. Beside it
-stands the same contrast of the values of the paper, which have no interval; routers that it has no value of are left
-out of a mean.
+stands the same contrast of the values of the paper, which have no interval. Routers that a sweep or the paper lacks are
+left out of a mean.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ _SHOTS = 10.0
 def write(folder: Path, table: pd.DataFrame) -> None:
     """Write ``contrasts.csv``: of every seed, with intervals, and of the paper's architectures, without."""
     own, theirs = _own(folder, table), _published(pd.read_csv(folder / "paper.csv"))
-    theirs = theirs[theirs["budget"].isin(own["budget"])]
+    theirs = theirs[theirs["budget"].isin(own["budget"]) & theirs["contrast"].isin(own["contrast"])]
     write_csv(folder / "contrasts.csv", pd.concat([own, theirs], ignore_index=True))
 
 
@@ -104,8 +104,11 @@ def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
         for item in CONTRASTS.items()
     ):
         same = cells[(budget == budget_of) & (cells["train_seed"] == seed)]
+        present = [[router for router in routers if router in set(cells["router"])] for routers in sides]
+        if not all(present):
+            continue
         means = []
-        for routers in sides:
+        for routers in present:
             names = [str(name) for router in routers for name in same.index[same["router"] == router]]
             assert len(names) == len(routers), (routers, budget_of, seed)
             parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]

@@ -21,7 +21,7 @@ from moeprobe.metrics.stats.kappa import Complement, Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
 from moeprobe.metrics.stats.statistic import Array, Share, Statistic
 from moeprobe.metrics.stats.within_image import per_trial
-from moeprobe.metrics.token_kinds import double, patches, products_of_others, take_tokens
+from moeprobe.metrics.token_kinds import ProductsOfOthers, double, patches, take_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,9 +63,9 @@ class Churn(LayerAnalysis):
             for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
         )
         every = paired.present[..., None].expand_as(view)
+        products = ProductsOfOthers(paired, aligned=pair.aligned)
         kept_by_others, had_by_others = (
-            products_of_others(paired, (double(reference), double(side)), aligned=pair.aligned).long()
-            for side in (view, every)
+            products.sums(double(reference), double(side)).long() for side in (view, every)
         )
         return {
             pair.view.modality.token: {

@@ -5,7 +5,7 @@ Axes: B images, T tokens, J pairs of tokens of an image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -158,12 +158,6 @@ class Others:
     rows: slice
     apart: Tensor
 
-    def products(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return the summed products ``(b,)`` of vectors ``(B, J, E)``: of pair r on one side, of j on the other."""
-        # First to the device: MPS has no float64.
-        sums = self.apart.to(other.device).to(other.dtype) @ other[self.images]
-        return (sums * one[self.images, self.rows]).sum((1, 2))
-
 
 def others(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
     """Yield every two different pairs of an image that are present without a token in common: see ``within_image``.
@@ -184,21 +178,50 @@ def others(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
             yield Others(which, rows, apart)
 
 
-def products_of_others(paired: Paired, sides: Sequence[Tensor], *, aligned: bool) -> Tensor:
-    """Return the summed products ``(B,)`` of the vectors of each pair, on one side, and of all others, on the other.
+class ProductsOfOthers:
+    """Products of the vectors of each pair, on one side, and of all others without a token in common, on the other.
+
+    Pairs with a token in common are taken out by sums over the pairs of each token, so that nothing grows with the
+    square of J.
 
     Args:
         paired: pairs that are trials where they are present, ``(B, J)``.
-        sides: their vectors ``(B, J, E)``, 0 where there is no trial.
-        aligned: pair j is token j on both sides, so that it has a token in common with itself alone: sums are enough.
+        aligned: pair j is token j on both sides, so that it has a token in common with itself alone.
     """
-    one, other = sides
-    if aligned:
-        return (one.sum(1) * other.sum(1) - (one * other).sum(1)).sum(-1)
-    total = one.new_zeros(len(one))
-    for each in others(paired):
-        total[each.images] += each.products(one, other)
-    return total
+
+    def __init__(self, paired: Paired, *, aligned: bool) -> None:
+        import torch
+
+        self._aligned = aligned
+        self._groups: list[tuple[int, Tensor, Tensor]] = []
+        images, pairs = paired.present.shape
+        if aligned or not pairs:
+            return
+        image = torch.arange(images, device=paired.view.device)[:, None]
+        width = int(torch.maximum(paired.reference.max(), paired.view.max())) + 1
+        of_width = torch.arange(images, device=image.device).repeat_interleave(width)
+        for sign, token in ((-1, paired.reference), (-1, paired.view)):
+            self._groups.append((sign, (image * width + token).flatten(), of_width))
+        # Those with both tokens in common are among either.
+        both = (image * width + paired.reference) * width + paired.view
+        different, group = torch.unique(both.flatten(), return_inverse=True)
+        self._groups.append((1, group, different // width**2))
+
+    def sums(self, one: Tensor, other: Tensor) -> Tensor:
+        """Return the summed products ``(B,)`` of vectors ``(B, J, E)``, none below 0, and 0 where there is no trial."""
+        if self._aligned:
+            return (one.sum(1) * other.sum(1) - (one * other).sum(1)).sum(-1)
+        total = (one.sum(1) * other.sum(1)).sum(-1)
+        for sign, group, image in self._groups:
+            sums = [
+                side.new_zeros(len(image), side.shape[-1]).index_add_(
+                    0, group.to(side.device), side.flatten(0, 1)
+                )
+                for side in (one, other)
+            ]
+            total.index_add_(0, image.to(one.device), sign * (sums[0] * sums[1]).sum(-1))
+        # The rounding of differences may come to less than nothing.
+        return total.clamp_min(0)
 
 
 def double(values: Tensor) -> Tensor:

@@ -32,10 +32,10 @@ from moeprobe.metrics.stats.statistic import Array, Share
 from moeprobe.metrics.stats.within_image import per_trial
 from moeprobe.metrics.token_kinds import (
     Paired,
+    ProductsOfOthers,
     by_token_kind,
     double,
     others,
-    products_of_others,
     take_tokens,
 )
 
@@ -188,13 +188,11 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         parts = [side[:, there] for side in parts]
         units = [side[:, there] for side in (one, other)]
         every = double(places.present[..., None])
-        number, cosine = (
-            products_of_others(places, both, aligned=pair.aligned) for both in ((every, every), units)
-        )
+        products = ProductsOfOthers(places, aligned=pair.aligned)
+        number, cosine = products.sums(every, every), products.sums(*units)
         if pair.view.top_k == 1:
             # A row is one expert: a distance of 1 from all that have another.
-            alike = [double(part) for part in parts]
-            distance = number - products_of_others(places, alike, aligned=pair.aligned)
+            distance = number - products.sums(*(double(part) for part in parts))
         else:
             distance = _distances_of_others(places, parts, top_k=pair.view.top_k)
         columns |= {

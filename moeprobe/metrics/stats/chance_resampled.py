@@ -3,6 +3,8 @@
 Axes: R resamples, n images, U (stratum, code) cells that occur on both sides.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
@@ -16,6 +18,10 @@ Whole = NDArray[np.int64]
 _BLOCK_NUMBERS = 2**21
 # Keys and counts up to which each has a place of its own while they are counted.
 _DENSE = 2**22
+# How many times as quick a product with a dense matrix is, for its size, as one with a sparse matrix for its entries.
+_QUICKER = 8
+# Counts up to which scipy takes longer to set a product up than to compute it.
+_SMALL = 2**17
 # Whole numbers up to here are exact in float32.
 _EXACT_SINGLE = 2**24
 
@@ -30,10 +36,18 @@ class ResampledChance:
         self._times = 1
         if num_strata > 1 and _rows_are_equal(self._trials):
             self._trials, self._times = self._trials[:1], num_strata
-        # Pairs of an image with itself, and those of them that agree, per stratum and image.
-        self._own_pairs = self._trials.multiply(self._trials).astype(np.float64)
-        self._own_hits = sparse.csr_array((num_strata, num_images), dtype=np.float64)
-        self._codes = []
+        num_rows = self._trials.shape[0]
+        # No count under weights that add up to n exceeds this, nor what two images have in common in all strata.
+        most = max(codes.reference.shape[1] for codes in alike)
+        largest = float(self._trials.max()) * num_images * most if self._trials.size else 0.0
+        self._dtype, of_common = (
+            np.float32 if count < _EXACT_SINGLE else np.float64 for count in (largest, largest * self._times)
+        )
+        # Pairs of an image with itself, and those of them that agree, per row of the trials and image.
+        self._own_pairs = (self._trials * self._trials).astype(np.float64)
+        own_hits, self._codes = [], []
+        # Where a share is the same in all strata: how many cells each two images have in common, ``(n, n)``.
+        self._common: list[tuple[float, NDArray[np.float32]]] = []
         for codes in alike:
             wide = codes.reference.shape[1]
             number, code = _renumber(np.stack([codes.reference, codes.view]))
@@ -41,23 +55,20 @@ class ResampledChance:
             both = _on_both_sides(cell, num_strata * number)
             of_code = np.repeat(image, wide)
             reference, view = (_counts(side, both, of_code, num_images) for side in cell)
-            stratum_of_cell = both // max(number, 1)
-            gather = sparse.csr_array(
-                (np.ones(len(both), dtype=np.float32), (stratum_of_cell, np.arange(len(both)))),
-                shape=(num_strata, len(both)),
-            )
-            own = gather @ reference.astype(np.float64).multiply(view)
-            self._own_hits = self._own_hits + codes.weight * own
-            row = stratum_of_cell if self._times == 1 else np.zeros_like(stratum_of_cell)
-            self._codes.append((codes.weight, reference, view, row))
-        # No count under weights that add up to n exceeds this.
-        most = max(codes.reference.shape[1] for codes in alike)
-        largest = float(self._trials.data.max(initial=0.0)) * num_images * most
-        self._dtype = np.float32 if largest < _EXACT_SINGLE else np.float64
+            row = both // max(number, 1) if num_rows > 1 else np.zeros_like(both)
+            if num_rows == 1 and num_images**2 < _QUICKER * (_cost(reference) + _cost(view)):
+                common = _whole(reference).T @ _whole(view)
+                self._common.append((codes.weight, common.astype(of_common, copy=False)))
+                own = np.diagonal(common)[None].astype(np.float64)
+            else:
+                self._codes.append((codes.weight, reference, view, row))
+                own = _sums_of_rows(reference.astype(np.float64) * view, row, num_rows)
+            own_hits.append(own * codes.weight)
+        self._own_hits = sum(own_hits[1:], own_hits[0])
 
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
-        squared = weights**2
+        exact, squared = weights, weights**2
         weights = np.ascontiguousarray(weights, dtype=self._dtype)
         trials = (self._trials @ weights).astype(np.float64)
         # N_s over the number of pairs: N_s², less the pairs of an image with itself (and with its own copies).
@@ -72,6 +83,10 @@ class ResampledChance:
                 products *= view[block] @ weights
                 products *= share[row[block]]
                 agreement += weight * products.sum(0)
+        for weight, common in self._common:
+            products = (common @ exact.astype(common.dtype)).astype(np.float64)
+            products *= exact
+            agreement += weight * share[0] * products.sum(0)
         # Rounding may leave a collapsed router a hair above one.
         return np.clip(divide(agreement, self._times * (trials * (share > 0)).sum(0)), 0.0, 1.0)
 
@@ -94,22 +109,40 @@ def _on_both_sides(cell: Whole, size: int) -> Whole:
     return np.flatnonzero(reference & view)
 
 
-def _counts(cell: Whole, cells: Whole, image: Whole, num_images: int) -> sparse.csr_array:
-    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; mostly never, so sparse."""
+def _counts(cell: Whole, cells: Whole, image: Whole, num_images: int) -> Any:
+    """Return how often each of the sorted ``cells`` occurs in each image, ``(U, n)``; if large sparse: mostly never."""
     row = np.searchsorted(cells, cell)
     row = row.clip(max=max(len(cells) - 1, 0))
     present = cells[row] == cell if len(cells) else np.zeros(len(cell), dtype=bool)
     row, image, shape = row[present], image[present], (len(cells), num_images)
-    if shape[0] * num_images <= _DENSE:
-        counted = np.bincount(row * num_images + image, minlength=shape[0] * num_images)
-        return sparse.csr_array(counted.astype(np.float32).reshape(shape))
+    size = shape[0] * num_images
+    if size <= _DENSE:
+        counted = np.bincount(row * num_images + image, minlength=size).astype(np.float32).reshape(shape)
+        return counted if size <= _SMALL else sparse.csr_array(counted)
     return sparse.csr_array(
         sparse.coo_array((np.ones(len(row), dtype=np.float32), (row, image)), shape=shape)
     )
 
 
-def _rows_are_equal(counts: sparse.csr_array) -> bool:
+def _cost(counts: Any) -> float:
+    """Return what a product with counts takes: entries of a sparse matrix, or as many as take as long."""
+    return counts.size / _QUICKER if isinstance(counts, np.ndarray) else counts.nnz
+
+
+def _whole(counts: Any) -> NDArray[np.float32]:
+    return counts if isinstance(counts, np.ndarray) else counts.toarray()
+
+
+def _sums_of_rows(values: Any, row: Whole, num_rows: int) -> Any:
+    """Return the sums ``(num_rows, n)`` of the rows of each number."""
+    ones = np.ones(len(row), dtype=np.float32)
+    return sparse.csr_array((ones, (row, np.arange(len(row)))), shape=(num_rows, len(row))) @ values
+
+
+def _rows_are_equal(counts: Any) -> bool:
     """Return whether every row is the first one."""
+    if isinstance(counts, np.ndarray):
+        return bool((counts == counts[:1]).all())
     width = int(counts.indptr[1])
     if not (np.diff(counts.indptr) == width).all():
         return False

@@ -72,13 +72,20 @@ def test_chance_is_the_agreement_of_independent_draws(seed: int, position: bool)
     assert np.allclose(chance(made, 6, position=position).evaluate(weights), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dense", [2**22, 0])
+@pytest.mark.parametrize("exact", [2**24, 1])
+@pytest.mark.parametrize("quicker", [1e-9, 1e9])
+@pytest.mark.parametrize(("dense", "small"), [(2**22, 2**17), (2**22, 0), (0, 0)])
 @pytest.mark.parametrize("position", [False, True])
 def test_chance_of_whole_grids_however_it_is_counted(
-    dense: int, position: bool, monkeypatch: pytest.MonkeyPatch
+    position: bool, dense: int, small: int, quicker: float, exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every position has a trial of every image, so that one stands for all."""
-    monkeypatch.setattr(chance_levels, "_DENSE", dense)
+    """Every position has a trial of every image, so that one stands for all.
+
+    Counts are plain or sparse, in single or double precision, and are added up by cells or by pairs of images.
+    """
+    settings = {"_DENSE": dense, "_SMALL": small, "_QUICKER": quicker, "_EXACT_SINGLE": exact}
+    for name, value in settings.items():
+        monkeypatch.setattr(chance_levels, name, value)
     rng = np.random.default_rng(4)
     made = [
         (image, int(rng.integers(5)), int(rng.integers(4)), place) for image in range(7) for place in range(6)
