@@ -34,6 +34,8 @@ FIGURES = {
     "routers-digits.png": "reports/routers/digits/figures/tradeoff.png",
     "routers-digits-steadiness.png": "reports/routers/digits/figures/steadiness.png",
     "routers-digits-time.png": "reports/routers/digits/figures/time.png",
+    "routers-digits-patch4-time.png": "reports/routers/digits-patch4/figures/time.png",
+    "routers-digits-deep-time.png": "reports/routers/digits-deep/figures/time.png",
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
     "routers-shapes-steadiness.png": "reports/routers/shapes/figures/steadiness.png",
 }

@@ -85,6 +85,16 @@ DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
         for heading, folder, severity in _OF_WEIGHTS
     ),
 )
+# What values and differences are, by the number of training seeds.
+_VALUES = {
+    1: "One training seed: the value [95 % interval over {:,} {} images]",
+    3: "Of three training seeds: the middle value [95 % interval over {:,} {} images], lowest to highest",
+}
+_DIFFERENCES = {
+    1: "[95 % interval over images], each about its own number.",
+    3: "Lowest to highest of three seeds, and for how many of them the 95 % interval (each about its own number, in "
+    "`differences.csv`) lies above (+) or below (−) zero.",
+}
 # Numbers that are not shares: digits after the point, and what they are multiplied with.
 _SCALES = {
     "training_spikes": (0, 1.0),
@@ -140,12 +150,11 @@ def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
 
 def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
     """Return the numbers of every MoE layer in Markdown, the first one first, a line per router and budget."""
-    first = table[table["metric"] == "accuracy"].iloc[0]
+    first, seeds = table[table["metric"] == "accuracy"].iloc[0], table["train_seed"].nunique()
     parts = [
         f"# Routers on {first['dataset']}",
-        f"Of three training seeds: the middle value [95 % interval over {first['images']:,} {first['split']} "
-        "images], lowest to highest. Patches. –: does not exist for this router. The ten shots of 10-shot accuracy are "
-        "of the training task, unlike the paper's, which are of another data set. Steps were timed while the machine "
+        f"{_VALUES[seeds].format(first['images'], first['split'])}. Patches. –: does not exist for this router. The ten "
+        "shots of 10-shot accuracy are of the training task, unlike the paper's, which are of another data set. Steps were timed while the machine "
         "did other work as well, more of it at times: `make bench` compares what routers cost. Where experts choose, "
         "an image is a group of its own in training, as in the released program; the paper's text speaks of batches of "
         "several images.",
@@ -159,8 +168,7 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
     ]
     parts.append(
         f"## Minus `{REFERENCE}` of the same budget and seed\n\n"
-        "Paired, image by image. Lowest to highest of three seeds, and for how many of them the 95 % interval (each "
-        "about its own number, in `differences.csv`) lies above (+) or below (−) zero. κ is that of the cosine of the "
+        f"Paired, image by image. {_DIFFERENCES[seeds]} κ is that of the cosine of the "
         "combine weights; within the image, another patch of the same image is what chance would give."
     )
     parts += [_differences(table, differing, layer) for layer in ["", *layers(differing)]]

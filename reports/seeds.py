@@ -69,9 +69,17 @@ def middle_of(seeds: pd.DataFrame, *, digits: int = 3, scale: float = 1.0) -> st
 
 
 def spread(rows: pd.DataFrame, *, digits: int = 3) -> str:
-    """Return the lowest and highest difference of the seeds, and how many intervals lie on one side of zero."""
+    """Return the lowest and highest difference of the seeds, and how many intervals lie on one side of zero.
+
+    Of a single seed it is the difference with its interval.
+    """
     if rows.empty:
         return "–"
+    if len(rows) == 1:
+        value, low, high = (
+            f"{rows.iloc[0][name] + 0.0:+.{digits}f}" for name in ("value", "ci_low", "ci_high")
+        )
+        return f"{value} [{low}, {high}]"
     counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
     said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
     # A difference that is rounded to 0 is not negative.

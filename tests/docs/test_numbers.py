@@ -44,6 +44,8 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
     assert {folder for folder, *_ in every} == {
         "reports", "reports/digits", "reports/fashion", "reports/shapes",
         "reports/routers/digits", "reports/routers/shapes", "reports/router-times/digits",
+        "reports/routers/digits-patch4", "reports/routers/digits-deep",
+        "reports/router-times/digits-patch4", "reports/router-times/digits-deep",
         "reports/router-times/shapes", "reports/margins", "reports/transfer",
         "reports/sweeps/prc-ablation", "reports/sweeps/drops-digits", "reports/sweeps/labels-digits",
         "reports/sweeps/combine-digits", "reports/sweeps/groups-digits",

@@ -10,6 +10,7 @@ from moeprobe.models import config, grid
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.runtime.catalog import ROUTERS
+from moeprobe.studies.tradeoff.table import published
 
 TWO = """
 base: digits-baseline
@@ -192,6 +193,25 @@ def test_balancing_is_left_out_at_the_same_limited_room() -> None:
     assert len(cells) == 6 and {cell.model.capacity_factor for cell in cells} == {1.05}
     weights = {tuple(sorted(cell.objective.parameters.items())) for cell in cells}
     assert weights == {(), (("importance_weight", 0.0), ("load_weight", 0.0))}
+
+
+@pytest.mark.parametrize(("name", "seeds", "depth"), [("patch4", [0, 1, 2], 4), ("deep", [0], 6)])
+def test_the_sweeps_of_layouts(name: str, seeds: list[int], depth: int) -> None:
+    """The routers of "Routers in Vision MoE", at two budgets; only layout and length differ from routers-digits."""
+    sweep, first = grid.load(f"routers-digits-{name}"), grid.load("routers-digits")
+    of_paper = set(published()["router"])
+    assert {cell.model.router_name for cell in sweep.cells} == of_paper
+    assert len(sweep.cells) == 2 * len(of_paper) * len(seeds)
+    assert sorted({cell.seed for cell in sweep.cells}) == seeds
+    same = {(cell.group, cell.seed): cell for cell in first.cells}
+    for cell in sweep.cells:
+        other = same[cell.group, cell.seed]
+        keys = {"patch_size": 8, "width": None, "depth": None, "num_heads": None}
+        assert cell.model.model_copy(update=keys) == other.model.model_copy(update={"patch_size": 8})
+        assert (cell.objective, cell.optimizer, cell.epochs) == (other.objective, other.optimizer, 20)
+    built = build_model(sweep.cells[0].model.model_copy(update={"num_classes": 10}))
+    assert (built.patch_embed.num_patches, len(built.blocks)) == (64, depth)
+    assert list(moe_layers(built)) == [f"blocks.{depth - 3}", f"blocks.{depth - 1}"]
 
 
 @pytest.mark.parametrize("name", ["routers-digits", "routers-shapes"])
