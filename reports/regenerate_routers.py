@@ -153,8 +153,9 @@ def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
     first, seeds = table[table["metric"] == "accuracy"].iloc[0], table["train_seed"].nunique()
     parts = [
         f"# Routers on {first['dataset']}",
-        f"{_VALUES[seeds].format(first['images'], first['split'])}. Patches. –: does not exist for this router. The ten "
-        "shots of 10-shot accuracy are of the training task, unlike the paper's, which are of another data set. Steps were timed while the machine "
+        f"{_VALUES[seeds].format(first['images'], first['split'])}. Patches. –: does not exist for this router. The "
+        "ten shots of 10-shot accuracy are of the training task, unlike the paper's, which are of another data set. "
+        "Steps were timed while the machine "
         "did other work as well, more of it at times: `make bench` compares what routers cost. Where experts choose, "
         "an image is a group of its own in training, as in the released program; the paper's text speaks of batches of "
         "several images.",

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.studies.bench.facts import CLOCKS, sentence
+from moeprobe.studies.bench.parts.sweep import BARE, NOTEBOOK
 from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
@@ -63,9 +64,25 @@ def _section(part: str, rows: pd.DataFrame, sidecar: dict[str, Any]) -> str:
         before = (row["race"], row["contestant"])
     heading = f"## {part.replace('_', ' ').capitalize()}"
     clock = CLOCKS[sidecar["request"].get("clock", "wall")]
-    on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rows['rounds'].max()} rounds."
+    rounds = int(rows["rounds"].max())
+    on = f"{sentence(sidecar['machine'])}; {loads}; {clock}, {rounds} round{'s' if rounds > 1 else ''}."
     head = ["race", "contestant", f"median, {units[0]}" if len(units) == 1 else "median"]
-    return f"{heading}\n\n{on}\n\n" + table([*head, "ratio", "target"], lines)
+    return "\n\n".join([heading, on, table([*head, "ratio", "target"], lines), *_most(rows)])
+
+
+def _most(rows: pd.DataFrame) -> list[str]:
+    """Return how much quicker than a notebook the passes alone are, which no probe can do without."""
+    medians = (
+        rows.drop_duplicates(["race", "contestant"]).set_index(["contestant", "race"])["median"].astype(float)
+    )
+    if NOTEBOOK not in medians.index:
+        return []
+    most = medians[NOTEBOOK] / medians[BARE].reindex(medians[NOTEBOOK].index)
+    said = [f"{inline(str(race))}: {ratio:.2f}" for race, ratio in most.items()]
+    return [
+        f"The {BARE} are this many times as fast as the {NOTEBOOK}, and nothing that needs them can be faster: "
+        f"{'; '.join(said)}."
+    ]
 
 
 def _median(row: dict[str, Any], *, with_unit: bool) -> str:
