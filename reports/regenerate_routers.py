@@ -91,7 +91,7 @@ _VALUES = {
     3: "Of three training seeds: the middle value [95 % interval over {:,} {} images], lowest to highest",
 }
 _DIFFERENCES = {
-    1: "[95 % interval over images], each about its own number.",
+    1: "The difference [95 % interval over images, each about its own number].",
     3: "Lowest to highest of three seeds, and for how many of them the 95 % interval (each about its own number, in "
     "`differences.csv`) lies above (+) or below (−) zero.",
 }

@@ -77,9 +77,10 @@ def spread(rows: pd.DataFrame, *, digits: int = 3) -> str:
         return "–"
     if len(rows) == 1:
         value, low, high = (
-            f"{rows.iloc[0][name] + 0.0:+.{digits}f}" for name in ("value", "ci_low", "ci_high")
+            f"{round(rows.iloc[0][name], digits) + 0.0:+.{digits}f}"
+            for name in ("value", "ci_low", "ci_high")
         )
-        return f"{value} [{low}, {high}]"
+        return value if pd.isna(rows.iloc[0]["ci_low"]) else f"{value} [{low}, {high}]"
     counted = {"+": int((rows["ci_low"] > 0).sum()), "−": int((rows["ci_high"] < 0).sum())}
     said = ", ".join(f"{number}{sign}" for sign, number in counted.items() if number) or "0"
     # A difference that is rounded to 0 is not negative.

@@ -194,32 +194,37 @@ class ProductsOfOthers:
 
         self._aligned = aligned
         self._groups: list[tuple[int, Tensor, Tensor]] = []
-        images, pairs = paired.present.shape
-        if aligned or not pairs:
+        if aligned or not paired.present.numel():
             return
-        image = torch.arange(images, device=paired.view.device)[:, None]
-        width = int(torch.maximum(paired.reference.max(), paired.view.max())) + 1
-        of_width = torch.arange(images, device=image.device).repeat_interleave(width)
-        for sign, token in ((-1, paired.reference), (-1, paired.view)):
-            self._groups.append((sign, (image * width + token).flatten(), of_width))
+        # Where the vectors are: see ``double``.
+        reference, view = (
+            token.cpu() if token.device.type == "mps" else token for token in (paired.reference, paired.view)
+        )
+        images = torch.arange(len(view), device=view.device)
+        width = int(torch.maximum(reference.max(), view.max())) + 1
+        first = images[:, None] * width
+        of_width = images.repeat_interleave(width)
+        for token in (reference, view):
+            self._groups.append((-1, (first + token).flatten(), of_width))
         # Those with both tokens in common are among either.
-        both = (image * width + paired.reference) * width + paired.view
+        both = (first + reference) * width + view
         different, group = torch.unique(both.flatten(), return_inverse=True)
         self._groups.append((1, group, different // width**2))
 
     def sums(self, one: Tensor, other: Tensor) -> Tensor:
-        """Return the summed products ``(B,)`` of vectors ``(B, J, E)``, none below 0, and 0 where there is no trial."""
+        """Return the summed products ``(B,)`` of vectors ``(B, J, E)`` of ``double``.
+
+        No entry is below 0, and all are 0 where there is no trial.
+        """
         if self._aligned:
             return (one.sum(1) * other.sum(1) - (one * other).sum(1)).sum(-1)
         total = (one.sum(1) * other.sum(1)).sum(-1)
         for sign, group, image in self._groups:
             sums = [
-                side.new_zeros(len(image), side.shape[-1]).index_add_(
-                    0, group.to(side.device), side.flatten(0, 1)
-                )
+                side.new_zeros(len(image), side.shape[-1]).index_add_(0, group, side.flatten(0, 1))
                 for side in (one, other)
             ]
-            total.index_add_(0, image.to(one.device), sign * (sums[0] * sums[1]).sum(-1))
+            total.index_add_(0, image, sign * (sums[0] * sums[1]).sum(-1))
         # The rounding of differences may come to less than nothing.
         return total.clamp_min(0)
 

@@ -37,17 +37,19 @@ class ResampledChance:
         if num_strata > 1 and _rows_are_equal(self._trials):
             self._trials, self._times = self._trials[:1], num_strata
         num_rows = self._trials.shape[0]
-        # No count under weights that add up to n exceeds this, nor what two images have in common in all strata.
+        # No count under weights that add up to n exceeds this.
         most = max(codes.reference.shape[1] for codes in alike)
         largest = float(self._trials.max()) * num_images * most if self._trials.size else 0.0
-        self._dtype, of_common = (
-            np.float32 if count < _EXACT_SINGLE else np.float64 for count in (largest, largest * self._times)
+        # Nor does this what two images have in common in all strata, of which a count is the product of two.
+        of_pairs = largest**2 * self._times / max(num_images, 1)
+        self._dtype, dtype_of_pairs = (
+            np.float32 if count < _EXACT_SINGLE else np.float64 for count in (largest, of_pairs)
         )
         # Pairs of an image with itself, and those of them that agree, per row of the trials and image.
-        self._own_pairs = (self._trials * self._trials).astype(np.float64)
+        self._own_pairs = self._trials.astype(np.float64) * self._trials
         own_hits, self._codes = [], []
         # Where a share is the same in all strata: how many cells each two images have in common, ``(n, n)``.
-        self._common: list[tuple[float, NDArray[np.float32]]] = []
+        self._common: list[tuple[float, NDArray[np.floating]]] = []
         for codes in alike:
             wide = codes.reference.shape[1]
             number, code = _renumber(np.stack([codes.reference, codes.view]))
@@ -57,8 +59,8 @@ class ResampledChance:
             reference, view = (_counts(side, both, of_code, num_images) for side in cell)
             row = both // max(number, 1) if num_rows > 1 else np.zeros_like(both)
             if num_rows == 1 and num_images**2 < _QUICKER * (_cost(reference) + _cost(view)):
-                common = _whole(reference).T @ _whole(view)
-                self._common.append((codes.weight, common.astype(of_common, copy=False)))
+                common = _whole(reference.astype(dtype_of_pairs).T @ view.astype(dtype_of_pairs))
+                self._common.append((codes.weight, common))
                 own = np.diagonal(common)[None].astype(np.float64)
             else:
                 self._codes.append((codes.weight, reference, view, row))
@@ -129,7 +131,7 @@ def _cost(counts: Any) -> float:
     return counts.size / _QUICKER if isinstance(counts, np.ndarray) else counts.nnz
 
 
-def _whole(counts: Any) -> NDArray[np.float32]:
+def _whole(counts: Any) -> NDArray[np.floating]:
     return counts if isinstance(counts, np.ndarray) else counts.toarray()
 
 

@@ -11,8 +11,10 @@ from scipy import stats
 
 from moeprobe.metrics.stats import bootstrap as statistics
 from moeprobe.metrics.stats import chance_resampled as chance_levels
+from moeprobe.metrics.stats.alike import Codes
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.chance import Chance, share_equal
+from moeprobe.metrics.stats.chance_resampled import ResampledChance
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
@@ -73,19 +75,19 @@ def test_chance_is_the_agreement_of_independent_draws(seed: int, position: bool)
 
 
 @pytest.mark.parametrize("exact", [2**24, 1])
-@pytest.mark.parametrize("quicker", [1e-9, 1e9])
+@pytest.mark.parametrize("cost", [0, 1e9])
 @pytest.mark.parametrize(("dense", "small"), [(2**22, 2**17), (2**22, 0), (0, 0)])
 @pytest.mark.parametrize("position", [False, True])
 def test_chance_of_whole_grids_however_it_is_counted(
-    position: bool, dense: int, small: int, quicker: float, exact: int, monkeypatch: pytest.MonkeyPatch
+    position: bool, dense: int, small: int, cost: float, exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every position has a trial of every image, so that one stands for all.
 
     Counts are plain or sparse, in single or double precision, and are added up by cells or by pairs of images.
     """
-    settings = {"_DENSE": dense, "_SMALL": small, "_QUICKER": quicker, "_EXACT_SINGLE": exact}
-    for name, value in settings.items():
+    for name, value in {"_DENSE": dense, "_SMALL": small, "_EXACT_SINGLE": exact}.items():
         monkeypatch.setattr(chance_levels, name, value)
+    monkeypatch.setattr(chance_levels, "_cost", lambda _: cost)
     rng = np.random.default_rng(4)
     made = [
         (image, int(rng.integers(5)), int(rng.integers(4)), place) for image in range(7) for place in range(6)
@@ -122,6 +124,60 @@ def test_chance_in_blocks_and_in_double_precision_is_the_same(monkeypatch: pytes
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
     monkeypatch.setattr(chance_levels, "_EXACT_SINGLE", 1)
     assert np.allclose(chance(made, 8, position=True).evaluate(weights), expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("small", [2**17, 0])
+@pytest.mark.parametrize("position", [False, True])
+def test_codes_of_unlike_size_are_counted_each_in_its_way(
+    position: bool, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the codes goes by pairs of images, the other by cells; their sum is weighted."""
+    rng = np.random.default_rng(9)
+    chosen = rng.integers(
+        6, size=(2, 2, 7 * 6)
+    )  # of each code the reference's and the view's, image by image
+    image, place = (grid.ravel() for grid in np.indices((7, 6)))
+    shares = (0.25, 0.75)
+    weights = rng.multinomial(7, np.full(7, 1 / 7), size=5).T.astype(float)
+    expected = np.zeros(5)
+    for share, sides in zip(shares, chosen, strict=True):
+        made = [*zip(*(side.tolist() for side in (image, *sides, place)), strict=True)]
+        expected += [share * slow_chance(made, column, position=position) for column in weights.T]
+    costs = iter([0, 0, 1e9, 1e9])
+    monkeypatch.setattr(chance_levels, "_SMALL", small)
+    monkeypatch.setattr(chance_levels, "_cost", lambda _: next(costs))
+    found = ResampledChance(
+        image=image,
+        alike=[
+            Codes(share, *(side[:, None] for side in sides))
+            for share, sides in zip(shares, chosen, strict=True)
+        ],
+        stratum=place if position else np.zeros_like(place),
+        num_images=7,
+    ).evaluate(weights)
+    assert next(costs, None) is None and np.allclose(found, expected, rtol=1e-12)
+
+
+def test_a_long_text_among_short_ones_is_counted_exactly() -> None:
+    """What the long text has in common with itself is taken out of all: both need 27 bits, their difference few."""
+    rng = np.random.default_rng(2)
+    sizes = [9001] + 19 * [41]
+    image = np.repeat(np.arange(20), sizes)
+    reference, view = np.where(rng.random((2, len(image))) < 0.8, 0, rng.integers(30, size=(2, len(image))))
+    made = [*zip(image.tolist(), reference.tolist(), view.tolist(), itertools.repeat(0))]
+    counts = np.zeros((2, 20, 30), dtype=np.int64)
+    for one, first, second, _ in made:
+        counts[0, one, first] += 1
+        counts[1, one, second] += 1
+    common = counts[0] @ counts[1].T
+    weights = rng.multinomial(20, np.full(20, 1 / 20), size=30)
+    # Of pairs of two images: all that agree, and how many there are.
+    agree, number = (
+        np.array([int(each @ pairs @ each - each**2 @ pairs.diagonal()) for each in weights])
+        for pairs in (common, np.outer(sizes, sizes))
+    )
+    found = chance(made, 20, position=False).evaluate(weights.T.astype(float))
+    assert found == pytest.approx(agree / number, rel=1e-12)
 
 
 @pytest.mark.parametrize("codes", [1, 100])
