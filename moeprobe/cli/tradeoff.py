@@ -8,6 +8,7 @@ import typer
 
 from moeprobe.cli.options import Svg, command_line
 from moeprobe.runtime.device import check_device
+from moeprobe.runtime.filenames import CELLS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,9 +148,13 @@ def _print_result(result: "TradeoffResult", *, as_json: bool) -> None:
         style="dim",
         soft_wrap=True,
     )
+    kept = (
+        "cells/ (another process was at work on them: the next call packs them into cells.parquet and cells.json"
+        if (result.out / CELLS).is_dir()
+        else "cells.parquet and cells.json (what all of it is made from; no weights"
+    )
     screen.print(
-        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, cells.parquet and "
-        "cells.json (what all of it is made from; no weights)",
+        f"Written to {result.out}/: table.csv, paper.csv (the paper's own values), figures/, {kept})",
         soft_wrap=True,
     )
 

@@ -142,6 +142,16 @@ def test_contrasts_of_routers_are_differences_of_means(
         assert (len(sinkhorn), (sinkhorn["value"] < 0).sum()) == (12, 3), "as the page says"
 
 
+def test_a_difference_of_one_training_is_shown_with_its_interval(
+    regenerating: Callable[[str], Any],
+) -> None:
+    spread = regenerating("seeds").spread
+    one = pd.DataFrame({"value": [-0.0001], "ci_low": [-0.02], "ci_high": [0.03]})
+    assert spread(one) == "+0.000 [-0.020, +0.030]"
+    assert spread(one.assign(ci_low=float("nan"), ci_high=float("nan"))) == "+0.000"
+    assert spread(pd.concat([one, one])) == "+0.000 to +0.000 (0)"
+
+
 def test_prc_starves_experts_of_the_first_layer_on_digits_and_none_on_shapes() -> None:
     """As README and page say: in every seed and at either k, beyond doubt, with opposite signs of the load entropy."""
     for data, starved in (("digits", {1, 2}), ("shapes", {0})):

@@ -50,9 +50,10 @@ def content_of_table(out: Path) -> bytes:
     return (out / "table.csv").read_bytes()
 
 
-def again(out: Path) -> None:
+def again(out: Path) -> str:
     result = run("tradeoff", "--out", out)
     assert result.exit_code == 0 and "2 cells: 2 kept" in result.output, result.output
+    return " ".join(result.output.split())
 
 
 def files(out: Path) -> set[str]:
@@ -91,10 +92,11 @@ def test_folders_stay_while_others_share_the_output_folder(copy: Path) -> None:
     before = content_of_table(copy)
     unpack(copy)
     with Lock(copy / ".moeprobe.lock", shared=True):
-        again(copy)
+        said = again(copy)
+        assert "cells/ (another process" in said and "cells.parquet and cells.json (what" not in said
         assert not (copy / "cells.json").exists()
         assert content_of_table(copy) == before
-    again(copy)
+    assert "figures/, cells.parquet and cells.json (what" in again(copy)
     assert not (copy / "cells").exists()
     assert content_of_table(copy) == before
 

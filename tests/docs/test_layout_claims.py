@@ -1,0 +1,117 @@
+"""What docs/results/layouts.md says in words follows from the committed numbers."""
+
+import pandas as pd
+import pytest
+
+from tests.docs.pages import ROOT, text
+
+LARGER = ("digits-patch4", "digits-deep")
+PLANS = ("sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice", "sparse_expert_choice")
+
+
+@pytest.fixture(scope="module")
+def of() -> dict[str, pd.DataFrame]:
+    """The differences from V-MoE's router, of each layout."""
+    folders = {name: ROOT / "reports/routers" / name for name in ("digits", *LARGER)}
+    return {name: pd.read_csv(one / "differences.csv").fillna({"layer": ""}) for name, one in folders.items()}
+
+
+def at(table: pd.DataFrame, budget: int) -> pd.DataFrame:
+    """Return the rows of k or c."""
+    return table[table["group"].str.endswith((f"-k{budget}", f"-c{budget}"))]
+
+
+def outside(rows: pd.DataFrame) -> tuple[int, int, int]:
+    """Return how many intervals there are, and how many of them are above and below zero."""
+    return len(rows), int((rows["ci_low"] > 0).sum()), int((rows["ci_high"] < 0).sum())
+
+
+def pooled(table: pd.DataFrame, routers: tuple[str, ...]) -> pd.DataFrame:
+    return table[table["router"].isin(routers) & table["number"].str.startswith("κ, ")]
+
+
+def within(table: pd.DataFrame, routers: tuple[str, ...]) -> pd.DataFrame:
+    return table[table["router"].isin(routers) & table["number"].str.startswith("κ within")]
+
+
+def test_accuracy_does_not_separate_the_routers(of: dict[str, pd.DataFrame]) -> None:
+    found = [outside(of[name][of[name]["number"] == "accuracy"]) for name in LARGER]
+    assert found == [(30, 2, 0), (10, 0, 0)]
+    folders = [ROOT / "reports/routers" / name / "contrasts.csv" for name in LARGER]
+    contrasts = [rows[rows["source"] == "seed"] for rows in map(pd.read_csv, folders)]
+    counted = [(number, above + below) for number, above, below in map(outside, contrasts)]
+    assert counted == [(60, 4), (20, 0)]
+    half = pd.concat([(rows["ci_high"] - rows["ci_low"]) / 2 for rows in contrasts])
+    assert (round(half.min(), 3), round(half.max(), 3)) == (0.010, 0.026)
+    paper = pd.read_csv(folders[0])
+    assert round(paper.loc[paper["source"] == "paper", "value"].abs().max(), 3) == 0.024
+
+
+def test_plans_and_expert_choice_are_less_steady_at_two_experts_and_not_always_at_one(
+    of: dict[str, pd.DataFrame],
+) -> None:
+    larger = pd.concat([pooled(of[name], PLANS) for name in LARGER])
+    assert outside(at(larger, 2)) == (96, 0, 96)
+    number, _, below = outside(at(larger, 1))
+    assert (number, below) == (96, 50)
+    assert round(at(pooled(of["digits-patch4"], PLANS), 1)["value"].max(), 3) == 0.131
+    first = at(pooled(of["digits"], PLANS), 2)
+    by_layer = {layer: outside(rows) for layer, rows in first.groupby("layer")}
+    assert by_layer["blocks.3"] == (36, 0, 36) and by_layer["blocks.1"][2] < 36
+
+
+def test_soft_moe_is_steadier_pooled_and_less_steady_within_the_image_at_the_end(
+    of: dict[str, pd.DataFrame],
+) -> None:
+    soft = pd.concat([pooled(of[name], ("soft_moe",)).assign(layout=name) for name in LARGER])
+    lower = soft[soft["value"] <= 0]
+    assert lower[["layout", "layer", "number"]].values.tolist() == [
+        ["digits-patch4", "blocks.3", "κ, noise σ 0.2"]
+    ]
+    for name, table in of.items():
+        last = "blocks.5" if name == "digits-deep" else "blocks.3"
+        rows = at(within(table, ("soft_moe",)), 2)
+        number, _, below = outside(rows[rows["layer"] == last])
+        assert number == below == (3 if name == "digits-deep" else 9), name
+
+
+def test_the_gap_under_noise_is_of_one_training(of: dict[str, pd.DataFrame]) -> None:
+    noisy = {name: of[name][of[name]["number"] == "accuracy, σ 0.2"] for name in LARGER}
+    gap = at(noisy["digits-deep"], 2)
+    assert outside(gap) == (5, 0, 5)
+    assert (round(gap["value"].max(), 3), round(gap["value"].min(), 3)) == (-0.078, -0.125)
+    assert outside(at(noisy["digits-deep"], 1))[2] == 0
+    assert outside(at(noisy["digits-patch4"], 2)) == (15, 0, 1)
+    assert outside(at(noisy["digits-patch4"], 1))[2] == 0
+
+
+def test_the_plan_costs_less_of_a_larger_model() -> None:
+    found = {}
+    for name in ("digits", *LARGER):
+        table = pd.read_csv(ROOT / "reports/router-times" / name / "table.csv")
+        steps = table[(table["race"] == "training step") & table["ratio"].notna()]
+        of_paper = steps[~steps["contestant"].str.contains("priority|hash|random|sparse_token")]
+        for budget in (1, 2):
+            here = at(of_paper.assign(group=of_paper["contestant"]), budget).set_index("contestant")["ratio"]
+            assert here.idxmax() == f"sparse_expert_choice-c{budget}", name
+            found.setdefault(name == "digits-deep", []).append(round(here.max(), 2))
+    assert (min(found[True]), max(found[True])) == (1.06, 1.07)
+    assert (min(found[False]), max(found[False])) == (1.25, 1.33)
+
+
+def test_the_table_of_layouts_is_that_of_the_sweeps() -> None:
+    from moeprobe.models import grid
+    from moeprobe.models.nn.build import build_model
+    from moeprobe.models.nn.capture import moe_layers
+
+    page = text("results/layouts.md")
+    for name in ("digits", *LARGER):
+        sweep = grid.load(f"routers-{name}")
+        built = build_model(sweep.cells[0].model.model_copy(update={"num_classes": 10}))
+        tokens = built.patch_embed.num_patches + built.num_prefix_tokens
+        layers = ", ".join(f"`{layer}`" for layer in moe_layers(built))
+        size = sum(one.numel() for one in built.parameters()) / 1e6
+        seeds = len({cell.seed for cell in sweep.cells})
+        row = f"| {tokens} | {built.embed_dim}, {len(built.blocks)} | {layers} | {size:.1f} | "
+        row += f"{sweep.cells[0].epochs:g} | {seeds} |"
+        assert row in page, row
