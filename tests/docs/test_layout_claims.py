@@ -86,7 +86,7 @@ def test_the_gap_under_noise_is_of_one_training(of: dict[str, pd.DataFrame]) -> 
 
 
 def test_the_plan_costs_less_of_a_larger_model() -> None:
-    found = {}
+    found: dict[bool, list[float]] = {}
     for name in ("digits", *LARGER):
         table = pd.read_csv(ROOT / "reports/router-times" / name / "table.csv")
         steps = table[(table["race"] == "training step") & table["ratio"].notna()]
