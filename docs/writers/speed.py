@@ -80,15 +80,16 @@ def _most(rows: pd.DataFrame) -> list[str]:
     most = medians[NOTEBOOK] / medians[BARE].reindex(medians[NOTEBOOK].index)
     said = [f"{inline(str(race))}: {ratio:.2f}" for race, ratio in most.items()]
     return [
-        f"The {BARE} are this many times as fast as the {NOTEBOOK}, and nothing that needs them can be faster: "
-        f"{'; '.join(said)}."
+        f"The {BARE} are this many times as fast as the {NOTEBOOK}, and nothing that makes these passes can be faster: "
+        f"{'; '.join(said)}. A target above that cannot be reached."
     ]
 
 
 def _median(row: dict[str, Any], *, with_unit: bool) -> str:
     unit, scale = _UNITS.get(row["unit"], (row["unit"], 1.0))
     low, median, high = (float(row[name]) * scale for name in ("quartile_low", "median", "quartile_high"))
-    text = f"{median:,.4g} [{low:,.4g}, {high:,.4g}]" + (f" {unit}" if with_unit else "")
+    quartiles = f" [{low:,.4g}, {high:,.4g}]" if int(row["rounds"]) > 1 else ""
+    text = f"{median:,.4g}{quartiles}" + (f" {unit}" if with_unit else "")
     return f"{text}, {float(row['items_per_second']):,.0f}/s" if row["items_per_second"] else text
 
 
@@ -97,4 +98,7 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     low, ratio, high = (float(row[name]) for name in ("ratio_quartile_low", "ratio", "ratio_quartile_high"))
     of = f"{row['ratio_of']} " if row["unit"] == "s" else ""
-    return f"{of}{ratio:.2f} [{low:.2f}, {high:.2f}] of {row['against'].removeprefix('of ')}"
+    # What misses its target by less than a hundredth would read as if it reached it.
+    digits = 3 if row["reached"] == "no" and f"{ratio:.2f}" in row["target"] else 2
+    quartiles = f" [{low:.{digits}f}, {high:.{digits}f}]" if int(row["rounds"]) > 1 else ""
+    return f"{of}{ratio:.{digits}f}{quartiles} of {row['against'].removeprefix('of ')}"
