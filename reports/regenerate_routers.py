@@ -13,6 +13,7 @@ from pathlib import Path
 
 import contrasts
 import pandas as pd
+from at_once import each
 from seeds import CLEAN, Column, compared, layers, middle, spread
 
 from moeprobe import api
@@ -104,15 +105,14 @@ _SCALES = {
 }
 
 
-def main(names: list[str]) -> None:
-    """Draw and write, one data set after the other."""
-    for name in names:
-        out = REPORTS / name
-        result = api.tradeoff([], out=out, times=TIMES / name, command="make reports")
-        differing = differences(out, result.table)
-        write_csv(out / "differences.csv", differing)
-        contrasts.write(out, result.table)
-        (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
+def regenerate(name: str) -> None:
+    """Draw and write one sweep."""
+    out = REPORTS / name
+    result = api.tradeoff([], out=out, times=TIMES / name, command="make reports")
+    differing = differences(out, result.table)
+    write_csv(out / "differences.csv", differing)
+    contrasts.write(out, result.table)
+    (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
 
 
 def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -262,4 +262,4 @@ def _cell(rows: pd.DataFrame, layer: str, column: Column) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or sorted(path.name for path in REPORTS.iterdir() if path.is_dir()))
+    each(regenerate, sys.argv[1:] or sorted(path.name for path in REPORTS.iterdir() if path.is_dir()))

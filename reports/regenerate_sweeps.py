@@ -9,10 +9,12 @@ image by image. To train and measure again: ``moeprobe tradeoff prc-ablation --o
 
 import argparse
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import sweep_figures
+from at_once import each
 from seeds import compared
 from sweep_list import SWEEPS, Number
 
@@ -25,18 +27,23 @@ _TERMS = ("prc_diagonal", "prc_offdiagonal")
 
 
 def main() -> None:
-    """Draw and write, one sweep after the other."""
+    """Draw and write the sweeps that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="sweeps; all that are committed without any")
     parser.add_argument("--matrix", type=Path, help="folder of the trained cells, whose S is to be measured")
     asked = parser.parse_args()
-    for name in asked.names or sorted(path.name for path in REPORTS.iterdir() if path.is_dir()):
-        out = REPORTS / name
-        result = api.tradeoff([], out=out, command="make reports")
-        write_csv(out / "differences.csv", differences(out, result.table))
-        sweep_figures.write(out)
-        if asked.matrix:
-            write_csv(out / "terms.csv", terms(asked.matrix, result.table))
+    names = asked.names or sorted(path.name for path in REPORTS.iterdir() if path.is_dir())
+    each(partial(regenerate, matrix=asked.matrix), names)
+
+
+def regenerate(name: str, *, matrix: Path | None) -> None:
+    """Draw and write one sweep, and its terms if the trained cells are at hand."""
+    out = REPORTS / name
+    result = api.tradeoff([], out=out, command="make reports")
+    write_csv(out / "differences.csv", differences(out, result.table))
+    sweep_figures.write(out)
+    if matrix:
+        write_csv(out / "terms.csv", terms(matrix, result.table))
 
 
 def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """The numbers of the pages are those of the committed reports."""
 
 import importlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,17 @@ def test_contrasts_of_routers_are_differences_of_means(
         assert first["value"].iloc[0] == pytest.approx(0.022067, abs=1e-6)
         sinkhorn = theirs[theirs["contrast"] == "token choice: Sinkhorn − softmax"]
         assert (len(sinkhorn), (sinkhorn["value"] < 0).sum()) == (12, 3), "as the page says"
+
+
+def test_folders_are_made_at_once_and_an_error_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, regenerating: Callable[[str], Any]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # put back afterwards
+    each, names = regenerating("at_once").each, [str(tmp_path / name) for name in "abc"]
+    each(os.mkdir, names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    with pytest.raises(FileExistsError):
+        each(os.mkdir, names[1:])
 
 
 def test_a_difference_of_one_training_is_shown_with_its_interval(
