@@ -1,4 +1,7 @@
-"""Several folders at once: each in a process of its own, with one thread."""
+"""Several folders at once: each in a process of its own, with one thread.
+
+The work uses torch, so processes are started afresh, not forked as by ``moeprobe.runtime.processes.spread``.
+"""
 
 import os
 from collections.abc import Callable, Sequence

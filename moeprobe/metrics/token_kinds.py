@@ -196,10 +196,7 @@ class ProductsOfOthers:
         self._groups: list[tuple[int, Tensor, Tensor]] = []
         if aligned or not paired.present.numel():
             return
-        # Where the vectors are: see ``double``.
-        reference, view = (
-            token.cpu() if token.device.type == "mps" else token for token in (paired.reference, paired.view)
-        )
+        reference, view = (_beside_doubles(token) for token in (paired.reference, paired.view))
         images = torch.arange(len(view), device=view.device)
         width = int(torch.maximum(reference.max(), view.max())) + 1
         first = images[:, None] * width
@@ -231,4 +228,9 @@ class ProductsOfOthers:
 
 def double(values: Tensor) -> Tensor:
     """Return values in float64, in which sums of many of them are exact enough; on the CPU where a device has none."""
-    return (values.cpu() if values.device.type == "mps" else values).double()
+    return _beside_doubles(values).double()
+
+
+def _beside_doubles(values: Tensor) -> Tensor:
+    """Return values where there is float64: not on MPS."""
+    return values.cpu() if values.device.type == "mps" else values

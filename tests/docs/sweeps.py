@@ -27,6 +27,16 @@ def changed(differences: pd.DataFrame, number: str, *groups: str, layer: str = "
     return here
 
 
+def above(rows: pd.DataFrame) -> int:
+    """Return how many of the intervals lie above zero."""
+    return int((rows["ci_low"] > 0).sum())
+
+
+def below(rows: pd.DataFrame) -> int:
+    """Return how many of the intervals lie below zero."""
+    return int((rows["ci_high"] < 0).sum())
+
+
 def excluding_zero(rows: pd.DataFrame) -> int:
     """Return how many of the intervals leave out zero."""
-    return int(((rows["ci_low"] > 0) | (rows["ci_high"] < 0)).sum())
+    return above(rows) + below(rows)

@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.docs.pages import ROOT, text
+from tests.docs.sweeps import above, below, differences_of, excluding_zero
 
 LARGER = ("digits-patch4", "digits-deep")
 PLANS = ("sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choice", "sparse_expert_choice")
@@ -12,8 +13,7 @@ PLANS = ("sinkhorn_token_choice", "softmax_expert_choice", "sinkhorn_expert_choi
 @pytest.fixture(scope="module")
 def of() -> dict[str, pd.DataFrame]:
     """The differences from V-MoE's router, of each layout."""
-    folders = {name: ROOT / "reports/routers" / name for name in ("digits", *LARGER)}
-    return {name: pd.read_csv(one / "differences.csv").fillna({"layer": ""}) for name, one in folders.items()}
+    return {name: differences_of(ROOT / "reports/routers" / name) for name in ("digits", *LARGER)}
 
 
 def at(table: pd.DataFrame, budget: int) -> pd.DataFrame:
@@ -23,7 +23,7 @@ def at(table: pd.DataFrame, budget: int) -> pd.DataFrame:
 
 def outside(rows: pd.DataFrame) -> tuple[int, int, int]:
     """Return how many intervals there are, and how many of them are above and below zero."""
-    return len(rows), int((rows["ci_low"] > 0).sum()), int((rows["ci_high"] < 0).sum())
+    return len(rows), above(rows), below(rows)
 
 
 def pooled(table: pd.DataFrame, routers: tuple[str, ...]) -> pd.DataFrame:
@@ -42,8 +42,7 @@ def test_accuracy_does_not_separate_the_routers(of: dict[str, pd.DataFrame]) -> 
         assert [outside(of[name][of[name]["number"] == number]) for name in LARGER] == expected
     folders = [ROOT / "reports/routers" / name / "contrasts.csv" for name in LARGER]
     contrasts = [rows[rows["source"] == "seed"] for rows in map(pd.read_csv, folders)]
-    counted = [(number, above + below) for number, above, below in map(outside, contrasts)]
-    assert counted == [(60, 4), (20, 0)]
+    assert [(len(rows), excluding_zero(rows)) for rows in contrasts] == [(60, 4), (20, 0)]
     half = pd.concat([(rows["ci_high"] - rows["ci_low"]) / 2 for rows in contrasts])
     assert (round(half.min(), 3), round(half.max(), 3)) == (0.010, 0.026)
     paper = pd.read_csv(folders[1])
@@ -91,9 +90,9 @@ def test_expert_choice_by_sets_of_experts(of: dict[str, pd.DataFrame]) -> None:
         reference = sets[sets["router"] == "softmax_token_choice"].set_index(keys)["value"]
         for router in PLANS:
             own = sets[sets["router"] == router].set_index(keys)["value"]
-            below = (own - reference.reindex(own.index) < 0).groupby("budget").sum()
-            lower[2] += below[2]
-            lower[1] += below[1] if router != "sinkhorn_token_choice" else 0
+            negative = (own - reference.reindex(own.index) < 0).groupby("budget").sum()
+            lower[2] += negative[2]
+            lower[1] += negative[1] if router != "sinkhorn_token_choice" else 0
         here = table[(table["metric"] == "unweighted") & (table["budget"] == 1)]
         assert (here.loc[here["router"] == "softmax_token_choice", "value"] == 0).all()
         unweighted += here.loc[here["router"].str.endswith("expert_choice"), "value"].tolist()
@@ -113,8 +112,8 @@ def test_soft_moe_is_steadier_pooled_and_less_steady_within_the_image_at_the_end
     for name, table in of.items():
         last = "blocks.5" if name == "digits-deep" else "blocks.3"
         rows = at(within(table, ("soft_moe",)), 2)
-        number, _, below = outside(rows[rows["layer"] == last])
-        assert number == below == (3 if name == "digits-deep" else 9), name
+        rows = rows[rows["layer"] == last]
+        assert len(rows) == below(rows) == (3 if name == "digits-deep" else 9), name
 
 
 def test_the_gap_under_noise_is_of_one_training(of: dict[str, pd.DataFrame]) -> None:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.docs.pages import ROOT, text
+from tests.docs.sweeps import above, below
 
 FIRST, LAST = "blocks.1", "blocks.3"
 CROPS = ("random_crop", "prc_crops")
@@ -27,14 +28,6 @@ def seeds(table: pd.DataFrame, router: str, layer: str, number: str) -> pd.DataF
     found = table[same & table["group"].str.endswith(("-k2", "-c2"))]
     assert sorted(found["train_seed"]) == [0, 1, 2]
     return found.sort_values("train_seed")
-
-
-def above(rows: pd.DataFrame) -> int:
-    return int((rows["ci_low"] > 0).sum())
-
-
-def below(rows: pd.DataFrame) -> int:
-    return int((rows["ci_high"] < 0).sum())
 
 
 def test_a_gate_that_never_learned(of: dict[str, pd.DataFrame]) -> None:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.docs.sweeps import changed, differences_of, table_of
+from tests.docs.sweeps import above, below, changed, differences_of, table_of
 
 THESIS, MANUAL = (ROOT / "reports/sweeps" / name for name in ("thesis-digits", "manual-digits"))
 TOKENS, SPARSE, NEAR = "token-choice", "moe", "moe-kl"
@@ -28,14 +28,6 @@ def seeds(models: pd.DataFrame, group: str, number: str) -> pd.Series:
     here = models[(models["group"] == group) & (models["number"] == number)].set_index("seed")["value"]
     assert list(here.index) == [0, 1, 2]
     return here
-
-
-def above(rows: pd.DataFrame) -> int:
-    return int((rows["ci_low"] > 0).sum())
-
-
-def below(rows: pd.DataFrame) -> int:
-    return int((rows["ci_high"] < 0).sum())
 
 
 def load(folder: str) -> pd.Series:

@@ -133,9 +133,8 @@ def test_codes_of_unlike_size_are_counted_each_in_its_way(
 ) -> None:
     """One of the codes goes by pairs of images, the other by cells; their sum is weighted."""
     rng = np.random.default_rng(9)
-    chosen = rng.integers(
-        6, size=(2, 2, 7 * 6)
-    )  # of each code the reference's and the view's, image by image
+    # Of each code the reference's and the view's, image by image.
+    chosen = rng.integers(6, size=(2, 2, 7 * 6))
     image, place = (grid.ravel() for grid in np.indices((7, 6)))
     shares = (0.25, 0.75)
     weights = rng.multinomial(7, np.full(7, 1 / 7), size=5).T.astype(float)
