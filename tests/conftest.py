@@ -1,9 +1,12 @@
 """What all tests share."""
 
 import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +40,18 @@ def _reason(report: pytest.TestReport) -> str:
     """Return why a test was skipped, and with the reason how it can be run."""
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return text.removeprefix("Skipped: ")
+
+
+@pytest.fixture(autouse=True)
+def signals_arrive() -> Iterator[None]:
+    """A shell starts what runs in the background with some signals ignored, and a child process would inherit that."""
+    wanted: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+    if sys.platform != "win32":
+        wanted |= dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

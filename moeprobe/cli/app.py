@@ -36,11 +36,11 @@ from moeprobe.cli import (
 )
 from moeprobe.cli.environment import USER_ERROR, say
 from moeprobe.cli.probe_command import probe_command
-from moeprobe.cli.signals import Ending
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
+from moeprobe.runtime.signals.ending import Ending
 
 INTERRUPTED = 130
 

@@ -31,7 +31,7 @@ from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
 from moeprobe.inputs.text_batches import TextBatch, stack_texts
 from moeprobe.inputs.texts import TextSample
 from moeprobe.inputs.views.base import Recipe
-from moeprobe.runtime.wishes import is_waited_for
+from moeprobe.runtime.signals.wishes import is_waited_for
 
 
 @dataclass(frozen=True)

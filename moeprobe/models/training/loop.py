@@ -23,7 +23,6 @@ from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import checks, sharded_state
 from moeprobe.models.training.epochs import training_batches
 from moeprobe.models.training.inputs import Normalise
-from moeprobe.models.training.interrupts import uninterrupted
 from moeprobe.models.training.layouts import gathered, make_layout
 from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
@@ -37,7 +36,8 @@ from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
-from moeprobe.runtime.wishes import Wish
+from moeprobe.runtime.signals.postponed import uninterrupted
+from moeprobe.runtime.signals.wishes import Wish
 
 # Reading a number off a device waits for it; every step would be too often, and a NaN may be found a little late.
 _REPORT_EVERY = 10

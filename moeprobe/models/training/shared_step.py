@@ -25,7 +25,7 @@ from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import seed_torch, torch_seed
-from moeprobe.runtime.wishes import Wish
+from moeprobe.runtime.signals.wishes import Wish
 
 
 @dataclass

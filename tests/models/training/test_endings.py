@@ -9,14 +9,14 @@ import pytest
 from torch import Tensor
 
 from moeprobe import api
-from moeprobe.cli.signals import Ending, Terminated
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.models import config
 from moeprobe.models.training import loop
-from moeprobe.models.training.interrupts import uninterrupted
 from moeprobe.models.training.loop import Trainer
 from moeprobe.runtime.records import LOCK
+from moeprobe.runtime.signals.ending import Ending, Terminated
+from moeprobe.runtime.signals.postponed import uninterrupted
 from moeprobe.studies import train as trainings
 from tests.commands import refused, run
 

@@ -5,8 +5,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-# SIGTERM is what schedulers, containers and `kill` send; SIGHUP, where there is one, says that the terminal is gone.
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+from moeprobe.runtime import signals
 
 
 class Terminated(KeyboardInterrupt):
@@ -31,7 +30,7 @@ class Ending:
     def __enter__(self) -> "Ending":
         # Python delivers signals to the main thread alone.
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in signals.FROM_OUTSIDE:
                 if signal.getsignal(number) is signal.SIG_DFL:
                     self._before[number] = signal.signal(number, self._end)
         return self

@@ -6,7 +6,8 @@ import time
 from types import TracebackType
 from typing import Any, NoReturn
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+from moeprobe.runtime import signals
+
 # Seconds in which signals are one wish: a terminal and a launcher may send the same, one after the other.
 _TOGETHER = 3.0
 
@@ -35,7 +36,7 @@ class Wish:
 
     def __enter__(self) -> "Wish":
         if self.waits and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in signals.ALL:
                 if callable(signal.getsignal(number)):
                     self._before[number] = signal.signal(number, self._note)
         return self

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+from moeprobe.runtime import signals
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def uninterrupted() -> Iterator[None]:
         received.append(number)
 
     # A handler that was not installed from Python is not known to it, and cannot be put back: it stays.
-    previous = {number: signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: signal.getsignal(number) for number in signals.ALL}
     replaced = {number: handler for number, handler in previous.items() if handler is not None}
     for number in replaced:
         signal.signal(number, remember)
