@@ -12,6 +12,7 @@ from moeprobe.runtime.csv import write_csv
 
 Value = tuple[float, float, float]
 NAN = float("nan")
+HOSTILE = "<script>alert(1)</script>"
 
 # (layer, tokens, metric, null) -> value and interval of each checkpoint.
 MATCH: dict[tuple[str, str, str, str], Sequence[Value]] = {
@@ -135,3 +136,26 @@ def write_frames(folder: Path, severities: Sequence[float] = (0.0, 0.1, 0.2)) ->
     # Not in order: the slider goes by the severity.
     write_sidecar(folder, sidecar("overlay", ["a"], frames={"blocks.3": frames[::-1]}))
     return folder
+
+
+def hostile(folder: Path) -> Path:
+    """A run in which whatever can carry a name carries a script."""
+    key = (HOSTILE, "patch", "top1_match_kappa", "pooled")
+    lines = [
+        row(
+            name,
+            (HOSTILE, "patch", *which),
+            (0.5, 0.4, 0.6),
+            **{"class": HOSTILE, "router": HOSTILE, "flag": HOSTILE},
+        )
+        for name in (HOSTILE, f"{HOSTILE}2")
+        for which in (("top1_match_kappa", "pooled"), (HOSTILE, HOSTILE), ("accuracy", ""))
+    ]
+    lines += [line | {"class": ""} for line in lines]
+    differences = [row(f"{HOSTILE}2", key, (0.1, 0.05, 0.15), reference=HOSTILE)]
+    return write_rows(
+        folder, "match-ratio", lines, differences, checkpoints=[HOSTILE, f"{HOSTILE}2"],
+        pictures=[f"{HOSTILE.replace('/', '|')}](x) 100%.png"],
+        request={"data": HOSTILE, "view": {"name": HOSTILE, HOSTILE: HOSTILE}, HOSTILE: [HOSTILE]},
+        command=f"moeprobe {HOSTILE} `{HOSTILE}`", platform=HOSTILE, versions={HOSTILE: HOSTILE},
+    )  # fmt: skip

@@ -16,8 +16,17 @@ import pytest
 
 from moeprobe import api
 from tests.commands import PATIENCE
-from tests.studies.report.making import EVAL, MATCH, NAN, row, write_frames, write_rows, write_run
-from tests.studies.report.test_report import HOSTILE, hostile
+from tests.studies.report.making import (
+    EVAL,
+    HOSTILE,
+    MATCH,
+    NAN,
+    hostile,
+    row,
+    write_frames,
+    write_rows,
+    write_run,
+)
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 REQUIRED = os.environ.get("MOEPROBE_REQUIRE_BROWSER") == "1"
