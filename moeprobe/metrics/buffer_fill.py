@@ -46,8 +46,10 @@ class BufferFill(LayerAnalysis):
         there, taken = [], []
         for layer in pair.views:
             assert layer.places is not None
-            there.append(layer.places)
-            taken.append((layer.processed & (layer.selected >= 0)).flatten(1).sum(1))
+            # Of an image that is left out no token is valid.
+            present = layer.valid.any(1)
+            there.append(layer.places.where(present, 0))
+            taken.append((layer.processed & (layer.selected >= 0)).flatten(1).sum(1).where(present, 0))
         columns = {"places": torch.stack(there).sum(0), "places_taken": torch.stack(taken).sum(0)}
         return {pair.view.modality.token: columns}
 

@@ -50,7 +50,8 @@ def summarize(
     stored = images.with_draws_together(lists=trial_lists(analyses), keep_single=True)
     order = {id(one): number for number, one in enumerate(stored)}
     checkpoints = list(dict.fromkeys(one.checkpoint for one in stored))
-    value = Valuation(analyses, aligned=about.aligned, seed=about.seed)
+    paired = len(checkpoints) > 1
+    value = Valuation(analyses, aligned=about.aligned, seed=about.seed, paired=paired)
     places = stored.places()
 
     def lines_of(number: int) -> _Lines:
@@ -63,7 +64,7 @@ def summarize(
         rows |= {order[id(place[at])]: lines for at, lines in found.items()}
         differences |= {order[id(place[at])]: lines for at, lines in different.items()}
     table = frame([line for number in sorted(rows) for line in rows[number]])
-    if len(checkpoints) < 2:
+    if not paired:
         return table, None
     lines = [line for number in sorted(differences) for line in differences[number]]
     return table, frame(lines, comparison=True)

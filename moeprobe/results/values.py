@@ -60,7 +60,8 @@ class Valuation:
         analyses: what the sums are of.
         aligned: whether the view leaves the grid where it is.
         seed: of the resamples.
-        influences: whether what each image has in a number is wanted, which differences take.
+        influences: whether what each image has in a number is wanted.
+        paired: whether differences between checkpoints are to follow; of many images those need what each has.
         experts: whether numbers about single experts are wanted.
         largest: images up to which intervals are those of resamples.
     """
@@ -72,11 +73,13 @@ class Valuation:
         aligned: bool,
         seed: int,
         influences: bool = False,
+        paired: bool = True,
         experts: bool = True,
         largest: int = linearized.LARGEST,
     ) -> None:
         self._analyses, self._aligned, self._seed = analyses, aligned, seed
         self._influences, self._experts, self._largest = influences, experts, largest
+        self._keep = influences or paired
         self._bootstraps: dict[int, Bootstrap] = {}
 
     def __call__(self, stored: StoredCell) -> Values:
@@ -117,7 +120,7 @@ class Valuation:
                 seen["experts"] = seen["experts"] or _num_experts(columns)
                 yield rows, columns
 
-        additive, others = linearized.linearize(blocks, len(names), self._estimators)
+        additive, others = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
         numbers = {
             name: one if one.influence is None else replace(one, influence=one.influence[order])
             for name, one in additive.items()
@@ -137,9 +140,9 @@ class Valuation:
     def _of_some(
         self, stored: StoredCell, order: NDArray[np.int64], wanted: set[Name]
     ) -> dict[Name, Replicates]:
-        """Return numbers of ``LARGEST`` images, chosen among the names in ``order``."""
+        """Return numbers of the largest number of images that is resampled, chosen among the names in ``order``."""
         size = len(order)
-        chosen = np.sort(generator(self._seed, "some").choice(size, linearized.LARGEST, replace=False))
+        chosen = np.sort(generator(self._seed, "some").choice(size, self._largest, replace=False))
         place = np.full(size, -1)
         place[order[chosen]] = np.arange(len(chosen))
         parts, places = [], []

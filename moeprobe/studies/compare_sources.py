@@ -168,7 +168,7 @@ def analyses_of(measured: Measured) -> Analyses:
 
 def is_aligned(measured: Measured) -> bool:
     """Whether the view leaves the patches where they are."""
-    if "aligned" in measured.request:  # of traces, which know it themselves
+    if "aligned" in measured.request:  # of traces and of variants, which know it themselves
         return bool(measured.request["aligned"])
     name = measured.request["view"]["name"]
     return name != CLEAN and VIEWS.get(name).aligned

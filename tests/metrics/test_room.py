@@ -81,6 +81,16 @@ def test_places_taken_by_a_loop(symmetric: bool) -> None:
     assert metric.statistic.evaluate(np.ones((4, 1)))[0] == pytest.approx(taken / (len(read) * 30))
 
 
+def test_an_image_that_is_left_out_has_no_places() -> None:
+    side = dataclasses.replace(full(1), places=torch.full((4,), 7.5))
+    whole = BufferFill().sums(aligned(side, side))["patch"]
+    left_out = dataclasses.replace(side, valid=side.valid & (torch.arange(4) != 2)[:, None])
+    found = BufferFill().sums(aligned(left_out, left_out))["patch"]
+    for name, column in found.items():
+        assert whole[name][2] > 0 and column[2] == 0
+        assert column[[0, 1, 3]].equal(whole[name][[0, 1, 3]])
+
+
 def test_each_where_it_applies() -> None:
     limited = routing(places=torch.ones(3))
     assert BufferFill().applies(limited) and not BufferFill().applies(routing())

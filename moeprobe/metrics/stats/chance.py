@@ -13,8 +13,8 @@ from moeprobe.metrics.stats.alike import Codes, within
 from moeprobe.metrics.stats.chance_resampled import ResampledChance
 from moeprobe.metrics.stats.chance_totals import ChanceTotals
 from moeprobe.metrics.stats.counts import Counts, count
-from moeprobe.metrics.stats.statistic import Array, divide
-from moeprobe.metrics.stats.strata import Strata
+from moeprobe.metrics.stats.statistic import Array, divide, expanded
+from moeprobe.metrics.stats.strata import Strata, are_thin
 from moeprobe.metrics.stats.trials import Trials
 
 Whole = NDArray[np.int64]
@@ -29,6 +29,9 @@ class Chance:
 
     It is estimated from pairs of two images, i ≠ j: the plain product of the two marginals pairs an image with itself
     too, which makes it too high by about (m − c) / n, and by twice that in a resample, where images have copies.
+
+    Where strata are of few images each, as those of rare tokens, many resamples have no two images of a stratum: theirs
+    would be the chance level of other trials. There the value under weights is its linear approximation.
 
     Args:
         trials: pairs of tokens.
@@ -62,8 +65,20 @@ class Chance:
         if self._like is not None:
             return self._like.evaluate(weights)
         if self._last is None or self._last[0] is not weights:
-            self._last = weights, self._resampled.evaluate(weights)
+            self._last = weights, self._under(weights)
         return self._last[1]
+
+    def _under(self, weights: Array) -> Array:
+        if self._is_thin:
+            return np.clip(expanded(self.value(), self.influence(), weights), 0.0, 1.0)
+        return self._resampled.evaluate(weights)
+
+    @cached_property
+    def _is_thin(self) -> bool:
+        if self.strata.size == 1:
+            return False
+        _, stratum, trials, _ = self._slots
+        return are_thin(stratum, trials, num_images=self.trials.num_images)
 
     def totals(self) -> ChanceTotals:
         """Return the counts that add up."""

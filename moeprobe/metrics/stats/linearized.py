@@ -56,7 +56,11 @@ class _Sum:
 
 
 def linearize(
-    blocks: Callable[[], Iterable[tuple[slice, Columns]]], num_images: int, estimators: Estimators
+    blocks: Callable[[], Iterable[tuple[slice, Columns]]],
+    num_images: int,
+    estimators: Estimators,
+    *,
+    keep: bool = True,
 ) -> tuple[dict[Name, Replicates], set[Name]]:
     """Return what each number of some images comes to, and the names of those that cannot be added up block by block.
 
@@ -64,10 +68,11 @@ def linearize(
         blocks: yields the images' columns in blocks, each with its place among the n images; called twice.
         num_images: n.
         estimators: what the columns of a block allow to be said.
+        keep: whether what each image has in a number stays, for a difference between checkpoints.
     """
     sums, others = _add_up(blocks, estimators)
     points = {name: _value(known) for name, known in sums.items()}
-    kept = {name: np.zeros(num_images) for name in sums if name[2] is None}
+    kept = {name: np.zeros(num_images) for name in sums if keep and name[2] is None}
     squares = dict.fromkeys(sums, 0.0)
     images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
     for rows, columns in blocks():

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.alike import same
-from moeprobe.metrics.stats.statistic import Array, Share, divide
+from moeprobe.metrics.stats.statistic import Array, Share, divide, expanded
+from moeprobe.metrics.stats.strata import are_thin
 from moeprobe.metrics.stats.trials import Trials
 from moeprobe.metrics.stats.within_image import Tokens, apart, per_trial
 
@@ -33,7 +34,7 @@ class SetChance:
     c = Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) J(S, T) / Σ_s (N_s / P_s) Σ_{S,T} n_A(S) n_B(T) [S or T is not empty],
     over the sets S of the reference and T of the view in stratum s, with N_s pairs of tokens and P_s draws. As in the
     match, two empty sets are no trial: they count for the marginals, since either side may be empty alone, but a draw
-    of two of them is left out. A draw is of two images, as in ``chance.Chance``.
+    of two of them is left out. A draw is of two images, as in ``chance.Chance``; so is what holds of thin strata.
 
     Args:
         image: ``(M,)`` image number of each pair of tokens.
@@ -62,20 +63,34 @@ class SetChance:
             for rows in np.split(order, cuts)
             if len(rows)
         ]
+        number = [np.full(len(one.image), at) for at, one in enumerate(self._strata)]
+        trials = [one.trials for one in self._strata]
+        self._is_thin = len(number) > 1 and are_thin(
+            np.concatenate(number), np.concatenate(trials), num_images=num_images
+        )
         # Chance and kappa ask for the same resamples one after the other.
         self._last: tuple[Array, Array] | None = None
 
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
         if self._last is None or self._last[0] is not weights:
-            agree, draws = np.zeros(weights.shape[1]), np.zeros(weights.shape[1])
-            for stratum in self._strata:
-                own_agree, own_draws = stratum.expected(weights[stratum.image])
-                agree += own_agree
-                draws += own_draws
             # Rounding may leave a collapsed router a hair above one.
-            self._last = weights, np.clip(divide(agree, draws), 0.0, 1.0)
+            self._last = weights, np.clip(self._under(weights), 0.0, 1.0)
         return self._last[1]
+
+    def _under(self, weights: Array) -> Array:
+        if self._is_thin:
+            once = np.ones((self._num_images, 1))
+            return expanded(float(self._resampled(once)[0]), self.influence(), weights)
+        return self._resampled(weights)
+
+    def _resampled(self, weights: Array) -> Array:
+        agree, draws = np.zeros(weights.shape[1]), np.zeros(weights.shape[1])
+        for stratum in self._strata:
+            own_agree, own_draws = stratum.expected(weights[stratum.image])
+            agree += own_agree
+            draws += own_draws
+        return divide(agree, draws)
 
     def influence(self) -> Array:
         """Return the derivative of c, stratum by stratum."""
@@ -94,7 +109,7 @@ class _Stratum:
     def __init__(self, image: Whole, reference: Whole, view: Whole, sets: Array) -> None:
         self.image, number = np.unique(image, return_inverse=True)
         size = len(self.image)
-        self._trials = np.bincount(number).astype(np.float64)
+        self.trials = np.bincount(number).astype(np.float64)
         empty = sets.sum(1) == 0
         self._empty = [np.bincount(number, weights=empty[side]) for side in (reference, view)]
         self._own_agree = among_themselves(number, sets[reference], sets[view], size)
@@ -124,8 +139,8 @@ class _Stratum:
     def _draws(self, weights: Array) -> tuple[Array, Array, Array]:
         """Return N, the pairs P of tokens to draw from, and those of them of which one at least is not empty."""
         own = weights**2
-        trials = self._trials @ weights
-        pairs = trials**2 - self._trials**2 @ own
+        trials = self.trials @ weights
+        pairs = trials**2 - self.trials**2 @ own
         one, other = self._empty
         return trials, pairs, pairs - (one @ weights) * (other @ weights) + (one * other) @ own
 
@@ -152,8 +167,8 @@ class _Stratum:
             to_right += left[block] @ alike
         one, other = self._empty
         share = trials / pairs
-        of_pairs = 2 * trials * self._trials - 2 * self._trials**2
-        of_share = self._trials / pairs - share * of_pairs / pairs
+        of_pairs = 2 * trials * self.trials - 2 * self.trials**2
+        of_share = self.trials / pairs - share * of_pairs / pairs
         agree = left @ to_left - self._own_agree.sum()
         of_agree = self._left.T @ to_left + self._right.T @ to_right - 2 * self._own_agree
         of_draws = of_pairs - one * other.sum() - other * one.sum() + 2 * one * other

@@ -66,6 +66,11 @@ class Bounded(Statistic, Protocol):
         """Return whether every image is right or wrong as a whole."""
 
 
+def expanded(value: float, influence: Array, weights: Array) -> Array:
+    """Return the linear approximation of a statistic under weights ``(n, R)``, from its value at weights of 1."""
+    return value + influence @ (weights - 1)
+
+
 def is_linear(statistic: Statistic) -> bool:
     """Return whether intervals of a statistic are linearized for any number of images, since resamples mislead."""
     return getattr(statistic, "linear", False)

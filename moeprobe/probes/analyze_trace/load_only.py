@@ -1,6 +1,7 @@
 """The load of a layer of a trace alone, where it or the trace beside it holds no more than counts of choices."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ def load_of(trace: TraceFile, name: str, ids: Sequence[str]) -> dict[Cell, dict[
     layer = trace.layers[name]
     if not layer.load_only:
         routing = to_routing(trace.read(name, ids))
+        # Counts are of all choices: only those of this side can be held against them.
+        routing = replace(routing, ordered=routing.top_k < 2)
         patches = torch.arange(routing.selected.shape[1] - routing.num_prefix_tokens).expand(len(ids), -1)
         return sums_of_layer([Load()], name, LayerPair(routing, routing, patches, patches, aligned=True))
     if layer.num_experts < 2:

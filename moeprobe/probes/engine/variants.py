@@ -4,6 +4,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -35,6 +36,10 @@ class VariantsMeasurement(Measurement[Result]):
     def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
         """Return what runs each batch of a block in all variants."""
         return partial(_run_block, sums=self.batch_sums(question, model))
+
+    def make_request(self) -> dict[str, Any]:
+        """Return what determines the numbers; the variants are all of the images as they are."""
+        return super().make_request() | {"aligned": True}
 
     def _about(self) -> About:
         return dataclasses.replace(super()._about(), aligned=True)

@@ -132,8 +132,6 @@ class Cell:
         Raises:
             UserError: something was measured otherwise than is asked now.
         """
-        if self.measure is None:
-            return []
         return [one for one in self.questions() if not one.answered(self.folder, self.data, self.measure)]
 
     def done(self) -> bool:

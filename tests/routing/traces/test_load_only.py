@@ -11,6 +11,8 @@ import torch
 
 from moeprobe import api
 from moeprobe.errors import UserError
+from moeprobe.metrics.load import Load
+from moeprobe.probes.analyze_trace.load_only import load_of
 from moeprobe.routing.traces.check_trace import check_trace
 from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
 from moeprobe.routing.traces.reading import TraceFile
@@ -80,6 +82,22 @@ def test_stat_mode_of_sglang(float_counts: bool, tmp_path: Path) -> None:
     trace = TraceFile(tmp_path / "t.parquet")
     got = np.stack([trace.counts(layer, trace.ids).sum(0) for layer in trace.layers])
     assert np.array_equal(got, counts(ids))
+
+
+def test_of_ordered_choices_all_count_beside_counts_of_all() -> None:
+    trace = TraceFile(Path(__file__).parent / "version_1" / "gates.parquet")
+    layer = trace.layers["layers.1"]
+    assert layer.ordered and layer.top_k == 2
+    [columns] = load_of(trace, "layers.1", trace.ids).values()
+    beside = Load.sums_of_counts(columns["load"], top_k=2)
+    of_tokens, of_counts = (
+        {
+            (metric.name, metric.expert)
+            for metric in Load().estimators({name: one.numpy() for name, one in sums.items()}, aligned=True)
+        }
+        for sums in (columns, beside)
+    )
+    assert of_tokens == of_counts and ("load_entropy_any", None) in of_tokens
 
 
 def test_the_load_is_that_of_the_tokens_and_there_is_no_match(tmp_path: Path) -> None:
