@@ -39,6 +39,10 @@ class UserError(Exception):
         return format(self.sentence, spec)
 
 
+class UnreadableError(UserError):
+    """A file of the data cannot be read; a probe can go on without it."""
+
+
 class RunWarning(UserWarning):
     """What a user should know of a run that goes on, in one sentence."""
 

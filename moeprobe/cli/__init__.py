@@ -43,4 +43,10 @@ def _run() -> None:
     except UserError as error:
         say(error)
         sys.exit(USER_ERROR)
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        # Whoever reads the output, as `head` does, has read enough: no bug, which 1 would say.
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(0)
+        raise

@@ -1,6 +1,7 @@
 """The application and its commands."""
 
 import contextlib
+import errno
 import sys
 from collections import Counter
 from pathlib import Path
@@ -79,7 +80,17 @@ def _correctable(error: Exception) -> UserError | None:
     from moeprobe.runtime.blame import blamed
 
     lost = lost_workers(error) if isinstance(error, RuntimeError) else None
-    return lost or blamed(error) or _without_memory(error)
+    return lost or blamed(error) or _without_memory(error) or _without_room(error)
+
+
+def _without_room(error: Exception) -> UserError | None:
+    """Return what to say where a disk, or what stands behind the output, is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" for {error.filename}" if error.filename else ""
+        return UserError(
+            f"No room is left to write{where} ({error.strerror}); make some, or write elsewhere."
+        )
+    return None
 
 
 def _without_memory(error: Exception) -> UserError | None:

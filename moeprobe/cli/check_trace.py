@@ -54,8 +54,8 @@ def check_trace(
         if checked.overlap is not None and checked.sound:
             found = checked.overlap
             screen.print(
-                f"Overlap of the choices in {found.inputs} inputs: {found.here:.3f} (chance {found.chance:.3f}); no "
-                "shift of layers or positions makes it clearly larger.",
+                f"Overlap of the choices in {found.inputs} of {found.common} common inputs: {found.here:.3f} (chance "
+                f"{found.chance:.3f}); no shift of layers or positions makes it clearly larger.",
                 soft_wrap=True,
             )
         if checked.load_only:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
-from moeprobe.errors import UserError
+from moeprobe.errors import UnreadableError, UserError
 from moeprobe.inputs import regions
 from moeprobe.inputs.data.base import Dataset, Example, TextExample
 from moeprobe.inputs.images import Sample
@@ -31,6 +31,7 @@ from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
 from moeprobe.inputs.text_batches import TextBatch, stack_texts
 from moeprobe.inputs.texts import TextSample
 from moeprobe.inputs.views.base import Recipe
+from moeprobe.runtime import signals
 from moeprobe.runtime.signals.wishes import is_waited_for
 
 
@@ -89,6 +90,7 @@ class _Failure:
     image_id: str
     sentence: str
     skip: bool
+    unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class _Items(TorchDataset[_Item | _Failure]):
         try:
             example = self._dataset.example(index)
         except UserError as error:
-            return _Failure(self._dataset.image_ids[index], str(error), skip=self._skip)
+            return _Failure(self._dataset.image_ids[index], error.sentence, skip=self._skip, unreadable=True)
         try:
             return self._item(position, example)
         except UserError as error:
@@ -249,8 +251,8 @@ def batches(
         masks: say which pixels show the foreground, where the data set knows.
 
     Raises:
-        UserError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it. Or loader processes
-            cannot hand over what they load.
+        UnreadableError: an image cannot be read and ``skip_bad_images`` is off; the sentence names it.
+        UserError: loader processes cannot hand over what they load.
     """
     if loading.workers:
         _check_shared_memory()
@@ -267,7 +269,7 @@ def batches(
     try:
         for loaded in loader:
             if isinstance(loaded, _Failure):
-                raise UserError(loaded.sentence)
+                raise (UnreadableError if loaded.unreadable else UserError)(loaded.sentence)
             yield from loaded
     except RuntimeError as error:
         lost = lost_workers(error)
@@ -290,8 +292,6 @@ def _end_quietly(_: int) -> None:
 
     It ignores those at which the main process works on for a while.
     """
-    for number in (
-        getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-    ):
+    for number in signals.ALL:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_IGN if is_waited_for(number) else signal.default_int_handler)

@@ -37,12 +37,14 @@ def pick_images(
     Args:
         dataset: that of ``images``; not needed for files.
         images: names of images of the data set.
-        files: image files of the user's own, which go first.
+        files: image files of the user's own.
         data: what the data set is called.
 
     Raises:
-        UserError: an image is named twice, or does not exist.
+        UserError: an image is named twice, or does not exist, or images are named both ways.
     """
+    if files and images:
+        raise UserError("Images are named by --images, files of your own by --file: give one of the two.")
     for name, number in Counter([*images, *files]).items():
         if number > 1:
             raise UserError(f"The image {str(name)!r} is named twice.")
@@ -56,7 +58,9 @@ def _find_image(dataset: Dataset, name: str, *, data: str) -> int:
     names = list(dataset.image_ids)
     if name not in names:
         example = f" {names[0]}" if names else " nothing: it is empty"
-        raise UserError(f"There is no image {name!r} in {data}; names look like{example}.")
+        raise UserError(
+            f"There is no image {name!r} in this split of {data}; names look like{example}. Give --split for another."
+        )
     return names.index(name)
 
 

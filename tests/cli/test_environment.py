@@ -60,6 +60,25 @@ def test_an_argument_that_is_not_utf_8() -> None:
     assert "caf\\udce9' is not UTF-8" in sentence(result)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_output_without_room_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "moeprobe", "list", "configs"]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert "No room is left to write" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pipes that break")
+def test_a_reader_that_has_read_enough_is_no_bug() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "moeprobe", "--help"]
+    result = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 COMMAND = """
 import sys
 sys.argv[1:] = ["--version"]

@@ -169,6 +169,10 @@ def test_what_does_not_fit_is_refused(trained: Trained) -> None:
     assert "add --animate" in sentence("--severities", "0,0.2")
     assert "named twice" in sentence("--animate", "--severities", "0.2,0.2")
     assert "has no severity" in sentence("--animate", "--view", "random_crop")
+    own = ("--file", "own.png")
+    assert "give one of the two" in sentence(*own, "--images", "digits/0000")
+    assert "omit --data digits" in sentence(*own, "--data", "digits")
+    assert "Give --split for another" in sentence("--images", "digits/0001")
 
 
 def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -> None:

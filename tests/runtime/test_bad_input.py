@@ -45,6 +45,10 @@ def test_unknown_names_get_a_suggestion(trained: Trained) -> None:
     assert "no device" in refused("eval", trained["prc"], "--device", "tpu")
 
 
+def test_digits_lie_nowhere_else(trained: Trained) -> None:
+    assert "omit :folder" in refused("confidence", trained["prc"], "--data", "digits:folder")
+
+
 def test_views_that_do_not_fit(trained: Trained) -> None:
     assert "moeprobe sweep --view gaussian_noise" in refused(
         "match-ratio", trained["prc"], "--view", "gaussian_noise"
@@ -79,7 +83,8 @@ def test_unreadable_images_are_named_or_skipped(
     whole = (tmp_path / "00.png").read_bytes()
     (tmp_path / "bad.png").write_bytes(whole[: len(whole) // 2] if content is None else content)
     data = f"folder:{tmp_path}"
-    assert "bad.png" in refused("confidence", trained["prc"], "--data", data)
+    said = refused("confidence", trained["prc"], "--data", data)
+    assert "bad.png" in said and "add --skip-bad-images" in said
     result = run("confidence", trained["prc"], "--data", data, "--skip-bad-images", "--json")
     found = json.loads(result.stdout)
     assert found["sidecar"]["skipped_images"] == ["bad.png"]

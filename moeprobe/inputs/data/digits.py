@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import SPLITS, Example, ImageDataset, as_labels, check_split
 from moeprobe.runtime.seeds import generator
 
@@ -25,6 +26,8 @@ class Digits(ImageDataset):
 
     def __init__(self, *, split: str, location: str | None = None) -> None:
         check_split(split, self.splits)
+        if location:
+            raise UserError(f"'digits' comes with scikit-learn and lies nowhere else; omit :{location}.")
         from sklearn.datasets import load_digits
 
         bundle = load_digits()

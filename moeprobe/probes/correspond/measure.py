@@ -104,7 +104,7 @@ def correspond(
     Args:
         model: checkpoint that says the size of the input and of a patch, and whose experts color the lines: those of
             its first MoE layer.
-        data: data set, used unless ``files`` are given; None = the one that the checkpoint was trained on.
+        data: data set, where no ``files`` are given; None = the one that the checkpoint was trained on.
         images: names of images of the data set; none = ``count`` seeded random ones.
         files: image files of the user's own.
         count: how many random images.

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UnreadableError, UserError
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.probes.engine.question import Question, recipe
 from moeprobe.runtime.progress import Advance
@@ -12,16 +13,21 @@ from moeprobe.runtime.progress import Advance
 def loaded(
     question: Question, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
 ) -> Iterator[Any]:
-    """Return the batches of some images, with the views of the question; arguments and errors as of ``batches``."""
-    return batches(
-        question.dataset,
-        block,
-        recipe(question, checkpoint.framing),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
-        group_images=checkpoint.model.group_images,
-        masks=masks,
-    )
+    """Yield the batches of some images, with the views of the question; arguments and errors as of ``batches``."""
+    try:
+        yield from batches(
+            question.dataset,
+            block,
+            recipe(question, checkpoint.framing),
+            loading=Loading(question.batch_size, question.workers),
+            skip_bad_images=question.skip_bad_images,
+            group_images=checkpoint.model.group_images,
+            masks=masks,
+        )
+    except UnreadableError as error:
+        raise UserError(
+            f"{error.sentence} Mend or remove it, or go on without such files: add --skip-bad-images."
+        ) from error
 
 
 def counted(loader: Iterable[Any], skipped: list[str], progress: Advance | None) -> Iterator[Any]:

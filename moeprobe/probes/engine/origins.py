@@ -67,6 +67,10 @@ def choose_data(data: str | None, models: Sequence[Checkpoint], *, files: Sequen
 
 def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str | Path] = ()) -> str:
     """Return what ``choose_data`` does, for checkpoints that need not be loaded."""
+    if data is not None and files:
+        raise UserError(
+            f"Files of your own belong to no data set: omit --data {data}, or give --images for --file."
+        )
     if data is not None:
         return data
     if files:

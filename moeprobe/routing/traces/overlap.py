@@ -27,7 +27,8 @@ class Overlap:
     """How much the choices of two traces overlap.
 
     Attributes:
-        inputs: how many of those that both have were looked at.
+        inputs: how many of those that both have were looked at: no more than 16.
+        common: how many both have.
         here: overlap of the same tokens in the same layers.
         chance: what it would be of two draws by how often either side chooses each expert.
         layers, positions: the shift of the second trace at which the overlap is largest; 0 where none is clearly
@@ -38,6 +39,7 @@ class Overlap:
     """
 
     inputs: int
+    common: int
     here: float
     chance: float
     layers: int
@@ -63,7 +65,8 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
                 f"{trace.path} holds counts of choices and no tokens, so nothing of it overlaps; leave --against out."
             )
     known = set(second.ids)
-    ids = [name for name in first.ids if name in known][:_INPUTS]
+    common = [name for name in first.ids if name in known]
+    ids = common[:_INPUTS]
     if not ids:
         raise UserError(
             f"{first.path} and {second.path} have no input in common; their names look like {first.ids[0]!r} and "
@@ -95,7 +98,7 @@ def overlap(first: TraceFile, second: TraceFile) -> Overlap:
     shifted = scan[best][0]
     low = best == (0, 0) and here - chance < (1 - chance) / 2
     renumbered = _renumbered(one, other, num_experts) if low else None
-    return Overlap(len(ids), here, chance, *best, shifted, renumbered)
+    return Overlap(len(ids), len(common), here, chance, *best, shifted, renumbered)
 
 
 def _choices(trace: TraceFile, ids: list[str]) -> NDArray[np.int16]:

@@ -67,7 +67,8 @@ def _parsed(path: Path, where: str, text: bytes) -> Any:
     except RecursionError:
         raise UserError(f"{path}, {where}: its lists or objects are nested too deeply.") from None
     except ValueError as error:
-        raise UserError(f"{path}, {where}: this is not JSON ({error}).") from None
+        hint = "; in a .jsonl file every line is a document" if path.suffix == ".jsonl" else ""
+        raise UserError(f"{path}, {where}: this is not JSON ({error}){hint}.") from None
 
 
 def identity(response: Mapping[str, Any], place: str) -> str:
