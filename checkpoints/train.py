@@ -8,7 +8,7 @@ For each training seed: V-MoE and V-MoE with PRC, with k = 2 and with k = 1.
 * On digits and shapes k = 1 is trained on from k = 2 for a third of the epochs with its head kept, so the two have not
   one budget.
 * On Fashion-MNIST they have, by the protocol of the PRC paper: from one model pretrained with k = 2 both are fine-tuned
-  alike, at a larger resolution and with a new head. The pretrained models stay in ``checkpoints/``, uncommitted.
+  alike, at a larger resolution and with a new head. The pretrained models are kept, too.
 
 A finished checkpoint is not trained again, and an interrupted training goes on. Kept are the parameters, in float16
 (a report is about what the file holds), their description and the configuration.
@@ -53,23 +53,33 @@ def continued(data: str, objective: str, top_k: int, seed: int) -> tuple[str, li
 
 
 def fine_tuned(data: str, objective: str, top_k: int, seed: int) -> tuple[str, list[str]]:
-    """Return the same of a checkpoint that is fine-tuned from a model that this trains first."""
-    start = RUNS / f"{data}-{objective}-seed{seed}"
-    api.train(
-        f"{data}-{objective}", overrides=[f"name={start.name}", f"seed={seed}"], folder=start, resume=True
-    )
-    return f"{data}-{objective}-ft", [f"model.top_k={top_k}", f"initialise.checkpoint={start}"]
+    """Return the same of a checkpoint that is fine-tuned from a pretrained model, which is trained here first."""
+    base = f"{data}-{objective}"
+    start = FOLDER / f"{base}-pretrained-seed{seed}"
+    run_and_keep(start, base, [f"seed={seed}", f"group={base}-pretrained"])
+    return f"{base}-ft", [f"model.top_k={top_k}", f"initialise.checkpoint={start}"]
 
 
 def train(data: str, objective: str, top_k: int, seed: int) -> None:
     """Train one checkpoint and keep it."""
     folder = FOLDER / name(data, objective, top_k, seed)
-    if (folder / KEPT[0]).exists():
+    if is_kept(folder):
         return
     config, changes = (fine_tuned if data == "fashion" else continued)(data, objective, top_k, seed)
-    overrides = [f"name={folder.name}", f"seed={seed}", f"group={data}-{objective}-k{top_k}", *changes]
+    run_and_keep(folder, config, [f"seed={seed}", f"group={data}-{objective}-k{top_k}", *changes])
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a checkpoint is there."""
+    return (folder / KEPT[0]).exists()
+
+
+def run_and_keep(folder: Path, config: str, changes: list[str]) -> None:
+    """Train what a configuration says, unless that is kept already, and keep the last checkpoint."""
+    if is_kept(folder):
+        return
     run = RUNS / folder.name
-    summary = api.train(config, overrides=overrides, folder=run, resume=True)
+    summary = api.train(config, overrides=[f"name={folder.name}", *changes], folder=run, resume=True)
     keep(run, folder)
     shutil.rmtree(run)
     print(f"{folder.name}: validation accuracy {summary['val_accuracy']:.3f}", flush=True)
