@@ -45,7 +45,7 @@ def footing(found: "Comparison") -> str:
     modality = modality_of(table["tokens"])
     units = modality.plural
     parts = [
-        f"{images} {units if high != 1 else modality.name} of {probed['data']} {probed['split']}",
+        f"{images} {units if high != 1 else modality.name} of {probed['data']} {probed['split']}".rstrip(),
         f"view {probed['view']['name']}",
         f"seed {probed['seed']}",
         f"{len(table):,} differences of {table['metric'].nunique()} metrics in all",

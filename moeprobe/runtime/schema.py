@@ -30,7 +30,7 @@ def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> s
         inside = ", ".join(f"{where}.{name}" for name in _fields(path, schema))
         return f"In the {what}, {where} is a section of keys ({inside}){got}."
     message = lower_first(problem["msg"].removeprefix("Value error, "))
-    return f"In the {what}, {where or 'the whole'}: {message}{got}."
+    return f"In the {what}{f', {where}' if where else ''}: {message}{got}."
 
 
 def _key(location: tuple[str | int, ...], schema: type[BaseModel]) -> list[str]:

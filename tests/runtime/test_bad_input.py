@@ -171,6 +171,7 @@ def test_a_full_disk_leaves_nothing_half_written(
         (("objective.speed=3",), "no parameter of the objective 'prc' called 'speed'"),
         (("view.name=gaussian_noise",), "makes no random views"),
         (("nonsense",), "key=value"),
+        (("steps=5", "epochs=3"), "In the configuration: give either epochs or steps"),
         (("data.name=imagenet:/nowhere",), "no folder"),
         (("model.layers=[9]",), "blocks 0 to 3"),
         (("optimizer.name=wonder",), "optimizer 'wonder'"),

@@ -35,8 +35,7 @@ def sentences(table: pd.DataFrame) -> list[str]:
     if not last.empty:
         row = last.iloc[0]
         half = whole[whole["value"] >= row["value"] / 2]
-        said += (
-            f" The experts differ in {interval(row)} of the pairs of token and layer; half of that is reached at "
-            f"{half.iloc[0]['name']}."
-        )
+        said += f" The experts differ in {interval(row)} of the pairs of token and layer"
+        # Of two checkpoints it is the second.
+        said += f"; half of that is reached at {half.iloc[0]['name']}." if len(names) > 1 else "."
     return [said]

@@ -91,6 +91,8 @@ def test_the_command_draws_and_reports(series: list[Path], tmp_path: Path) -> No
     assert "The experts differ in 0.300" in said and "half of that is reached at step-200/tokens" in said
     assert names_in(tmp_path / "d") >= {"table.csv", "images.parquet", "figures", "run.json"}
     assert (tmp_path / "d" / "figures" / "drift.png").stat().st_size > 5000
+    two = run("drift", series[0], series[-1]).output
+    assert "The experts differ in" in " ".join(two.split()) and "half of that" not in two
     report = run("report", tmp_path / "d", "--out", tmp_path / "page")
     assert report.exit_code == 0, report.output
     assert "Drift of routing" in (tmp_path / "page" / "report.md").read_text()

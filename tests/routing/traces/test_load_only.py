@@ -123,6 +123,9 @@ def test_the_load_is_that_of_the_tokens_and_there_is_no_match(tmp_path: Path) ->
     result = run("analyze-trace", tmp_path / "t.parquet", tmp_path / "other.parquet", "--out", tmp_path / "r")
     assert result.exit_code == 0, result.output
     assert "no match, no chance, no κ" in " ".join(result.output.split())
+    compared = run("compare", tmp_path / "r")
+    # Recorded requests are of no split.
+    assert compared.exit_code == 0 and " of requests; view recorded" in compared.output, compared.output
     table = pd.read_csv(tmp_path / "r" / "table.csv")
     assert not [name for name in table["metric"] if "match" in name or "kappa" in name or "jaccard" in name]
     share = table[(table["metric"] == "expert_share_any") & (table["checkpoint"] == "other")]
