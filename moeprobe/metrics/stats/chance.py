@@ -78,7 +78,7 @@ class Chance:
         if self.strata.size == 1:
             return False
         _, stratum, trials, _ = self._slots
-        return are_thin(stratum, trials, num_images=self.trials.num_images)
+        return are_thin(stratum, trials, size=self.strata.size, num_images=self.trials.num_images)
 
     def totals(self) -> ChanceTotals:
         """Return the counts that add up."""

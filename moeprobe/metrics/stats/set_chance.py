@@ -66,7 +66,7 @@ class SetChance:
         number = [np.full(len(one.image), at) for at, one in enumerate(self._strata)]
         trials = [one.trials for one in self._strata]
         self._is_thin = len(number) > 1 and are_thin(
-            np.concatenate(number), np.concatenate(trials), num_images=num_images
+            np.concatenate(number), np.concatenate(trials), size=len(number), num_images=num_images
         )
         # Chance and kappa ask for the same resamples one after the other.
         self._last: tuple[Array, Array] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.metrics.stats.counts import count
 from moeprobe.metrics.stats.replicates import MAX_UNDEFINED, MIN_IMAGES
 
 Whole = NDArray[np.int64]
@@ -35,18 +36,18 @@ class Strata:
         return Strata(self.number[rows], self.size, self.single)
 
 
-def are_thin(stratum: Whole, trials: NDArray[np.floating], *, num_images: int) -> bool:
+def are_thin(stratum: Whole, trials: NDArray[np.floating], *, size: int, num_images: int) -> bool:
     """Whether strata of so few images that resamples may lack them hold more than 1 % of the trials.
 
     Args:
         stratum: of each pair of an image and one of its strata.
         trials: of each such pair. Those of a stratum of one image have no chance level, and do not count.
+        size: numbers of strata are below this.
         num_images: n; fewer than ``MIN_IMAGES`` are not resampled.
     """
     if num_images < MIN_IMAGES:
         return False
-    _, number, images = np.unique(stratum, return_inverse=True, return_counts=True)
-    of_pair = images[number]
+    of_pair = count(stratum, size).at(stratum)
     thin = trials[(of_pair > 1) & (of_pair < MIN_IMAGES)].sum()
     return bool(thin > MAX_UNDEFINED * trials[of_pair > 1].sum())
 

@@ -91,13 +91,13 @@ def test_intervals_cover() -> None:
 def test_what_is_thin() -> None:
     many = np.ones(400)
     frequent = np.repeat(np.arange(4), 100)
-    assert not are_thin(frequent, many, num_images=100)
+    assert not are_thin(frequent, many, size=2**24, num_images=100)
     pairs = np.repeat(np.arange(200), 2)
-    assert are_thin(pairs, many, num_images=100)
-    assert not are_thin(pairs, many, num_images=19), "there are no resamples"
+    assert are_thin(pairs, many, size=2**24, num_images=100)
+    assert not are_thin(pairs, many, size=2**24, num_images=19), "there are no resamples"
     # A stratum of one image has no chance level, and is in neither number.
-    assert not are_thin(np.append(frequent, 4), np.append(many, 1e6), num_images=100)
+    assert not are_thin(np.append(frequent, 4), np.append(many, 1e6), size=2**24, num_images=100)
     # One trial in a hundred is let pass, two are not.
     mostly = np.append(frequent, [5, 5])
-    assert not are_thin(mostly, np.append(many, [2.0, 2.0]), num_images=100)
-    assert are_thin(mostly, np.append(many, [4.1, 4.1]), num_images=100)
+    assert not are_thin(mostly, np.append(many, [2.0, 2.0]), size=2**24, num_images=100)
+    assert are_thin(mostly, np.append(many, [4.1, 4.1]), size=2**24, num_images=100)
