@@ -147,7 +147,7 @@ def footing(result: "Result") -> str:
     parts += _nothing_of(request, table)
     parts += _layers_apart(table)
     parts += _random(table)
-    parts += result.sidecar.get("notes", [])
+    parts += [f"not measured: {note}" for note in result.sidecar.get("notes", [])]
     if request["trained_capacity"]:
         for name, checkpoint in request["checkpoints"].items():
             group = f", {checkpoint['group_images']} image(s) per group"

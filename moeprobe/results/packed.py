@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.filenames import CELLS, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import absolute, read_json
+from moeprobe.runtime.files import Version, absolute, read_json, version_of
 from moeprobe.runtime.parquet import check_size
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def read_pack(out: Path) -> dict[str, PackedCell]:
     """
     path = out / PACK
     try:
-        about = path.stat()
+        version = version_of(path)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return {}
-    return _read(path, (about.st_ino, about.st_size, about.st_mtime_ns))
+    return _read(path, version)
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, version: tuple[int, int, int]) -> dict[str, PackedCell]:
+def _read(path: Path, version: Version) -> dict[str, PackedCell]:
     # Read once per version of the file: each of a sweep's runs is looked up in it.
     try:
         return _Pack.model_validate(read_json(path, limit=_LIMIT)).cells

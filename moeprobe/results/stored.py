@@ -17,7 +17,7 @@ import pyarrow as pa
 from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order, opened
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
-from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.files import atomic_file, version_of
 from moeprobe.runtime.parquet import check_size
 from moeprobe.runtime.processes import usable
 
@@ -128,8 +128,7 @@ def of_file(path: Path) -> Stored:
         pa.ArrowException: it is damaged.
         UserError: it holds more than a run writes.
     """
-    about = path.stat()
-    version = about.st_ino, about.st_size, about.st_mtime_ns
+    version = version_of(path)
     file = opened(path, version)
     schema = file.schema_arrow.remove_metadata()
     check_size(path, file.metadata, whole=False)

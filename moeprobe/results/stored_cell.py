@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from moeprobe.errors import UserError
 from moeprobe.metrics.token_kinds import EXPERTS
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import CELL_COLUMNS
+from moeprobe.runtime.files import Version, version_of
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -78,7 +80,7 @@ class Group:
     """A row group of a file."""
 
     path: Path
-    version: tuple[int, int, int]
+    version: Version
     number: int
     num_rows: int
     schema: pa.Schema
@@ -208,9 +210,16 @@ def in_order(names: Sequence[str]) -> NDArray[np.int64]:
 
 
 @functools.lru_cache(maxsize=_OPEN)
-def opened(path: Path, version: tuple[int, int, int]) -> pq.ParquetFile:
-    """Return a file, opened; ``version`` tells it from what was at the same path before."""
-    return pq.ParquetFile(path)
+def opened(path: Path, version: Version) -> pq.ParquetFile:
+    """Return a file, opened.
+
+    Raises:
+        UserError: it is no longer of that version: what is known of its row groups is of what was there before.
+    """
+    file = pq.ParquetFile(path)
+    if version_of(path) != version:
+        raise UserError(f"{path} was replaced while it was read; repeat the command.")
+    return file
 
 
 def _to_numpy(name: str, column: pa.ChunkedArray, top_k: int) -> NDArray[np.generic]:

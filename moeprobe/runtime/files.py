@@ -24,6 +24,9 @@ DAMAGE = (
     AssertionError, ArithmeticError, MemoryError, RecursionError, zipfile.BadZipFile, struct.error,
 )  # fmt: skip
 
+# Inode, size, and time of the last change.
+Version = tuple[int, int, int]
+
 
 class Guard(Protocol):
     """Who has a folder, and wants to know what happens in it (see ``folders``)."""
@@ -50,6 +53,12 @@ def shown(path: Path) -> Path:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):  # the working directory is gone, or the path is elsewhere
         return path
+
+
+def version_of(path: Path) -> Version:
+    """Return what tells a file from others that are at the same path before it or after."""
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def guard_of(path: Path) -> Guard | None:

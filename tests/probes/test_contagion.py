@@ -141,9 +141,7 @@ def test_dry_run_and_json(trained: Trained, tmp_path: Path) -> None:
     found = json.loads(run("contagion", trained["prc"], *arguments).stdout)
     assert {row["layer"] for row in found["table"]} == {"blocks.3"}
     assert {row["metric"] for row in found["table"]} == {name for name in METRICS if "batch" not in name}
-    assert found["sidecar"]["notes"] == [
-        "no batch contagion: in groups of one image there are no batch-mates"
-    ]
+    assert found["sidecar"]["notes"] == ["batch contagion: in groups of one image there are no batch-mates"]
     watched = {row["trials"] for row in found["table"] if row["tokens"] == "patch"}
     assert watched == {20 * 8}
 
@@ -188,7 +186,7 @@ def test_soft_routers_have_a_distance_and_what_cannot_be_asked_is_said() -> None
     soft = result.table.query("checkpoint == 'soft'").set_index("metric")["value"]
     assert set(soft.index) == {"batch_contagion_distance", "attention_contagion_distance"}
     assert soft["batch_contagion_distance"] == 0 < soft["attention_contagion_distance"]
-    assert result.sidecar["notes"] == ["no token contagion of soft: its routers cannot be run one by one"]
+    assert result.sidecar["notes"] == ["token contagion of soft: its routers cannot be run one by one"]
     assert set(result.table.query("checkpoint == 'local'")["metric"]) == METRICS
     together = figure.draw(result.table, colors=result.sidecar["colours"])["contagion"]
     alone = figure.draw(result.table.query("checkpoint == 'soft'"), colors=result.sidecar["colours"])[

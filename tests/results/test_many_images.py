@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from moeprobe.errors import UserError
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import differences, stored, stored_cell
@@ -73,6 +74,21 @@ def test_any_number_of_processes_gives_the_same_bytes(
 
 def test_few_sums_are_left_to_one_process(path: Path) -> None:
     assert of_file(path).num_rows < stored._ALONE and of_file(path).processes == 1
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    """What was said of its row groups is of what was there before."""
+    path, other = tmp_path / "sums.parquet", tmp_path / "other.parquet"
+    for to, images in ((path, 30), (other, 40)):
+        write(to, Size(images, patches=6, layers=2, severities=2, top_k=2))
+    cell = next(iter(of_file(path)))
+    stored_cell.opened.cache_clear()
+    other.replace(path)
+    with pytest.raises(
+        UserError, match=r"sums\.parquet was replaced while it was read; repeat the command\."
+    ):
+        cell.whole()
+    assert next(iter(of_file(path))).num_images == 40
 
 
 def test_values_are_those_of_all_images_at_once_and_their_intervals_about_those_of_resamples(

@@ -92,10 +92,10 @@ class ContagionMeasurement(Measurement[Result]):
     def _notes(self) -> list[str]:
         """Return a sentence for each number that is missing."""
         notes = [
-            f"no token contagion of {model.name}: its routers cannot be run one by one"
+            f"token contagion of {model.name}: its routers cannot be run one by one"
             for model in self.models
             if not isinstance(model.model, Routable)
         ]
         if self.options.group_images == 1:
-            notes.append("no batch contagion: in groups of one image there are no batch-mates")
+            notes.append("batch contagion: in groups of one image there are no batch-mates")
         return notes

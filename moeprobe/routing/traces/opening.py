@@ -23,7 +23,8 @@ def open_file(path: Path) -> pq.ParquetFile:
         UserError: it is missing, truncated or none.
     """
     if path.is_dir():
-        raise UserError(f"{path} is a folder; name the traces in it, e.g. {path}/clean.parquet.")
+        example = min(path.rglob("*.parquet"), default=path / "clean.parquet")
+        raise UserError(f"{path} is a folder; name the traces in it, e.g. {example}.")
     if not path.exists():
         raise UserError(f"There is no trace {path}.")
     check_regular(path)

@@ -1,6 +1,6 @@
 """What a run was asked, and what made it: for the head of its section and the end of the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moeprobe.inputs.modality import IMAGE, Modality
@@ -23,16 +23,13 @@ def asked(run: Run) -> list[tuple[str, str]]:
     """Return what determined the numbers of a run: (name, value)."""
     lines = []
     for name, given in run.settings.items():
-        # Where images were named, how many to draw at random says nothing.
-        if name in _TELLS_NOTHING or given in ([], {}, "") or (name == "limit" and "images" in run.settings):
+        if given in ([], {}, "") or _says_nothing(name, run):
             continue
         text = _ABSENT.get(name, "none") if given is None else _text(given)
-        if name == "severities" and len(given) > _MOST_NAMED:
-            text = f"{given[0]:g} to {given[-1]:g} in {len(given) - 1} steps"
+        if name == "severities":
+            text = _severities(given, run.sidecar.get("severity_unit"))
         if name == "trained_capacity":
             text = _capacity(run, trained=bool(given))
-        if name == "severities" and run.sidecar.get("severity_unit"):
-            text += f" ({run.sidecar['severity_unit']})"
         called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.modality.plural)
         lines.append((called, text))
     if run.images is not None:
@@ -45,6 +42,28 @@ def asked(run: Run) -> list[tuple[str, str]]:
     if skipped:
         lines.append(("skipped as unreadable", f"{len(skipped)}: {_text(skipped)}"))
     return lines
+
+
+def _severities(given: Sequence[float], unit: str | None) -> str:
+    # Of recorded routing there is one for each trace.
+    different = list(dict.fromkeys(given))
+    text = _text(different)
+    if len(different) > _MOST_NAMED:
+        text = f"{different[0]:g} to {different[-1]:g} in {len(different) - 1} steps"
+    return f"{text} ({unit})" if unit else text
+
+
+def _says_nothing(name: str, run: Run) -> bool:
+    """Whether a setting determines no number, or is said by another one."""
+    settings = run.settings
+    return (
+        name in _TELLS_NOTHING
+        # Where images were named, how many to draw at random says nothing.
+        or (name == "limit" and "images" in settings)
+        # Recorded routing has its own capacity, and gates are replayed only where asked.
+        or (name == "trained_capacity" and "capacity" in settings)
+        or (name == "replayed_gates" and settings[name] is None)
+    )
 
 
 def _capacity(run: Run, *, trained: bool) -> str:
@@ -141,15 +160,16 @@ def checkpoint_table(runs: Sequence[Run]) -> Table | None:
             training = about.get("training") or {}
             cells = (
                 Cell(names.of(run, name)),
-                Cell(str(about.get("path", ""))),
-                Cell(str(about.get("sha256", ""))),
-                Cell(_text(training.get("group", ""))),
-                Cell(_text(training.get("seed", ""))),
-                Cell(_text(training.get("objective", ""))),
-                Cell(_text(training.get("step", ""))),
+                *(_known(about, key) for key in ("path", "sha256")),
+                *(_known(training, key) for key in ("group", "seed", "objective", "step")),
             )
             rows[cells] = None
     return Table("Checkpoints", columns, list(rows)) if rows else None
+
+
+def _known(about: Mapping[str, Any], key: str) -> Cell:
+    """Return the cell of what may not be known."""
+    return Cell("" if about.get(key) is None else _text(about[key]))
 
 
 def computing_table(runs: Sequence[Run]) -> Table:
@@ -163,10 +183,7 @@ def computing_table(runs: Sequence[Run]) -> Table:
             [
                 Cell(run.label),
                 Cell(run.kind),
-                *(
-                    Cell("" if side.get(key) is None else _text(side[key]))
-                    for key in ("git_commit", "platform", "device", "batch_size", "workers")
-                ),
+                *(_known(side, key) for key in ("git_commit", "platform", "device", "batch_size", "workers")),
                 Cell(f"{seconds:.1f}", key=float(seconds)) if isinstance(seconds, (int, float)) else Cell(""),
             ]
         )

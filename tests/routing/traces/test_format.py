@@ -298,7 +298,11 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         TraceFile(path)
     with pytest.raises(UserError, match="There is no trace"):
         TraceFile(tmp_path / "none.parquet")
-    with pytest.raises(UserError, match="is a folder; name the traces in it"):
+    (tmp_path / "recorded").mkdir()
+    path.rename(tmp_path / "recorded" / "t.parquet")
+    with pytest.raises(
+        UserError, match=r"is a folder; name the traces in it, e\.g\. .*/recorded/t\.parquet\."
+    ):
         TraceFile(tmp_path)
     log = tmp_path / "log.jsonl"
     log.write_text("{}")

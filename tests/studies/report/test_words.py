@@ -117,6 +117,18 @@ def test_a_name_that_stands_for_two_checkpoints_gets_its_hash(tmp_path: Path) ->
         assert f"* **Match of corresponding patches: random_crop ({label}).**" in document.markdown
 
 
+def test_recorded_routing_says_its_capacity_once_and_nothing_that_is_not_known(tmp_path: Path) -> None:
+    request = {"severities": [0.1, 0.1], "capacity": ["unlimited"], "replayed_gates": None}
+    folder = write_run(tmp_path / "run", "analyze-trace", request=request)
+    content = json.loads((folder / "table.json").read_text())
+    content["checkpoints"]["a"] |= {"sha256": None, "training": {"seed": None, "group": None}}
+    (folder / "table.json").write_text(json.dumps(content))
+    lines = api.report([folder]).markdown.splitlines()
+    assert [line for line in lines if line.startswith("* capacity:")] == ["* capacity: unlimited"]
+    assert "* severities: 0.1" in lines
+    assert not any("replayed" in line or "None" in line or "none" in line for line in lines)
+
+
 def test_a_kind_of_run_that_nobody_knows_yet_is_reported(tmp_path: Path) -> None:
     values = {("blocks.3", "patch", "jump", ""): [(0.5, 0.4, 0.6)], ("", "", "share", ""): [(0.25, 0.2, 0.3)]}
     folder = write_run(
