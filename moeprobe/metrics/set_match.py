@@ -17,7 +17,7 @@ Axes: B images, J pairs of tokens, E experts, n images of a whole run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,15 +25,16 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.expert_sets import Sides, of_choices, of_words, pack
 from moeprobe.metrics.nulls import against_chance, strata, tokens_of, used
 from moeprobe.metrics.stats.alike import jaccard
-from moeprobe.metrics.stats.set_chance import SetChance, jaccard_of_pairs, set_chance_within_image
-from moeprobe.metrics.stats.statistic import Array, Share
+from moeprobe.metrics.stats.set_chance import SetChance, set_chance_within_image
+from moeprobe.metrics.stats.statistic import Share
 from moeprobe.metrics.stats.strata import Strata
+from moeprobe.metrics.stats.subset_chance import SubsetChance
 from moeprobe.metrics.stats.trials import Trials
 from moeprobe.metrics.stats.within_image import Tokens, per_image
 from moeprobe.metrics.token_kinds import (
-    NO_PAIR,
     TOKEN_ID,
     Paired,
     by_token_kind,
@@ -48,12 +49,6 @@ if TYPE_CHECKING:
 
     from moeprobe.routing.pairs import LayerPair
     from moeprobe.routing.record import LayerRouting
-
-
-# Bits of an int32 without its sign: -1 is "no pair".
-_BITS = 31
-# Choices of a token up to which the subsets of its set are counted: 2**K − 1 each.
-_FEW = 4
 
 
 SET_JACCARD = Metric(
@@ -99,7 +94,7 @@ class SetMatch(LayerAnalysis):
 
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
         """Return the index with chance and kappa, and the share of pairs without an expert."""
-        sides = _of_choices(columns) if "reference_set_0" not in columns else _of_words(columns)
+        sides = of_choices(columns) if "reference_set_0" not in columns else of_words(columns)
         index, trial = sides.index, sides.trial
         num_images, num_places = sides.num_images, sides.num_places
         count = np.bincount(sides.image[trial], minlength=num_images)
@@ -115,12 +110,13 @@ class SetMatch(LayerAnalysis):
         )
         # A prefix token has no other in its image.
         tokens = tokens_of(columns, sides.image, sides.place, aligned=aligned) if num_places > 1 else None
-        if sides.chosen is not None:
+        if sides.chosen is not None and sides.sets is None:
             alike = jaccard(*sides.chosen, num_experts=num_experts(columns))
             trials = Trials(sides.image, alike, num_images=num_images)
             metrics += against_chance(SET_JACCARD, trials, nulls, tokens=tokens)
         else:
-            metrics += _of_any_size(sides, nulls, tokens)
+            chance = _by_sets(sides) if sides.chosen is None else _by_subsets(sides, num_experts(columns))
+            metrics += _against_chance(sides, nulls, tokens, chance)
         if "unserved_both" in columns:
             pairs = columns["set_pairs"]
             share = Share(columns["unserved_both"].astype(np.float64), pairs.astype(np.float64))
@@ -128,100 +124,15 @@ class SetMatch(LayerAnalysis):
         return metrics
 
 
-@dataclass(frozen=True)
-class _Sides:
-    """The pairs of tokens of some images, M of them, and their sets of experts.
-
-    Attributes:
-        image: ``(M,)`` image of each pair.
-        place: ``(M,)`` its place among the image's pairs.
-        sets: of either side ``(M, E)``, zeros and ones; None where ``chosen`` says it.
-        chosen: the experts of either side ``(M, K)`` where all tokens have the same few; else None.
-        index: ``(M,)`` their Jaccard index.
-        trial: ``(M,)`` whether at least one is not empty.
-        num_images: n.
-        num_places: pairs of an image.
-    """
-
-    image: NDArray[np.int64]
-    place: NDArray[np.int64]
-    sets: tuple[NDArray[np.generic], NDArray[np.generic]] | None
-    chosen: tuple[NDArray[np.generic], NDArray[np.generic]] | None
-    index: Array
-    trial: NDArray[np.bool_]
-    num_images: int
-    num_places: int
+# From the trials of which to draw, and the stratum of each, to a chance level.
+_Chance = Callable[[NDArray[np.bool_], Strata], SetChance | SubsetChance]
 
 
-def _of_choices(columns: Columns) -> _Sides:
-    """Return the sets of what tokens chose."""
-    reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
-    image, place = np.nonzero(reference[..., 0] != NO_PAIR)
-    chosen = tuple(side[image, place].astype(np.int64) for side in (reference, view))
-    size = reference.shape[2]
-    if size <= _FEW and all((side >= 0).all() for side in chosen):
-        common = (chosen[0][:, :, None] == chosen[1][:, None]).sum((1, 2))
-        every = np.ones(len(image), dtype=bool)
-        return _Sides(
-            image,
-            place,
-            None,
-            (chosen[0], chosen[1]),
-            common / (2 * size - common),
-            every,
-            *reference.shape[:2],
-        )
-    experts = num_experts(columns)
-    sets = []
-    for side in chosen:
-        # One column more, for choices of nothing.
-        members = np.zeros((len(side), experts + 1))
-        np.put_along_axis(members, side, 1, axis=1)
-        sets.append(members[:, :experts])
-    return _of_sets(image, place, sets[0], sets[1], *reference.shape[:2])
-
-
-def _of_words(columns: Columns) -> _Sides:
-    """Return the sets that are kept as bits."""
-    first = columns["reference_set_0"].astype(np.int64)
-    image, place = np.nonzero(first >= 0)
-    words = sum(name.startswith("view_set_") for name in columns)
-    sides = [
-        _unpack(np.stack([columns[f"{side}_set_{word}"][image, place] for word in range(words)], axis=1))
-        for side in ("reference", "view")
-    ]
-    return _of_sets(image, place, sides[0], sides[1], *first.shape)
-
-
-def _of_sets(
-    image: NDArray[np.int64],
-    place: NDArray[np.int64],
-    reference: Array,
-    view: Array,
-    num_images: int,
-    num_places: int,
-) -> _Sides:
-    # Experts that no set holds say nothing.
-    held = reference.any(0) | view.any(0)
-    sets = reference[:, held], view[:, held]
-    return _Sides(
-        image,
-        place,
-        sets,
-        None,
-        jaccard_of_pairs(*sets),
-        (sets[0] + sets[1]).sum(1) > 0,
-        num_images,
-        num_places,
-    )
-
-
-def _of_any_size(sides: _Sides, nulls: dict[str, Strata], tokens: Tokens | None) -> list[Estimator]:
-    """Return chance and kappa of sets of any size, for each null and within images."""
+def _against_chance(
+    sides: Sides, nulls: dict[str, Strata], tokens: Tokens | None, chance: _Chance
+) -> list[Estimator]:
+    """Return chance and kappa of sets, for each null and within images."""
     assert sides.sets is not None
-    rows = np.concatenate(sides.sets)
-    sets, number = np.unique(rows, axis=0, return_inverse=True)
-    reference, view = number.reshape(2, -1)
 
     def match(which: NDArray[np.bool_]) -> tuple[Share, NDArray[np.int64]]:
         count = np.bincount(sides.image[which & sides.trial], minlength=sides.num_images)
@@ -231,26 +142,54 @@ def _of_any_size(sides: _Sides, nulls: dict[str, Strata], tokens: Tokens | None)
     metrics: list[Estimator] = []
     for null, divided in nulls.items():
         several = used(divided, sides.image)
-        chance = SetChance(
-            image=sides.image[several],
-            reference=reference[several],
-            view=view[several],
-            sets=sets,
-            stratum=divided.number[several],
-            num_images=sides.num_images,
-        )
-        metrics += SET_JACCARD.chance_and_kappa(null, chance, *match(several))
+        metrics += SET_JACCARD.chance_and_kappa(null, chance(several, divided.take(several)), *match(several))
     if tokens is not None:
         inside, present = set_chance_within_image(
             image=sides.image,
-            reference=reference,
-            view=view,
-            sets=sets,
+            reference=sides.sets[0],
+            view=sides.sets[1],
             tokens=tokens,
             num_images=sides.num_images,
         )
         metrics += SET_JACCARD.chance_and_kappa("image", inside, *match(present[sides.image]))
     return metrics
+
+
+def _by_sets(sides: Sides) -> _Chance:
+    """Return how to draw from sets of any size."""
+    assert sides.sets is not None
+    sets, number = np.unique(np.concatenate(sides.sets), axis=0, return_inverse=True)
+    reference, view = number.reshape(2, -1)
+
+    def chance(which: NDArray[np.bool_], strata: Strata) -> SetChance:
+        return SetChance(
+            image=sides.image[which],
+            reference=reference[which],
+            view=view[which],
+            sets=sets,
+            stratum=strata.number,
+            num_images=sides.num_images,
+        )
+
+    return chance
+
+
+def _by_subsets(sides: Sides, num_experts: int) -> _Chance:
+    """Return how to draw from sets of the same size."""
+    assert sides.chosen is not None
+    reference, view = sides.chosen
+
+    def chance(which: NDArray[np.bool_], strata: Strata) -> SubsetChance:
+        return SubsetChance(
+            image=sides.image[which],
+            reference=reference[which],
+            view=view[which],
+            strata=strata,
+            num_experts=num_experts,
+            num_images=sides.num_images,
+        )
+
+    return chance
 
 
 def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
@@ -264,23 +203,6 @@ def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     neither = ~sides["reference"].any(-1) & ~sides["view"].any(-1)
     columns["unserved_both"] = (neither & paired.present).sum(1)
     for side, member in sides.items():
-        for word, packed in enumerate(_pack(member)):
+        for word, packed in enumerate(pack(member)):
             columns[f"{side}_set_{word}"] = packed.masked_fill(~paired.present, -1)
     return columns
-
-
-def _pack(member: Tensor) -> list[Tensor]:
-    """Return sets ``(B, J, E)`` as bits, in as many int32 words ``(B, J)`` as they take."""
-    import torch
-
-    powers = 2 ** torch.arange(_BITS, device=member.device)
-    return [
-        (part.long() * powers[: part.shape[-1]]).sum(-1).to(torch.int32)
-        for part in member.split(_BITS, dim=-1)
-    ]
-
-
-def _unpack(rows: NDArray[np.generic]) -> Array:
-    """Return the sets ``(M, E)`` of rows of words ``(M, W)``, as ones and zeros."""
-    bits = rows.astype(np.int64)[:, :, None] >> np.arange(_BITS) & 1
-    return bits.reshape(len(rows), rows.shape[1] * _BITS).astype(np.float64)

@@ -270,6 +270,7 @@ ANALYSES = Catalog(
         "contagion",
         "costs",
         "declaration",
+        "expert_sets",
         "key_routes",
         "nulls",
         "reading_order",

@@ -67,15 +67,23 @@ def same(reference: Whole, view: Whole, *, size: int = CODES) -> Alike:
 def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_experts: int) -> Alike:
     """Return what makes sets of K experts ``(M, K)`` alike: their Jaccard index."""
     size = reference.shape[1]
-    sides = [ascending(side.astype(np.int64)) for side in (reference, view)]
+    sides = [np.asarray(ascending(side), dtype=np.int64) for side in (reference, view)]
     levels = []
     for number in range(1, size + 1):
-        # Differences of c / (2K − c) at c = 0: the coefficients of a polynomial in binom(c, j).
-        weight = sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
-        chosen = np.array(list(combinations(range(size), number)))
-        codes = [encode(side[:, chosen], base=num_experts) for side in sides]
-        levels.append(Codes(weight, codes[0], codes[1], min(num_experts**number, CODES)))
+        codes = [subsets(side, number, num_experts=num_experts) for side in sides]
+        levels.append(Codes(coefficient(number, size), codes[0], codes[1], min(num_experts**number, CODES)))
     return levels
+
+
+def coefficient(number: int, size: int) -> float:
+    """Return b_j of the Jaccard index of sets of K: the difference of order j of c / (2K − c) at c = 0."""
+    return sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
+
+
+def subsets(side: Whole, number: int, *, num_experts: int) -> Whole:
+    """Return the codes of all subsets of ``number`` experts ``(M, F)`` of sets in ascending order ``(M, K)``."""
+    chosen = np.array(list(combinations(range(side.shape[1]), number)))
+    return encode(side[:, chosen], base=num_experts)
 
 
 def encode(rows: NDArray[np.generic], *, base: int) -> Whole:

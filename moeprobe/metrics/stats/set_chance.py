@@ -16,6 +16,8 @@ from moeprobe.metrics.stats.trials import Trials
 from moeprobe.metrics.stats.within_image import Tokens, apart, per_trial
 
 Whole = NDArray[np.int64]
+# Sets as ones and zeros, in any precision.
+Members = NDArray[np.floating]
 
 # Numbers held at a time.
 _BLOCK_NUMBERS = 2**22
@@ -23,7 +25,7 @@ _BLOCK_NUMBERS = 2**22
 
 def jaccard(one: Array, other: Array) -> Array:
     """Return |S ∩ T| / |S ∪ T| ``(A, B)`` of sets ``(A, E)``, ``(B, E)`` of zeros and ones; 0 where both are empty."""
-    common = one @ other.T
+    common = (one @ other.T).astype(np.float64)
     union = one.sum(1)[:, None] + other.sum(1) - common
     return common / np.maximum(union, 1)
 
@@ -186,7 +188,7 @@ def _occurrences(side: Whole, number: Whole, sets: Array, size: int) -> tuple[Ar
 
 
 def among_themselves(
-    group: Whole, reference: Array, view: Array, num_groups: int, *, tokens: Tokens | None = None
+    group: Whole, reference: Members, view: Members, num_groups: int, *, tokens: Tokens | None = None
 ) -> Array:
     """Return Σ_{p, q} J(reference_p, view_q) ``(num_groups,)`` over all p and q of a group, of sets ``(M, E)``.
 
@@ -209,10 +211,11 @@ def among_themselves(
         # Absent ones are empty sets, which have nothing in common with any.
         sides = []
         for values in (reference, view):
-            padded = np.zeros((min(step, num_groups - start), longest, num_experts))
+            padded = np.zeros((min(step, num_groups - start), longest, num_experts), dtype=values.dtype)
             padded[rows, at] = values[order[here]]
             sides.append(padded)
-        common = sides[0] @ sides[1].transpose(0, 2, 1)
+        # Whole numbers, so single precision is exact up to here.
+        common = (sides[0] @ sides[1].transpose(0, 2, 1)).astype(np.float64)
         union = sides[0].sum(2)[:, :, None] + sides[1].sum(2)[:, None] - common
         alike = common / np.maximum(union, 1)
         for token in tokens or ():
@@ -223,24 +226,30 @@ def among_themselves(
     return found
 
 
-def jaccard_of_pairs(reference: Array, view: Array) -> Array:
+def jaccard_of_pairs(reference: Members, view: Members) -> Array:
     """Return |S ∩ T| / |S ∪ T| ``(M,)``, row by row, of sets ``(M, E)``; 0 where both are empty."""
-    common = (reference * view).sum(1)
+    common = (reference * view).sum(1, dtype=np.float64)
     return common / np.maximum(reference.sum(1) + view.sum(1) - common, 1)
 
 
 def set_chance_within_image(
-    *, image: Whole, reference: Whole, view: Whole, sets: Array, tokens: Tokens, num_images: int
+    *, image: Whole, reference: Members, view: Members, tokens: Tokens, num_images: int
 ) -> tuple[Share, NDArray[np.bool_]]:
     """Return the Jaccard index of a token with *another* token of its image, two empty sets left out.
 
     The images are weighted by their pairs of tokens, and those without two pairs that have no token in common take no
-    part: the second result ``(n,)`` says which do. Arguments as for ``SetChance``, ``tokens`` as for ``within_image``.
+    part: the second result ``(n,)`` says which do.
+
+    Args:
+        image: ``(M,)`` image number of each pair of tokens.
+        reference: ``(M, E)`` the reference's sets, ones where an expert is in.
+        view: ``(M, E)`` the view's.
+        tokens: as for ``within_image``.
+        num_images: n.
     """
-    one, other = sets[reference], sets[view]
-    agree = among_themselves(image, one, other, num_images, tokens=tokens)
+    agree = among_themselves(image, reference, view, num_images, tokens=tokens)
     # The code of an empty set is 0 on either side, that of another one is not the same on both.
-    codes = [np.where(side.any(1), code, 0) for code, side in ((1, one), (2, other))]
+    codes = [np.where(side.any(1), code, 0) for code, side in ((1, reference), (2, view))]
     known = Trials(image, same(codes[0], codes[1]), num_images=num_images)
     (pairs, left_out), trials = apart(known, tokens), known.number.astype(np.float64)
     match, draws = (per_trial(total, pairs, trials).numerator for total in (agree, pairs - left_out))

@@ -1,0 +1,134 @@
+"""Sets of experts of the tokens of two sides, from what tokens chose or from bits.
+
+Axes: B images, J pairs of tokens, M pairs of tokens of some images, E experts, K of a token, n images, W words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.base import Columns
+from moeprobe.metrics.stats.set_chance import jaccard_of_pairs
+from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.token_kinds import NO_PAIR, num_experts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Bits of an int32 without its sign: -1 is "no pair".
+_BITS = 31
+# Choices of a token up to which the subsets of its set are counted, 2**K − 1 each: all at once, or one size at a time.
+_FEW = 4
+_MORE = 10
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The pairs of tokens of some images, M of them, and their sets of experts.
+
+    Attributes:
+        image: ``(M,)`` image of each pair.
+        place: ``(M,)`` its place among the image's pairs.
+        sets: of either side ``(M, E)``, zeros and ones; None where ``chosen`` says it all.
+        chosen: the experts of either side ``(M, K)`` where all tokens have the same number, and no more than
+            ``_MORE``; else None.
+        index: ``(M,)`` their Jaccard index.
+        trial: ``(M,)`` whether at least one is not empty.
+        num_images: n.
+        num_places: pairs of an image.
+    """
+
+    image: NDArray[np.int64]
+    place: NDArray[np.int64]
+    sets: tuple[NDArray[np.floating], NDArray[np.floating]] | None
+    chosen: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    index: Array
+    trial: NDArray[np.bool_]
+    num_images: int
+    num_places: int
+
+
+def of_choices(columns: Columns) -> Sides:
+    """Return the sets of what tokens chose."""
+    reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
+    image, place = np.nonzero(reference[..., 0] != NO_PAIR)
+    chosen = tuple(side[image, place].astype(np.int64) for side in (reference, view))
+    size = reference.shape[2]
+    whole = all((side >= 0).all() for side in chosen)
+    if size <= _FEW and whole:
+        common = (chosen[0][:, :, None] == chosen[1][:, None]).sum((1, 2))
+        every = np.ones(len(image), dtype=bool)
+        return Sides(
+            image,
+            place,
+            None,
+            (chosen[0], chosen[1]),
+            common / (2 * size - common),
+            every,
+            *reference.shape[:2],
+        )
+    experts = num_experts(columns)
+    sets = []
+    for side in chosen:
+        # One column more, for choices of nothing.
+        members = np.zeros((len(side), experts + 1), dtype=np.float32)
+        np.put_along_axis(members, side, 1, axis=1)
+        sets.append(members[:, :experts])
+    sides = _of_sets(image, place, sets[0], sets[1], *reference.shape[:2])
+    return replace(sides, chosen=(chosen[0], chosen[1])) if whole and size <= _MORE else sides
+
+
+def of_words(columns: Columns) -> Sides:
+    """Return the sets that are kept as bits."""
+    first = columns["reference_set_0"].astype(np.int64)
+    image, place = np.nonzero(first >= 0)
+    words = sum(name.startswith("view_set_") for name in columns)
+    sides = [
+        _unpack(np.stack([columns[f"{side}_set_{word}"][image, place] for word in range(words)], axis=1))
+        for side in ("reference", "view")
+    ]
+    return _of_sets(image, place, sides[0], sides[1], *first.shape)
+
+
+def _of_sets(
+    image: NDArray[np.int64],
+    place: NDArray[np.int64],
+    reference: NDArray[np.floating],
+    view: NDArray[np.floating],
+    num_images: int,
+    num_places: int,
+) -> Sides:
+    # Experts that no set holds say nothing.
+    held = reference.any(0) | view.any(0)
+    sets = reference[:, held], view[:, held]
+    return Sides(
+        image,
+        place,
+        sets,
+        None,
+        jaccard_of_pairs(*sets),
+        (sets[0] + sets[1]).sum(1) > 0,
+        num_images,
+        num_places,
+    )
+
+
+def pack(member: Tensor) -> list[Tensor]:
+    """Return sets ``(B, J, E)`` as bits, in as many int32 words ``(B, J)`` as they take."""
+    import torch
+
+    powers = 2 ** torch.arange(_BITS, device=member.device)
+    return [
+        (part.long() * powers[: part.shape[-1]]).sum(-1).to(torch.int32)
+        for part in member.split(_BITS, dim=-1)
+    ]
+
+
+def _unpack(rows: NDArray[np.generic]) -> Array:
+    """Return the sets ``(M, E)`` of rows of words ``(M, W)``, as ones and zeros."""
+    bits = rows.astype(np.int64)[:, :, None] >> np.arange(_BITS) & 1
+    return bits.reshape(len(rows), rows.shape[1] * _BITS).astype(np.float64)

@@ -1,0 +1,153 @@
+"""How alike sets of K experts are by chance, for K so large that counts of all their subsets would not fit at once.
+
+As in ``alike``, J = Σ_j b_j binom(c, j), with c the experts in common and binom(c, j) the subsets of j experts in both.
+A set has 2^K − 1 subsets, 255 of the eight experts of many language models. They are counted for one j at a time, and
+of these only as many as fit at once: time grows with the tokens, and memory with their sets.
+
+Axes: M trials (pairs of tokens), F subsets of a set, n images, s strata.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from moeprobe.metrics.stats.alike import ascending, coefficient, subsets
+from moeprobe.metrics.stats.statistic import Array, divide, expanded
+from moeprobe.metrics.stats.strata import Strata
+
+Whole = NDArray[np.int64]
+
+# Codes that are counted at a time, and those that are made at a time.
+_BLOCK_CODES = 2**21
+_MADE = 2**20
+# An odd number without a pattern, 2**64 divided by the golden ratio: its products scatter codes over parts.
+_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class SubsetChance:
+    """The Jaccard index that independent draws with the two sides' own marginals would reach, within strata.
+
+    c, its draws of two images and its strata are those of ``chance.Chance``. Under weights it is its linear
+    approximation.
+
+    Args:
+        image: ``(M,)`` image of each trial.
+        reference: ``(M, K)`` the experts of the reference's token, all different.
+        view: ``(M, K)`` those of the view's.
+        strata: of the trials.
+        num_experts: E.
+        num_images: n.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: Whole,
+        reference: Whole,
+        view: Whole,
+        strata: Strata,
+        num_experts: int,
+        num_images: int,
+    ) -> None:
+        self._image = image
+        self._sides = [np.asarray(ascending(side), dtype=np.int64) for side in (reference, view)]
+        self._size, self._num_experts, self._num_images = reference.shape[1], num_experts, num_images
+        different, self._stratum = np.unique(strata.number, return_inverse=True)
+        self._num_strata = len(different)
+
+    def evaluate(self, weights: Array) -> Array:
+        """Return c under each set of weights, to first order."""
+        value, influence = self._found
+        return np.clip(expanded(value, influence, weights), 0.0, 1.0)
+
+    def influence(self) -> Array:
+        """Return the derivative of c by each image's weight."""
+        return self._found[1]
+
+    @cached_property
+    def _found(self) -> tuple[float, Array]:
+        """Return c and the influences."""
+        # A slot is an image in a stratum.
+        slots, slot = np.unique(self._stratum * self._num_images + self._image, return_inverse=True)
+        of_slot = np.bincount(slot, minlength=len(slots)).astype(np.float64)
+        stratum, image = slots // self._num_images, slots % self._num_images
+        trials, own_pairs = (self._by_stratum(stratum, number) for number in (of_slot, of_slot**2))
+        pairs = trials**2 - own_pairs
+        share = divide(trials, pairs, empty=0.0)
+        alike, of_image = np.zeros(self._num_strata), np.zeros(self._num_images)
+        # How alike the trials of a slot are, each with each; a single one is with itself.
+        alone = len(slots) == len(slot)
+        own = np.bincount(slot, weights=self._hits()) if alone else np.zeros(len(slots))
+        for weight, (number, row), (other_number, other_row), of_code in self._counted():
+            one, other = (np.bincount(side, minlength=len(of_code)) for side in (number, other_number))
+            alike += weight * self._by_stratum(of_code, one * other)
+            for side, rows, opposite in ((number, row, other), (other_number, other_row, one)):
+                slope = weight * share[of_code] * opposite
+                of_image += np.bincount(self._image[rows], weights=slope[side], minlength=self._num_images)
+            if not alone:
+                shape = len(of_code), len(slots)
+                left, right = (
+                    sparse.csr_array(sparse.coo_array((np.ones(len(side)), (side, slot[rows])), shape=shape))
+                    for side, rows in ((number, row), (other_number, other_row))
+                )
+                own += weight * left.multiply(right).sum(axis=0)
+        alike -= self._by_stratum(stratum, own)
+        used = float(trials[share > 0].sum())
+        value = float(np.clip(divide((share * alike).sum(), used), 0.0, 1.0))
+        rate = divide(alike, pairs, empty=0.0)
+        of_trial = (1 - 2 * share * trials) * rate - np.nan_to_num(value) * (share > 0)
+        of_own = share[stratum] * (rate[stratum] * of_slot**2 - own)
+        of_image += np.bincount(
+            image, weights=of_trial[stratum] * of_slot + 2 * of_own, minlength=self._num_images
+        )
+        return value, divide(of_image, used)
+
+    def _hits(self) -> Array:
+        """Return the Jaccard index of each trial ``(M,)``."""
+        reference, view = self._sides
+        common = sum((reference == view[:, [place]]).sum(1) for place in range(self._size))
+        return np.asarray(common / (2 * self._size - common), dtype=np.float64)
+
+    def _by_stratum(self, stratum: Whole, values: NDArray[np.number]) -> Array:
+        return np.bincount(stratum, weights=values, minlength=self._num_strata).astype(np.float64)
+
+    def _counted(self) -> Iterator[tuple[float, tuple[Whole, Whole], tuple[Whole, Whole], Whole]]:
+        """Yield for some subsets: their weight, number and row of those of either side, and the stratum of each number.
+
+        Subsets have one number where they are the same in one stratum.
+        """
+        from pandas import factorize  # takes long to load, and lists of metrics need none of it
+
+        for size in range(1, self._size + 1):
+            parts = -(-2 * len(self._image) * comb(self._size, size) // _BLOCK_CODES)
+            for part in range(parts):
+                (one, row), (other, other_row) = (
+                    self._codes(side, size, part, parts) for side in self._sides
+                )
+                stratum = np.concatenate([self._stratum[row], self._stratum[other_row]])
+                number, cells = factorize(np.concatenate([one, other]) * self._num_strata + stratum)
+                yield (
+                    coefficient(size, self._size),
+                    (number[: len(one)], row),
+                    (number[len(one) :], other_row),
+                    cells % self._num_strata,
+                )
+
+    def _codes(self, side: Whole, size: int, part: int, parts: int) -> tuple[Whole, Whole]:
+        """Return those of a side's subsets of ``size`` experts that are in a part, and the rows they are of."""
+        wide = comb(self._size, size)
+        step = max(1, _MADE // (wide * size))
+        found = []
+        for start in range(0, max(len(side), 1), step):
+            codes = subsets(side[start : start + step], size, num_experts=self._num_experts).ravel()
+            row = start + np.arange(len(codes)) // wide
+            if parts > 1:
+                scattered = codes.astype(np.uint64) * _SCATTER >> np.uint64(32)
+                here = scattered % np.uint64(parts) == part
+                codes, row = codes[here], row[here]
+            found.append((codes, row))
+        return np.concatenate([codes for codes, _ in found]), np.concatenate([row for _, row in found])
