@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns
+from moeprobe.metrics.stats.alike import jaccard_of_choices
 from moeprobe.metrics.stats.set_chance import jaccard_of_pairs
 from moeprobe.metrics.stats.statistic import Array
 from moeprobe.metrics.token_kinds import NO_PAIR, num_experts
@@ -60,14 +61,13 @@ def of_choices(columns: Columns) -> Sides:
     size = reference.shape[2]
     whole = all((side >= 0).all() for side in chosen)
     if size <= _FEW and whole:
-        common = (chosen[0][:, :, None] == chosen[1][:, None]).sum((1, 2))
         every = np.ones(len(image), dtype=bool)
         return Sides(
             image,
             place,
             None,
             (chosen[0], chosen[1]),
-            common / (2 * size - common),
+            jaccard_of_choices(*chosen),
             every,
             *reference.shape[:2],
         )

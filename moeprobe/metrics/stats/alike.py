@@ -23,7 +23,7 @@ Whole = NDArray[np.int64]
 # Codes are below this.
 CODES = 2**38
 # An odd number without a pattern, 2**64 divided by the golden ratio.
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)
+SCATTER = np.uint64(0x9E3779B97F4A7C15)
 # Numbers of a histogram of images by codes, held at a time.
 _BLOCK_NUMBERS = 2**20
 
@@ -99,9 +99,16 @@ def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
         return code
     code = np.zeros(rows.shape[:-1], dtype=np.uint64)
     for place in range(depth):
-        code = (code ^ rows[..., place].astype(np.uint64)) * _SCATTER
+        code = (code ^ rows[..., place].astype(np.uint64)) * SCATTER
         code ^= code >> np.uint64(29)
     return (code % np.uint64(CODES)).astype(np.int64)
+
+
+def jaccard_of_choices(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Array:
+    """Return the Jaccard index ``(M,)`` of sets of K experts each ``(M, K)``, row by row."""
+    size = reference.shape[1]
+    common = sum(((reference == view[:, [place]]).sum(1) for place in range(size)), np.zeros(len(view)))
+    return common / (2 * size - common)
 
 
 def ascending(rows: NDArray[np.generic]) -> NDArray[np.generic]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from moeprobe.metrics.stats.alike import ascending, coefficient, subsets
+from moeprobe.metrics.stats.alike import SCATTER, ascending, coefficient, jaccard_of_choices, subsets
 from moeprobe.metrics.stats.statistic import Array, divide, expanded
 from moeprobe.metrics.stats.strata import Strata
 
@@ -24,8 +24,6 @@ Whole = NDArray[np.int64]
 # Codes that are counted at a time, and those that are made at a time.
 _BLOCK_CODES = 2**21
 _MADE = 2**20
-# An odd number without a pattern, 2**64 divided by the golden ratio: its products scatter codes over parts.
-_SCATTER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SubsetChance:
@@ -81,7 +79,7 @@ class SubsetChance:
         alike, of_image = np.zeros(self._num_strata), np.zeros(self._num_images)
         # How alike the trials of a slot are, each with each; a single one is with itself.
         alone = len(slots) == len(slot)
-        own = np.bincount(slot, weights=self._hits()) if alone else np.zeros(len(slots))
+        own = np.bincount(slot, weights=jaccard_of_choices(*self._sides)) if alone else np.zeros(len(slots))
         for weight, (number, row), (other_number, other_row), of_code in self._counted():
             one, other = (np.bincount(side, minlength=len(of_code)) for side in (number, other_number))
             alike += weight * self._by_stratum(of_code, one * other)
@@ -105,12 +103,6 @@ class SubsetChance:
             image, weights=of_trial[stratum] * of_slot + 2 * of_own, minlength=self._num_images
         )
         return value, divide(of_image, used)
-
-    def _hits(self) -> Array:
-        """Return the Jaccard index of each trial ``(M,)``."""
-        reference, view = self._sides
-        common = sum((reference == view[:, [place]]).sum(1) for place in range(self._size))
-        return np.asarray(common / (2 * self._size - common), dtype=np.float64)
 
     def _by_stratum(self, stratum: Whole, values: NDArray[np.number]) -> Array:
         return np.bincount(stratum, weights=values, minlength=self._num_strata).astype(np.float64)
@@ -146,7 +138,7 @@ class SubsetChance:
             codes = subsets(side[start : start + step], size, num_experts=self._num_experts).ravel()
             row = start + np.arange(len(codes)) // wide
             if parts > 1:
-                scattered = codes.astype(np.uint64) * _SCATTER >> np.uint64(32)
+                scattered = codes.astype(np.uint64) * SCATTER >> np.uint64(32)
                 here = scattered % np.uint64(parts) == part
                 codes, row = codes[here], row[here]
             found.append((codes, row))
