@@ -16,6 +16,7 @@ import numpy as np
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, Share, Totals, divide
 from moeprobe.metrics.token_kinds import double, patches, take_tokens
 
@@ -81,8 +82,6 @@ class _Pairs:
         number = round((np.sqrt(8 * both.shape[1] + 1) - 1) / 2)
         order = zip(*(index.tolist() for index in np.triu_indices(number)), strict=True)
         self._place = {pair: column for column, pair in enumerate(order)}
-        # All lifts ask for the same resamples, one after the other; they are the expensive part.
-        self._last: tuple[Array, Array] | None = None
 
     @property
     def experts(self) -> list[tuple[int, int]]:
@@ -93,11 +92,10 @@ class _Pairs:
         """Return the tokens ``(n,)`` that two experts both process, or the same one does."""
         return self._both[:, self._place[one, other]]
 
+    @remembered
     def under(self, weights: Array) -> Array:
         """Return the sums of all pairs ``(E (E + 1) / 2, R)`` under weights ``(n, R)``."""
-        if self._last is None or self._last[0] is not weights:
-            self._last = weights, self._both.T @ weights
-        return self._last[1]
+        return self._both.T @ weights
 
     def places(self, one: int, other: int) -> list[int]:
         """Return where the sums of both together, of the one and of the other are."""

@@ -117,6 +117,22 @@ def _of_sets(
     )
 
 
+def different(rows: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.int64]]:
+    """Return the different sets ``(U, E)`` of rows ``(M, E)`` of zeros and ones, and which of them each row is.
+
+    They come in the order of their rows, as from ``np.unique``. That compares entry by entry; here 64 entries are one
+    number, which takes a fraction of the time.
+    """
+    bits = np.packbits(rows.astype(bool), axis=1)
+    padded = np.ascontiguousarray(np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))))
+    words = padded.view(">u8").astype(np.uint64)
+    keys = words[:, 0] if words.shape[1] == 1 else words
+    _, first, number = np.unique(
+        keys, axis=0 if keys.ndim > 1 else None, return_index=True, return_inverse=True
+    )
+    return rows[first], number.reshape(-1)
+
+
 def pack(member: Tensor) -> list[Tensor]:
     """Return sets ``(B, J, E)`` as bits, in as many int32 words ``(B, J)`` as they take."""
     import torch

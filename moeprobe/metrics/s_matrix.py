@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, Totals, divide
 
 if TYPE_CHECKING:
@@ -121,15 +122,11 @@ class _Matrix:
         self.num_images = len(pairs)
         self._products = products
         self._pairs = pairs
-        # All entries ask for the same resamples, or influences, one after the other; they are the expensive part.
-        self._last: tuple[Array, Array] | None = None
-        self._last_influence: tuple[Totals, Array] | None = None
 
+    @remembered
     def under(self, weights: Array) -> Array:
         """Return S ``(E, E, R)`` under weights ``(n, R)``; NaN where there is no pair."""
-        if self._last is None or self._last[0] is not weights:
-            self._last = weights, self._over(self._products.T @ weights, self._pairs @ weights)
-        return self._last[1]
+        return self._over(self._products.T @ weights, self._pairs @ weights)
 
     @cached_property
     def totals(self) -> Totals:
@@ -141,14 +138,13 @@ class _Matrix:
         products, pairs = totals
         return self._over(products[:, None], np.asarray(pairs)[None])[..., 0]
 
+    @remembered
     def influence(self, totals: Totals) -> Array:
         """Return each image's influence on each entry ``(n, E, E)``."""
-        if self._last_influence is None or self._last_influence[0] is not totals:
-            shape = (-1, self.num_experts, self.num_experts)
-            own = self.num_experts * self._products.reshape(shape)
-            own = own - self.of(totals) * self._pairs[:, None, None]
-            self._last_influence = totals, divide(own, totals[1])
-        return self._last_influence[1]
+        shape = (-1, self.num_experts, self.num_experts)
+        own = self.num_experts * self._products.reshape(shape)
+        own = own - self.of(totals) * self._pairs[:, None, None]
+        return divide(own, totals[1])
 
     def _over(self, products: Array, pairs: Array) -> Array:
         """Return S ``(E, E, R)`` of summed products ``(E·E, R)`` and pairs ``(R,)``."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.expert_sets import Sides, of_choices, of_words, pack
+from moeprobe.metrics.expert_sets import Sides, different, of_choices, of_words, pack
 from moeprobe.metrics.nulls import against_chance, strata, tokens_of, used
 from moeprobe.metrics.stats.alike import jaccard
 from moeprobe.metrics.stats.set_chance import SetChance, set_chance_within_image
@@ -158,7 +158,7 @@ def _against_chance(
 def _by_sets(sides: Sides) -> _Chance:
     """Return how to draw from sets of any size."""
     assert sides.sets is not None
-    sets, number = np.unique(np.concatenate(sides.sets), axis=0, return_inverse=True)
+    sets, number = different(np.concatenate(sides.sets))
     reference, view = number.reshape(2, -1)
 
     def chance(which: NDArray[np.bool_], strata: Strata) -> SetChance:

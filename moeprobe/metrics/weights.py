@@ -170,11 +170,16 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
     unmoved = (reference == view).all(-1) & trial
     cosine = (one * other).sum(-1).masked_fill(unmoved.to(one.device), 1)
-    parts = [shares(side) for side in (reference, view)]
+    # A row is one expert: a distance of 1 from all that have another.
+    single = pair.reference.top_k == pair.view.top_k == 1
+    parts = [] if single else [shares(side) for side in (reference, view)]
+    apart = (
+        double(trial) - cosine if single else double(jensen_shannon_distance(*parts).masked_fill(~trial, 0))
+    )
     columns = {
         "weight_pairs": paired.present.sum(1),
         "weight_trials": trial.sum(1),
-        "weight_distance": double(jensen_shannon_distance(*parts).masked_fill(~trial, 0)).sum(1),
+        "weight_distance": apart.sum(1),
         "weight_cosine": cosine.sum(1),
         "weight_reference": one.sum(1),
         "weight_view": other.sum(1),
@@ -185,19 +190,17 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         # Places without any trial (of texts that are shorter) add nothing.
         there = trial.any(0)
         places = Paired(paired.reference[:, there], paired.view[:, there], trial[:, there])
-        parts = [side[:, there] for side in parts]
         units = [side[:, there] for side in (one, other)]
         every = double(places.present[..., None])
         products = ProductsOfOthers(places, aligned=pair.aligned)
         number, cosine = products.sums(every, every), products.sums(*units)
-        if pair.view.top_k == 1:
-            # A row is one expert: a distance of 1 from all that have another.
-            distance = number - products.sums(*(double(part) for part in parts))
-        else:
-            distance = _distances_of_others(places, parts, top_k=pair.view.top_k)
         columns |= {
             "weight_others": number.long(),
-            "weight_distance_others": distance,
+            "weight_distance_others": (
+                number - cosine
+                if single
+                else _distances_of_others(places, [side[:, there] for side in parts], top_k=pair.view.top_k)
+            ),
             "weight_cosine_others": cosine,
         }
     return columns

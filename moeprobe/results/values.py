@@ -79,7 +79,7 @@ class Valuation:
     ) -> None:
         self._analyses, self._aligned, self._seed = analyses, aligned, seed
         self._influences, self._experts, self._largest = influences, experts, largest
-        self._keep = influences or paired
+        self._keep, self._paired = influences or paired, paired
         self._bootstraps: dict[int, Bootstrap] = {}
 
     def __call__(self, stored: StoredCell) -> Values:
@@ -93,7 +93,8 @@ class Valuation:
         share_equal([one.statistic for one in known])
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
         resampled = [one for one in known if not is_linear(one.statistic)]
-        values = iter(bootstrap.replicate([(one.statistic, one.counted) for one in resampled]))
+        asked = [(one.statistic, one.counted) for one in resampled]
+        values = iter(bootstrap.replicate(asked, paired=self._paired))
         numbers = [
             linearized.of_all(one.statistic, one.counted) if is_linear(one.statistic) else next(values)
             for one in known

@@ -1,4 +1,8 @@
-"""Independent pieces of work in several processes, where a process can be copied as it is (Linux)."""
+"""Independent pieces of work in several processes, where a process can be copied as it is (Linux).
+
+Every piece is computed with one thread of NumPy's linear algebra: threads of several processes would wait for one
+another, and the last bits of a sum would depend on how many cores there are.
+"""
 
 import multiprocessing
 import os
@@ -32,6 +36,7 @@ def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator
         UserError: a process was ended from outside.
     """
     processes = min(processes, pieces)
+    work = _in_one_thread(work)
     if processes < 2:
         yield from map(work, range(pieces))
         return
@@ -52,6 +57,21 @@ def spread(work: Callable[[int], T], pieces: int, *, processes: int) -> Iterator
             process.terminate()
             process.join()
             receiver.close()
+
+
+def _in_one_thread(work: Callable[[int], T]) -> Callable[[int], T]:
+    """Return what does the same work with one thread of linear algebra."""
+    from threadpoolctl import (
+        ThreadpoolController,  # takes a while to load, and most commands compute no statistics
+    )
+
+    libraries = ThreadpoolController()
+
+    def limited(piece: int) -> T:
+        with libraries.limit(limits=1, user_api="blas"):
+            return work(piece)
+
+    return limited
 
 
 def _received(receiver: Connection) -> Any:

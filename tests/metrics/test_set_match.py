@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeprobe.metrics.expert_sets import different
 from moeprobe.metrics.set_match import SetMatch
 from moeprobe.metrics.stats.set_chance import SetChance
 from moeprobe.routing.pairs import LayerPair
@@ -128,6 +129,17 @@ def test_sets_of_one_are_codes() -> None:
     one, other = chance_of(**shared), SetChance(**shared, sets=np.eye(6))
     np.testing.assert_allclose(other.evaluate(weights), one.evaluate(weights), rtol=1e-12)
     np.testing.assert_allclose(other.influence(), one.influence(), atol=1e-14)
+
+
+@pytest.mark.parametrize("experts", [1, 8, 9, 63, 64, 65, 130])
+def test_different_sets_are_those_of_numpy_in_its_order(experts: int) -> None:
+    rows = (np.random.default_rng(experts).random((500, experts)) < 2 / experts).astype(np.float32)
+    rows[7] = 0
+    expected, which = np.unique(rows, axis=0, return_inverse=True)
+    for ordered in (rows, np.asfortranarray(rows)):
+        sets, number = different(ordered)
+        assert np.array_equal(sets, expected)
+        assert np.array_equal(number, which.reshape(-1))
 
 
 def test_independent_sets_have_no_kappa_however_many_are_empty() -> None:

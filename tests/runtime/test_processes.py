@@ -5,7 +5,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+from threadpoolctl import threadpool_info
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.processes import spread
@@ -30,6 +32,19 @@ def test_results_come_in_order(processes: int) -> None:
     assert [value for value, _ in found] == list(range(10, 17))
     workers = {pid for _, pid in found}
     assert len(workers) == min(processes, 7) and (os.getpid() in workers) == (processes == 1)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_linear_algebra_takes_one_thread_in_a_piece(processes: int) -> None:
+    before = _blas_threads()
+    assert before
+    assert list(spread(lambda _: set(_blas_threads()), 3, processes=processes)) == [{1}] * 3
+    assert _blas_threads() == before
+
+
+def _blas_threads() -> list[int]:
+    assert np.ones((2, 2)) @ np.ones(2) is not None  # so that it is loaded
+    return [one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"]
 
 
 def test_no_pieces() -> None:

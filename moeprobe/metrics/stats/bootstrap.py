@@ -9,12 +9,13 @@ Axes: R resamples, n images.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates, bounded
-from moeprobe.metrics.stats.statistic import Array, Statistic, is_bounded, standard_error
+from moeprobe.metrics.stats.statistic import Array, Share, Statistic, is_bounded, standard_error
 from moeprobe.runtime.seeds import generator
 
 NUM_RESAMPLES = 2000
@@ -32,10 +33,13 @@ class Bootstrap:
         self._rows = max(1, _CHUNK_NUMBERS // max(num_images, 1))
         self._kept: Array | None = None
 
-    def replicate(self, statistics: Sequence[tuple[Statistic, NDArray[np.generic]]]) -> list[Replicates]:
+    def replicate(
+        self, statistics: Sequence[tuple[Statistic, NDArray[np.generic]]], *, paired: bool = True
+    ) -> list[Replicates]:
         """Evaluate statistics, each with its trials per image ``(n,)``, on all images and on each resample.
 
-        A statistic with trials in fewer than 20 images gets its point only.
+        A statistic with trials in fewer than 20 images gets its point only. Without ``paired``, that is where no
+        difference follows, shares are not resampled: their intervals do not need it.
         """
         everything = np.ones((self._num_images, 1))
         found = []
@@ -50,6 +54,9 @@ class Bootstrap:
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
+                # With trials in 20 images or more, practically no resample is without any.
+                if isinstance(statistic, Share) and not paired:
+                    replicates = replace(replicates, values=np.empty(0))
             found.append(replicates)
         for start, weights in self._chunks():
             for (statistic, _), replicates in zip(statistics, found, strict=True):

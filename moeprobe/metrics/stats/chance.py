@@ -13,6 +13,7 @@ from moeprobe.metrics.stats.alike import Codes, within
 from moeprobe.metrics.stats.chance_resampled import ResampledChance
 from moeprobe.metrics.stats.chance_totals import ChanceTotals
 from moeprobe.metrics.stats.counts import Counts, count
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, divide, expanded
 from moeprobe.metrics.stats.strata import Strata, are_thin
 from moeprobe.metrics.stats.trials import Trials
@@ -40,8 +41,6 @@ class Chance:
 
     def __init__(self, trials: Trials, strata: Strata) -> None:
         self.trials, self.strata = trials, strata
-        # Chance and kappa ask for the same resamples one after the other; the product is the expensive part.
-        self._last: tuple[Array, Array] | None = None
         self._like: Chance | None = None
 
     def share(self, other: "Chance") -> None:
@@ -60,15 +59,11 @@ class Chance:
             and all(left.is_like(right) for left, right in zip(one.alike, two.alike, strict=True))
         )
 
+    @remembered
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
         if self._like is not None:
             return self._like.evaluate(weights)
-        if self._last is None or self._last[0] is not weights:
-            self._last = weights, self._under(weights)
-        return self._last[1]
-
-    def _under(self, weights: Array) -> Array:
         if self._is_thin:
             return np.clip(expanded(self.value(), self.influence(), weights), 0.0, 1.0)
         return self._resampled.evaluate(weights)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 
 from moeprobe.metrics.stats.entries import Entries, Whole, added
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, divide
 from moeprobe.runtime.seeds import generator
 
@@ -54,7 +55,6 @@ class Association:
         self._shape = len(values), num_experts
         self._present = np.zeros(codes.shape, dtype=bool)
         self._present[self._image, self._token] = True
-        self._last: tuple[Array, tuple[Array, Array]] | None = None
 
     @property
     def scale(self) -> float:
@@ -66,15 +66,14 @@ class Association:
         """Tokens that are counted, by image ``(n,)``."""
         return self._present.sum(1)
 
+    @remembered
     def under(self, weights: Array) -> tuple[Array, Array]:
         """Return the information and the permuted information ``(R,)`` under weights ``(n, R)``, as shares of most."""
-        if self._last is None or self._last[0] is not weights:
-            step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
-            parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
-            plain = np.concatenate([information(self._observed(part)) for part in parts])
-            mean = np.concatenate([self._of_mean(part) for part in parts])
-            self._last = weights, (plain / self.scale, (mean + self._rest) / self.scale)
-        return self._last[1]
+        step = max(1, _HELD // max(int(np.prod(self._shape)), 1))
+        parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
+        plain = np.concatenate([information(self._observed(part)) for part in parts])
+        mean = np.concatenate([self._of_mean(part) for part in parts])
+        return plain / self.scale, (mean + self._rest) / self.scale
 
     @cached_property
     def influences(self) -> tuple[Array, Array]:

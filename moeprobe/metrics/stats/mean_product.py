@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, Totals, divide
 
 
@@ -23,6 +24,7 @@ class MeanProduct:
     s: Array
     t: Array
 
+    @remembered
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
         own = weights**2

@@ -113,6 +113,8 @@ class Replicates:
 
     def _of_resamples(self) -> Estimate:
         if len(self.values) == 0:
+            if self.bounds is not None:
+                return Estimate(self.point, *self.bounds, method=SCORE)
             return self._without("few_images")
         defined = self.values[~np.isnan(self.values)]
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.alike import same
+from moeprobe.metrics.stats.remembered import remembered
 from moeprobe.metrics.stats.statistic import Array, Share, divide, expanded
 from moeprobe.metrics.stats.strata import are_thin
 from moeprobe.metrics.stats.trials import Trials
@@ -70,15 +71,12 @@ class SetChance:
         self._is_thin = len(number) > 1 and are_thin(
             np.concatenate(number), np.concatenate(trials), size=len(number), num_images=num_images
         )
-        # Chance and kappa ask for the same resamples one after the other.
-        self._last: tuple[Array, Array] | None = None
 
+    @remembered
     def evaluate(self, weights: Array) -> Array:
         """Return c under each set of weights."""
-        if self._last is None or self._last[0] is not weights:
-            # Rounding may leave a collapsed router a hair above one.
-            self._last = weights, np.clip(self._under(weights), 0.0, 1.0)
-        return self._last[1]
+        # Rounding may leave a collapsed router a hair above one.
+        return np.clip(self._under(weights), 0.0, 1.0)
 
     def _under(self, weights: Array) -> Array:
         if self._is_thin:

@@ -19,7 +19,7 @@ from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.mean_product import MeanProduct
 from moeprobe.metrics.stats.replicates import Estimate, Replicates
-from moeprobe.metrics.stats.statistic import Ratio, Statistic
+from moeprobe.metrics.stats.statistic import Ratio, Share, Statistic
 from tests.metrics.stats.trials import chance_of
 
 
@@ -338,6 +338,18 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "_CHUNK_NUMBERS", 7 * 30)
     for one, two in zip(whole, replicate(), strict=True):
         assert np.allclose(one.values, two.values, rtol=1e-13)
+
+
+@pytest.mark.parametrize("images", [19, 20, 60])
+def test_the_interval_of_a_share_needs_no_resamples(images: int) -> None:
+    count = np.full(images, 4.0)
+    hits = np.random.default_rng(3).integers(0, 5, images).astype(float)
+    with_them, without = (
+        Bootstrap(images, seed=0, num_resamples=50).replicate([(Share(hits, count), count)], paired=paired)[0]
+        for paired in (True, False)
+    )
+    assert without.interval() == with_them.interval()
+    assert len(without.values) == 0 and len(with_them.values) == (50 if images >= 20 else 0)
 
 
 def test_below_twenty_images_with_trials_there_are_points_only() -> None:
