@@ -2,17 +2,23 @@
 
     python -m benchmarks.full_size FOLDER [--images 50000] [--patches 144] [--layers 4] [--severities 10] [--top-k 1]
 
-The sums are made up and written as a run writes them; what reads them are the functions of the commands, in as many
-processes as they take (``taskset`` gives them fewer cores). Printed are seconds, the largest resident memory so far,
-and bytes.
+The sums are made up and written as a run writes them; the functions of the commands read them, in as many processes as
+they take (``taskset`` gives them fewer cores). Each step is a process of its own. Measured are its seconds, the CPU's
+seconds, the memory that it and the processes that it starts hold at a time (shared pages count once; Linux), and the
+bytes that it writes. ``--out reports/full-size`` keeps the table, from which ``docs/results/speed.md`` is written.
 """
 
 import argparse
-import resource
+import json
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
@@ -20,12 +26,15 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
+from moeprobe.studies.bench.facts import load_average, machine
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write
-from moeprobe.studies.bench.measure import cpu_seconds
+
+# Seconds between two looks at the memory.
+_PAUSE = 0.1
 
 
 def main() -> None:
-    """Make the sums, and time what is done with them."""
+    """Make the sums, and measure what is done with them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     for name, number in (
@@ -36,33 +45,70 @@ def main() -> None:
         ("top-k", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=number)
+    parser.add_argument("--out", type=Path, help="folder of table.csv and table.json")
     asked = parser.parse_args()
     size = Size(asked.images, asked.patches, asked.layers, asked.severities, asked.top_k)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path = asked.folder / "sums.parquet"
+    path, run = asked.folder / "sums.parquet", asked.folder / "run"
+    compared, report = asked.folder / "compare", asked.folder / "report"
+    about = {"size": asdict(size), "machine": machine("cpu"), "load_at_start": load_average(), **provenance()}
+    # What is done, and the folder that it writes.
+    steps: dict[str, tuple[Callable[[], object], Path]] = {
+        "summarize": (lambda: _summarize(path, run), run),
+        "compare": (lambda: api.compare([run], out=compared, overwrite=True), compared),
+        "report": (lambda: api.report([run, compared], out=report, overwrite=True), report),
+    }
     if not path.exists():
-        _timed("made up", lambda: write(path, size))
-    cells = size.images * size.cells
-    print(f"{path.stat().st_size:,} bytes, {path.stat().st_size / cells:.0f} per image and cell", flush=True)
-    run, compared = asked.folder / "run", asked.folder / "compare"
-    _timed("summarized", lambda: _summarize(path, run))
-    _timed("compared", lambda: api.compare([run], out=compared, overwrite=True))
-    _timed("reported", lambda: api.report([run, compared], out=asked.folder / "report", overwrite=True))
-    pages = sum(file.stat().st_size for file in (asked.folder / "report").rglob("*") if file.is_file())
-    print(f"report: {pages:,} bytes")
+        write(path, size)
+    about["bytes_per_image_and_cell"] = path.stat().st_size / (size.images * size.cells)
+    print(f"{path.stat().st_size:,} bytes, {about['bytes_per_image_and_cell']:.0f} per image and cell")
+    rows = [
+        {"step": name, **_measured(work), "bytes": _bytes(written)} for name, (work, written) in steps.items()
+    ]
+    table = pd.DataFrame(rows).round(2)
+    print(table.to_string(index=False))
+    if asked.out is not None:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        table.to_csv(asked.out / "table.csv", index=False, lineterminator="\n")
+        (asked.out / "table.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _timed(what: str, work: Callable[[], object]) -> None:
-    begun, used = time.perf_counter(), cpu_seconds()
-    work()
-    own, others = (
-        resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    print(
-        f"{what}: {time.perf_counter() - begun:.1f} s, {cpu_seconds() - used:.1f} CPU s of all processes, peak "
-        f"{own:.0f} MiB, of the largest process that it started {others:.0f} MiB",
-        flush=True,
-    )
+def _measured(work: Callable[[], object]) -> dict[str, float]:
+    """Return seconds, CPU seconds and MiB of a step that runs in a process of its own."""
+    begun, used = time.perf_counter(), _cpu_seconds_of_children()
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    most = 0.0
+    while process.is_alive():
+        most = max(most, _resident(process.pid))
+        process.join(_PAUSE)
+    if process.exitcode != 0:
+        raise SystemExit(f"The step ended with exit code {process.exitcode}.")
+    return {
+        "seconds": time.perf_counter() - begun,
+        "cpu_seconds": _cpu_seconds_of_children() - used,
+        "mebibytes": most,
+    }
+
+
+def _cpu_seconds_of_children() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _resident(pid: int | None) -> float:
+    """Return the MiB that a process and those that it started hold, shared pages in equal parts."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        own = int(rollup.split("\nPss:")[1].split()[0]) / 1024
+        started = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except (OSError, IndexError):
+        return 0.0  # it has just ended
+    return own + sum(_resident(int(child)) for child in started)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _summarize(path: Path, run: Path) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from moeprobe.studies.bench.facts import CLOCKS, sentence
 from moeprobe.studies.bench.parts.sweep import BARE, NOTEBOOK
+from writers import full_size
 from writers.markdown import code, inline, page, table
 
 REPORTS = Path(__file__).parents[2] / "reports" / "bench"
@@ -38,6 +39,7 @@ def pages() -> dict[str, str]:
             for found, sidecar in runs
             for part, rows in found.groupby("part", sort=False)
         ),
+        full_size.section(),
         "## On a GPU\n\n" + ("Above." if on_gpu else "GPU: not run."),
     )
     return {"results/speed.md": text}

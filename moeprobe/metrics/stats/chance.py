@@ -96,15 +96,15 @@ class Chance:
             for keys, side, slope in zip(self._keys(codes, size), sides, slopes, strict=True):
                 of_each += _summed(side.at(keys, slope))
         if self.strata.single:
-            of_each -= 2 * totals.trials.at(stratum, totals.share) * trials.hits
-            return divide(trials.by_image(of_each), totals.used)
+            of_each -= 2 * totals.trials.at(stratum, totals.draws.share) * trials.hits
+            return divide(trials.by_image(of_each), totals.draws.used)
         image, stratum, number, hits = self._slots
         own = (
             totals.trials.at(stratum, of_own_pair) * number**2
-            - totals.trials.at(stratum, totals.share) * hits
+            - totals.trials.at(stratum, totals.draws.share) * hits
         )
         of_image = np.bincount(image, weights=own, minlength=trials.num_images)
-        return divide(trials.by_image(of_each) + 2 * of_image, totals.used)
+        return divide(trials.by_image(of_each) + 2 * of_image, totals.draws.used)
 
     def counted(self, totals: ChanceTotals | None = None) -> Whole:
         """Return each image's trials ``(n,)`` that have a chance level: elsewhere no other image is in the stratum."""
@@ -116,9 +116,9 @@ class Chance:
     def has_others(self, totals: ChanceTotals | None = None) -> NDArray[np.bool_] | None:
         """Return which trials ``(M,)`` have another image in their stratum; None = all."""
         totals = self._totals if totals is None else totals
-        if (totals.share > 0).all():
+        if (totals.draws.share > 0).all():
             return None
-        return totals.trials.at(self.strata.number, totals.share) > 0
+        return totals.trials.at(self.strata.number, totals.draws.share) > 0
 
     @cached_property
     def _totals(self) -> ChanceTotals:

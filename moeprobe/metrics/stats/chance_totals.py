@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from moeprobe.metrics.stats.counts import Counts
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.draws import Draws
+from moeprobe.metrics.stats.statistic import Array
 
 
 @dataclass(frozen=True)
@@ -45,39 +46,26 @@ class ChanceTotals:
         )
 
     @cached_property
-    def share(self) -> Array:
-        """N_s / P_s for each stratum, P_s its pairs of trials of two images; 0 where there is none."""
-        return divide(self.trials.values, self._pairs, empty=0.0)
-
-    @cached_property
-    def used(self) -> float:
-        """Trials in strata with another image."""
-        return float(self.trials.values[self.share > 0].sum())
+    def draws(self) -> Draws:
+        """What can be drawn from each stratum."""
+        return Draws(self.trials.values, self.own_pairs.values)
 
     @cached_property
     def value(self) -> float:
-        """C = Σ_s (N_s / P_s) Q_s / Σ_s N_s, with Q_s how alike the tokens of the pairs are."""
-        # Rounding may leave a collapsed router a hair above one.
-        return float(np.clip(divide((self.share * self._alike).sum(), self.used), 0.0, 1.0))
+        """The chance level."""
+        return self.draws.level(self._alike)
 
     @cached_property
     def slopes(self) -> tuple[Array, Array, list[tuple[Array, Array]]]:
         """Derivatives of c · Σ N by a trial, by a pair of trials of one image, and by a code on either side."""
-        rate = divide(self._alike, self._pairs, empty=0.0)
-        present = self.share > 0
-        of_trial = (1 - 2 * self.share * self.trials.values) * rate - np.nan_to_num(self.value) * present
         of_codes = []
         for weight, size, reference, view in self.codes:
             sides = []
             for own, other in ((reference, view), (view, reference)):
                 keys = own.every_key()
-                sides.append(weight * self.trials.at(keys // size, self.share) * other.at(keys))
+                sides.append(weight * self.trials.at(keys // size, self.draws.share) * other.at(keys))
             of_codes.append((sides[0], sides[1]))
-        return of_trial, self.share * rate, of_codes
-
-    @cached_property
-    def _pairs(self) -> Array:
-        return self.trials.values**2 - self.own_pairs.values
+        return *self.draws.slopes(self._alike), of_codes
 
     @cached_property
     def _alike(self) -> Array:

@@ -38,13 +38,13 @@ class Matched:
     def value(self, totals: tuple[ChanceTotals, Counts] | None = None) -> float:
         """Return the mean."""
         counts, hits = self.totals() if totals is None else totals
-        return float(divide(hits.values[counts.share > 0].sum(), counts.used))
+        return float(divide(hits.values[counts.draws.share > 0].sum(), counts.draws.used))
 
     def influence(self, totals: tuple[ChanceTotals, Counts] | None = None) -> Array:
         """Return (own sum − value · own trials) / trials, for each image."""
         totals = self.totals() if totals is None else totals
         share = self._of(totals[0])
-        return divide(share.numerator - self.value(totals) * share.denominator, totals[0].used)
+        return divide(share.numerator - self.value(totals) * share.denominator, totals[0].draws.used)
 
     def counted(self, totals: tuple[ChanceTotals, Counts] | None = None) -> Whole:
         """Return the trials of each image ``(n,)``."""

@@ -24,7 +24,7 @@ Members = NDArray[np.floating]
 _BLOCK_NUMBERS = 2**22
 
 
-def jaccard(one: Array, other: Array) -> Array:
+def jaccard(one: Members, other: Members) -> Array:
     """Return |S ∩ T| / |S ∪ T| ``(A, B)`` of sets ``(A, E)``, ``(B, E)`` of zeros and ones; 0 where both are empty."""
     common = (one @ other.T).astype(np.float64)
     union = one.sum(1)[:, None] + other.sum(1) - common
@@ -54,7 +54,7 @@ class SetChance:
         image: Whole,
         reference: Whole,
         view: Whole,
-        sets: Array,
+        sets: Members,
         stratum: Whole,
         num_images: int,
     ) -> None:
@@ -106,7 +106,7 @@ class SetChance:
 class _Stratum:
     """The sets of one stratum: how often each occurs in each of its m images."""
 
-    def __init__(self, image: Whole, reference: Whole, view: Whole, sets: Array) -> None:
+    def __init__(self, image: Whole, reference: Whole, view: Whole, sets: Members) -> None:
         self.image, number = np.unique(image, return_inverse=True)
         size = len(self.image)
         self.trials = np.bincount(number).astype(np.float64)
@@ -178,7 +178,7 @@ class _Stratum:
         )
 
 
-def _occurrences(side: Whole, number: Whole, sets: Array, size: int) -> tuple[Array, sparse.csr_array]:
+def _occurrences(side: Whole, number: Whole, sets: Members, size: int) -> tuple[Members, sparse.csr_array]:
     """Return the sets ``(U, E)`` that occur on a side, and how often in each image ``(U, m)``."""
     there, row = np.unique(side, return_inverse=True)
     counts = sparse.coo_array((np.ones(len(side)), (row, number)), shape=(len(there), size))

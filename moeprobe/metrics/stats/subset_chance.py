@@ -8,6 +8,7 @@ Axes: M trials (pairs of tokens), F subsets of a set, n images, s strata.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from math import comb
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from moeprobe.metrics.stats.alike import SCATTER, ascending, coefficient, jaccard_of_choices, subsets
+from moeprobe.metrics.stats.draws import Draws
 from moeprobe.metrics.stats.statistic import Array, divide, expanded
 from moeprobe.metrics.stats.strata import Strata
 
@@ -24,6 +26,23 @@ Whole = NDArray[np.int64]
 # Codes that are counted at a time, and those that are made at a time.
 _BLOCK_CODES = 2**21
 _MADE = 2**20
+
+
+@dataclass(frozen=True)
+class _Slots:
+    """The trials that an image has in a stratum are one slot.
+
+    Attributes:
+        of_trial: ``(M,)`` slot of each trial.
+        trials: how many each slot has.
+        stratum: of each slot.
+        image: of each slot.
+    """
+
+    of_trial: Whole
+    trials: Array
+    stratum: Whole
+    image: Whole
 
 
 class SubsetChance:
@@ -69,17 +88,38 @@ class SubsetChance:
     @cached_property
     def _found(self) -> tuple[float, Array]:
         """Return c and the influences."""
-        # A slot is an image in a stratum.
-        slots, slot = np.unique(self._stratum * self._num_images + self._image, return_inverse=True)
-        of_slot = np.bincount(slot, minlength=len(slots)).astype(np.float64)
-        stratum, image = slots // self._num_images, slots % self._num_images
-        trials, own_pairs = (self._by_stratum(stratum, number) for number in (of_slot, of_slot**2))
-        pairs = trials**2 - own_pairs
-        share = divide(trials, pairs, empty=0.0)
+        slots = self._slots
+        of_slot = slots.trials
+        draws = Draws(*(self._by_stratum(slots.stratum, number) for number in (of_slot, of_slot**2)))
+        alike, own, of_image = self._alike(slots, draws.share)
+        alike -= self._by_stratum(slots.stratum, own)
+        of_trial, of_own_pair = draws.slopes(alike)
+        of_own = of_own_pair[slots.stratum] * of_slot**2 - draws.share[slots.stratum] * own
+        of_image += np.bincount(
+            slots.image,
+            weights=of_trial[slots.stratum] * of_slot + 2 * of_own,
+            minlength=self._num_images,
+        )
+        return draws.level(alike), divide(of_image, draws.used)
+
+    def _alike(self, slots: "_Slots", share: Array) -> tuple[Array, Array, Array]:
+        """Return how alike the tokens of all pairs of trials are, and what of it is each image's own.
+
+        Args:
+            slots: of the trials.
+            share: ``(s,)`` by how much a pair counts.
+
+        Returns:
+            By stratum ``(s,)``, all pairs; by slot, the pairs of its own trials; by image ``(n,)``, the derivative of
+            the sum of all strata by the image's trials.
+        """
         alike, of_image = np.zeros(self._num_strata), np.zeros(self._num_images)
-        # How alike the trials of a slot are, each with each; a single one is with itself.
-        alone = len(slots) == len(slot)
-        own = np.bincount(slot, weights=jaccard_of_choices(*self._sides)) if alone else np.zeros(len(slots))
+        size = len(slots.trials)
+        own = np.zeros(size)
+        # A single trial is alone with itself.
+        alone = size == len(slots.of_trial)
+        if alone:
+            own[slots.of_trial] = jaccard_of_choices(*self._sides)
         for weight, (number, row), (other_number, other_row), of_code in self._counted():
             one, other = (np.bincount(side, minlength=len(of_code)) for side in (number, other_number))
             alike += weight * self._by_stratum(of_code, one * other)
@@ -87,22 +127,21 @@ class SubsetChance:
                 slope = weight * share[of_code] * opposite
                 of_image += np.bincount(self._image[rows], weights=slope[side], minlength=self._num_images)
             if not alone:
-                shape = len(of_code), len(slots)
+                shape = len(of_code), size
                 left, right = (
-                    sparse.csr_array(sparse.coo_array((np.ones(len(side)), (side, slot[rows])), shape=shape))
+                    sparse.csr_array(
+                        sparse.coo_array((np.ones(len(side)), (side, slots.of_trial[rows])), shape=shape)
+                    )
                     for side, rows in ((number, row), (other_number, other_row))
                 )
                 own += weight * left.multiply(right).sum(axis=0)
-        alike -= self._by_stratum(stratum, own)
-        used = float(trials[share > 0].sum())
-        value = float(np.clip(divide((share * alike).sum(), used), 0.0, 1.0))
-        rate = divide(alike, pairs, empty=0.0)
-        of_trial = (1 - 2 * share * trials) * rate - np.nan_to_num(value) * (share > 0)
-        of_own = share[stratum] * (rate[stratum] * of_slot**2 - own)
-        of_image += np.bincount(
-            image, weights=of_trial[stratum] * of_slot + 2 * of_own, minlength=self._num_images
-        )
-        return value, divide(of_image, used)
+        return alike, own, of_image
+
+    @cached_property
+    def _slots(self) -> "_Slots":
+        slots, of_trial = np.unique(self._stratum * self._num_images + self._image, return_inverse=True)
+        trials = np.bincount(of_trial, minlength=len(slots)).astype(np.float64)
+        return _Slots(of_trial, trials, slots // self._num_images, slots % self._num_images)
 
     def _by_stratum(self, stratum: Whole, values: NDArray[np.number]) -> Array:
         return np.bincount(stratum, weights=values, minlength=self._num_strata).astype(np.float64)

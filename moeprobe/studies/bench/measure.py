@@ -87,7 +87,7 @@ def ratios(measured: Mapping[str, NDArray[np.float64]], of: str, against: str) -
 
 def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
     """Return how often the work is done in a round; finding out warms up."""
-    taken = _measure_one(race, one, 1, clock)
+    taken = _call(race, one, clock)[0]
     if race.meter is not None or taken >= clock.shortest:
         return 1
     return min(_MOST_REPEATS, math.ceil(clock.shortest / max(taken, 1e-9)))

@@ -65,6 +65,16 @@ def test_short_work_is_repeated() -> None:
     assert len(calls) > 10
 
 
+@pytest.mark.parametrize("scale", [0.001, 1, 1000])
+def test_how_often_does_not_depend_on_what_a_call_counts_for(scale: float) -> None:
+    calls: list[int] = []
+    clock = Clock(0.01, lambda: None, lambda: 0.004 * len(calls))  # a call takes 0.004 s
+    race = Race("race", [Contestant("work", lambda: calls.append(1), scale=scale)], tolerance=None)
+    measured = measure(race, rounds=1, clock=clock, watcher=Progress())
+    assert len(calls) == 1 + 1 + 3
+    assert measured["work"] == pytest.approx(0.004 * scale)
+
+
 def test_the_first_call_of_long_work_is_its_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeprobe.studies.bench.measure._LONG", -1.0)
     calls: list[str] = []
