@@ -7,21 +7,17 @@ from typing import Any
 from typer.main import get_command
 
 from moeprobe.cli.app import app
+from moeprobe.probes.base import Panel
 from writers.markdown import code, docstring, first_sentence, page, table
 
-# What no probe is; all other commands are probes, so that a new one is on its page at once.
-STUDIES = ("demo", "train", "compare", "tradeoff", "curves", "paper", "report", "merge", "bench")
-FILES = ("inspect", "import", "export", "list", "explain", "doctor")
-STRESS = ("attack", "precision", "determinism")
-TRACES = (
-    "trace",
-    "analyze-trace",
-    "drift",
-    "mismatch",
-    "check-trace",
-    "import trace",
-    "import routed-experts",
-)
+# The page of each heading of ``--help``, and its title.
+PAGES = {
+    Panel.PROBES: ("probes", "Probe commands"),
+    Panel.STRESS: ("stress", "Probe commands of attacks, precision and batches"),
+    Panel.TRACES: ("traces", "Commands for recorded routing"),
+    Panel.STUDIES: ("studies", "Commands for training and several runs"),
+    Panel.FILES: ("files", "Commands for checkpoints and help"),
+}
 # An option is shared if it is the same in so many commands; a command takes the shared ones if it has so many of them.
 _SAME_IN, _HAS = 9, 10
 _SOURCE = "the help texts of the command line"
@@ -36,24 +32,17 @@ def pages() -> dict[str, str]:
     same = {option for option, number in counted.items() if number >= _SAME_IN}
     most = max(commands.values(), key=lambda command: len(same.intersection(options(command))))
     shared = [option for option in options(most) if option in same]
-    kinds: dict[str, list[str]] = {"probes": [], "stress": [], "traces": [], "studies": [], "files": []}
-    for name in commands:
-        kinds[kind_of(name)].append(name)
-    titles = {
-        "probes": "Probe commands",
-        "stress": "Probe commands of attacks, precision and batches",
-        "traces": "Commands for recorded routing",
-        "studies": "Commands for training and several runs",
-        "files": "Commands for checkpoints and help",
-    }
+    kinds: dict[tuple[str, str], list[str]] = {kind: [] for kind in PAGES.values()}
+    for name, command in commands.items():
+        kinds[PAGES[command.rich_help_panel]].append(name)
     written = {
         f"reference/commands-{kind}.md": page(
-            titles[kind], _SOURCE, *(section(name, commands[name], shared) for name in names)
+            title, _SOURCE, *(section(name, commands[name], shared) for name in names)
         )
-        for kind, names in kinds.items()
+        for (kind, title), names in kinds.items()
     }
     overview = [
-        f"## {titles[kind]}\n\n"
+        f"## {title}\n\n"
         + table(
             ["command", "what it does"],
             [
@@ -64,7 +53,7 @@ def pages() -> dict[str, str]:
                 for name in names
             ],
         )
-        for kind, names in kinds.items()
+        for (kind, title), names in kinds.items()
     ]
     first = page(
         "Commands",
@@ -85,16 +74,6 @@ def flat(commands: dict[str, Any], above: str = "") -> dict[str, Any]:
         inner = getattr(command, "commands", None)
         found |= {f"{above}{name}": command} if inner is None else flat(inner, f"{above}{name} ")
     return found
-
-
-def kind_of(name: str) -> str:
-    """Return the page that a command is on."""
-    if name in TRACES:
-        return "traces"
-    if name in STRESS:
-        return "stress"
-    group = name.partition(" ")[0]
-    return "studies" if group in STUDIES else "files" if group in FILES else "probes"
 
 
 def section(name: str, command: Any, shared: list[Option]) -> str:

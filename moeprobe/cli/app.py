@@ -4,6 +4,7 @@ import contextlib
 import errno
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,7 @@ from moeprobe.cli.environment import USER_ERROR, say
 from moeprobe.cli.probe_command import probe_command
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
+from moeprobe.probes.base import Panel
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
 from moeprobe.runtime.signals.ending import Ending
@@ -149,39 +151,49 @@ def _options(
     pass
 
 
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("tradeoff")(tradeoff.tradeoff)
-app.command("curves")(curves.curves)
 _probes = registry.probes()
-for _probe in _probes:
-    app.command(_probe.name)(probe_command(_probe))
-app.command("merge")(merge.merge)
-app.command("analyze-trace")(analyze_trace.analyze_trace)
-app.command("drift")(drift.drift)
-app.command("mismatch")(mismatch.mismatch)
-app.command("check-trace")(check_trace.check_trace)
-app.command("compare")(compare.compare)
-app.command("correspond")(correspond.correspond)
-app.command("paper")(paper.paper)
-app.command("report")(report.report)
-app.command("bench")(bench.bench)
-app.command("inspect")(inspect.inspect)
+_studies: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "train": train.train,
+    "tradeoff": tradeoff.tradeoff,
+    "curves": curves.curves,
+    "compare": compare.compare,
+    "paper": paper.paper,
+    "report": report.report,
+    "merge": merge.merge,
+    "bench": bench.bench,
+}
+for _name, _command in _studies.items():
+    app.command(_name, rich_help_panel=Panel.STUDIES)(_command)
+for _probe in sorted(_probes, key=lambda probe: list(Panel).index(probe.panel)):
+    app.command(_probe.name, rich_help_panel=_probe.panel)(probe_command(_probe))
+app.command("correspond", rich_help_panel=Panel.PROBES)(correspond.correspond)
+_of_traces: dict[str, Callable[..., None]] = {
+    "analyze-trace": analyze_trace.analyze_trace,
+    "drift": drift.drift,
+    "mismatch": mismatch.mismatch,
+    "check-trace": check_trace.check_trace,
+}
+for _name, _command in _of_traces.items():
+    app.command(_name, rich_help_panel=Panel.TRACES)(_command)
+app.command("inspect", rich_help_panel=Panel.FILES)(inspect.inspect)
 importing = typer.Typer(
     no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
 )
-importing.command("vmoe")(vmoe.import_vmoe)
-importing.command("swin-moe")(swin_moe.import_swin_moe)
-importing.command("trace")(import_trace.import_trace)
-importing.command("routed-experts")(import_experts.import_routed_experts)
-app.add_typer(importing, name="import")
+importing.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.import_vmoe)
+importing.command("swin-moe", rich_help_panel=Panel.FILES)(swin_moe.import_swin_moe)
+importing.command("trace", rich_help_panel=Panel.TRACES)(import_trace.import_trace)
+importing.command("routed-experts", rich_help_panel=Panel.TRACES)(import_experts.import_routed_experts)
+app.add_typer(importing, name="import", rich_help_panel=Panel.FILES)
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
-exporting.command("vmoe")(vmoe.export_vmoe)
-app.add_typer(exporting, name="export")
-app.command("list")(listing.listing)
+exporting.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.export_vmoe)
+app.add_typer(exporting, name="export", rich_help_panel=Panel.FILES)
+app.command("list", rich_help_panel=Panel.FILES)(listing.listing)
 # Options are names to be explained.
-app.command("explain", context_settings={"ignore_unknown_options": True})(explain.explain)
-app.command("doctor")(doctor.doctor)
+app.command("explain", rich_help_panel=Panel.FILES, context_settings={"ignore_unknown_options": True})(
+    explain.explain
+)
+app.command("doctor", rich_help_panel=Panel.FILES)(doctor.doctor)
 _names = Counter(command.name for command in app.registered_commands)
 _names.update(group.name for group in app.registered_groups)
 for _probe in _probes:

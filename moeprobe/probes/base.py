@@ -73,6 +73,16 @@ class Layout(enum.Enum):
     OWN = "by a command of its own"
 
 
+class Panel(enum.StrEnum):
+    """Under which heading ``--help`` and the reference list a command."""
+
+    STUDIES = "Training and several runs"
+    PROBES = "Probes"
+    STRESS = "Probes of attacks, precision and batches"
+    TRACES = "Recorded routing"
+    FILES = "Checkpoints and help"
+
+
 Which = tuple[str, str]  # metric, null
 
 
@@ -151,6 +161,7 @@ class Probe(Kind, ABC, Generic[R]):
     A plain loop over images needs no more than its analyses; what measures otherwise overrides ``prepare``.
 
     Attributes:
+        panel: under which heading commands list it.
         views: what it perturbs; a field ``view`` says how, a field ``severities`` how far.
         needs_routing: whether dense models, which have no MoE layer, are refused.
         labels_required: whether data without the model's classes are refused.
@@ -173,6 +184,7 @@ class Probe(Kind, ABC, Generic[R]):
         UserError: a field has a value of another type, or out of range.
     """
 
+    panel: ClassVar[Panel] = Panel.PROBES
     views: ClassVar[Views] = Views.NONE
     needs_routing: ClassVar[bool] = True
     labels_required: ClassVar[bool] = False

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Probe
+from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Panel, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +35,7 @@ class Attack(Probe["Result"]):
 
     name: ClassVar[str] = "attack"
     title: ClassVar[str] = "Routing under an attack on the answer"
+    panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "output")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Agreement(at="strongest"),

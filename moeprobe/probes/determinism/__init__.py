@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +28,7 @@ class Determinism(Probe["Result"]):
 
     name: ClassVar[str] = "determinism"
     title: ClassVar[str] = "Routing of the same inputs run in other ways"
+    panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
     optional: ClassVar[tuple[str, ...]] = ("output",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = ()

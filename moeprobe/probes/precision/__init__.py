@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
+from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
 from moeprobe.routing.parts import PARTS
 from moeprobe.runtime.catalog import unknown
 
@@ -36,6 +36,7 @@ class Precision(Probe["Result"]):
 
     name: ClassVar[str] = "precision"
     title: ClassVar[str] = "Routing under quantized weights"
+    panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = (
         "match",
         "set_match",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import CLEAN, Arg, Layout, Probe, Views
+from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views
 
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
@@ -28,6 +28,7 @@ class Trace(Probe["Recorded"]):
 
     name: ClassVar[str] = "trace"
     title: ClassVar[str] = "Recorded routing"
+    panel: ClassVar[Panel] = Panel.TRACES
     layout: ClassVar[Layout] = Layout.TRACES
     views: ClassVar[Views] = Views.ANY
     leaves_out: ClassVar[bool] = False
