@@ -26,13 +26,13 @@ def pages() -> dict[str, str]:
     text = page(
         "How fast moeprobe is",
         "reports/bench",
-        "`moeprobe bench` measures moeprobe against other ways to do the same work, and against what cannot be beaten, "
-        "in turn and in one run, after it has compared their values. A speed of 0.95 means: in the time that the other "
-        "takes once, 0.95 times; a time of 0.25 means a quarter of the other's. In brackets the quartiles over the "
-        "rounds. CPU time (`--clock cpu`) hardly depends on what else the machine does, and does not show threads that "
-        "wait for one another; how long a training waits for images is wall time in any case. The columns of its "
-        "`table.csv` are in the "
-        "[reference](../reference/columns.md#of-moeprobe-bench).",
+        "`moeprobe bench` runs moeprobe against other ways to do the same work, and against limits that nothing "
+        "can beat. It first checks that all of them compute the same values, then measures them in interleaved "
+        "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
+        "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
+        "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
+        "how long a training waits for images is always wall time. The [reference](../reference/columns.md#of- "
+        "moeprobe-bench) explains the columns of `table.csv`.",
         "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
         *(
             _section(str(part), rows, sidecar)
@@ -82,8 +82,8 @@ def _most(rows: pd.DataFrame) -> list[str]:
     most = medians[NOTEBOOK] / medians[BARE].reindex(medians[NOTEBOOK].index)
     said = [f"{inline(str(race))}: {ratio:.2f}" for race, ratio in most.items()]
     return [
-        f"The {BARE} are this many times as fast as the {NOTEBOOK}, and nothing that makes these passes can be faster: "
-        f"{'; '.join(said)}. A target above that cannot be reached."
+        f"The {BARE} are this many times as fast as the {NOTEBOOK}: {'; '.join(said)}. Whatever runs these passes "
+        "cannot be faster, so a target above that number is out of reach."
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from moeprobe.errors import UserError
@@ -92,12 +93,12 @@ class LayerRouting:
         """K where tokens choose, else 0: what tables call ``top_k``."""
         return self.top_k if self.tokens_choose else 0
 
-    @property
+    @cached_property
     def selected_mask(self) -> Tensor:
         """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
         return self._marked(self.selected >= 0)
 
-    @property
+    @cached_property
     def processed_mask(self) -> Tensor:
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
         return self._marked(self.processed & (self.selected >= 0))
@@ -117,7 +118,7 @@ class LayerRouting:
         # Added, not written: an absent choice is stored as expert 0, and must not undo it.
         return marks.scatter_add(-1, self.selected.long().clamp_min(0), which.to(torch.int8)) > 0
 
-    @property
+    @cached_property
     def weights(self) -> Tensor:
         """``(B, T, E)``, what the combination gives each expert for a token: the gates of what was processed.
 
