@@ -31,8 +31,9 @@ def pages() -> dict[str, str]:
         "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
         "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
         "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
-        "how long a training waits for images is always wall time. The [reference](../reference/columns.md#of- "
-        "moeprobe-bench) explains the columns of `table.csv`.",
+        "how long a training waits for images is always wall time. The "
+        "[reference](../reference/columns.md#of-moeprobe-bench) explains "
+        "the columns of `table.csv`.",
         "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
         *(
             _section(str(part), rows, sidecar)

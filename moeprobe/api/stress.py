@@ -25,7 +25,7 @@ def attack(
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
-    """Measure how the routing changes under the smallest change of the pixels that harms the answer.
+    """Measure how the routing changes under a small change of the pixels that harms the answer.
 
     Args:
         models: as in ``match_ratio``.

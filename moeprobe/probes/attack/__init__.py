@@ -24,7 +24,7 @@ VIEWS = {"gradient": "attack", "random": "random_signs"}
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Probe["Result"]):
-    """Does the smallest harmful change of the pixels change the experts, too?
+    """Does a small change of the pixels that harms the answer change the experts, too?
 
     Projected gradient ascent on the cross-entropy, with no value of the image further than epsilon from its own; the
     routing is compared with that of the clean image. `--direction random` moves each value by epsilon, up or down at
