@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
@@ -168,8 +168,10 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
     layers = {}
     for name, first in parts[0].layers.items():
         both = [part.layers[name] for part in parts]
-        whole = {field: _cat([getattr(layer, field) for layer in both]) for field in PER_INPUT}
-        layers[name] = LayerRouting(**(vars(first) | whole))
+        whole: dict[str, Any] = {
+            field: _cat([getattr(layer, field) for layer in both]) for field in PER_INPUT
+        }
+        layers[name] = replace(first, **whole)
     return RoutingTrace(layers)
 
 

@@ -117,7 +117,7 @@ def images_of(layer: LayerRouting, rows: slice) -> LayerRouting:
     """The routing of some images of a batch."""
     per_image = ["gates", "selected", "processed", "valid"]
     per_image += [name for name in ("slot", "places") if getattr(layer, name) is not None]
-    return LayerRouting(**(vars(layer) | {name: getattr(layer, name)[rows] for name in per_image}))
+    return dataclasses.replace(layer, **{name: getattr(layer, name)[rows] for name in per_image})
 
 
 def tiny(seed: int = 0, **arguments: Any) -> torch.nn.Module:

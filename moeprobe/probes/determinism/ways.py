@@ -13,7 +13,7 @@ from torch import Tensor
 from moeprobe.inputs.tokens import TokenBatch
 from moeprobe.probes.engine.batch_sums import Pass
 from moeprobe.routing.capabilities import Traceable
-from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace, joined
+from moeprobe.routing.record import PER_INPUT, RoutingTrace, joined
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def _settled(routing: RoutingTrace, *, turned: bool, length: int | None) -> Rout
         value = value.flip(0) if turned else value
         return value if length is None or value.ndim < 2 else value[:, :length]
 
-    layers = {
-        layer: LayerRouting(**(vars(one) | {name: settle(name, getattr(one, name)) for name in PER_INPUT}))
-        for layer, one in routing.layers.items()
-    }
+    layers = {}
+    for layer, one in routing.layers.items():
+        settled: dict[str, Any] = {name: settle(name, getattr(one, name)) for name in PER_INPUT}
+        layers[layer] = replace(one, **settled)
     return RoutingTrace(layers)
