@@ -51,6 +51,14 @@ def test_neither_prediction_holds(table: pd.DataFrame) -> None:
     assert max(every, key=lambda group: every[group]) == DIAGONAL
 
 
+def test_what_the_page_on_digits_says_of_dead_experts_at_other_weights(table: pd.DataFrame) -> None:
+    assert set(seeds(table, PAPER, "dead_experts")) == {0, 1}
+    assert set(seeds(table, BOTH, "dead_experts")) == {1, 2}
+    assert set(seeds(table, f"{BOTH}-noisy-True", "dead_experts")) == {1, 2}
+    page = " ".join(text("results/prc-digits-shapes.md").split())
+    assert "no or one expert of `blocks.1` is dead at the paper's λ, and one or two at ten times it" in page
+
+
 def test_no_loss_kills_one_expert_per_layer_and_is_less_even(table: pd.DataFrame) -> None:
     for layer in (FIRST, LAST):
         assert sorted(seeds(table, NONE, "dead_experts", layer)) == [0, 0, 1]
