@@ -185,7 +185,7 @@ def contagion(
     Args:
         models: as in ``match_ratio``.
         data: as in ``match_ratio``.
-        share: how much of an image's patches is exchanged, in the last two of these.
+        share: share of an image's patches that are exchanged, for other tokens and for other patches.
         options: as in ``match_ratio``; None = the usual ones with groups of four images. In groups of one image there
             are no batch-mates.
         watcher: as in ``match_ratio``.

@@ -75,7 +75,7 @@ def merge(
         overwrite: replace what an earlier run left in ``out``.
         figures: draw figures.
         svg: write figures as SVG too.
-        device: of what is computed of a few images to be drawn.
+        device: for the few images that are drawn.
         trust: run the Python code that the shards name for their models (``py:MODULE:FACTORY``).
         watcher: as in ``match_ratio``.
 

@@ -143,8 +143,8 @@ def _options(
             callback=_plugins,
             is_eager=True,
             metavar="FILE.py",
-            help="A Python file with plug-ins (views, routers, ...) for this command; may be given several times. The "
-            "environment variable MOEPROBE_PLUGINS names files too. They are run: name only what you trust.",
+            help="A Python file with plug-ins (views, routers, ...) for this command; may be given several times. "
+            "The environment variable MOEPROBE_PLUGINS names files too. Their code is run: name only files you trust.",
         ),
     ] = None,
 ) -> None:
@@ -185,7 +185,7 @@ importing.command("swin-moe", rich_help_panel=Panel.FILES)(swin_moe.import_swin_
 importing.command("trace", rich_help_panel=Panel.TRACES)(import_trace.import_trace)
 importing.command("routed-experts", rich_help_panel=Panel.TRACES)(import_experts.import_routed_experts)
 app.add_typer(importing, name="import", rich_help_panel=Panel.FILES)
-exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint as another program reads it.")
+exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint in another program's format.")
 exporting.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.export_vmoe)
 app.add_typer(exporting, name="export", rich_help_panel=Panel.FILES)
 app.command("list", rich_help_panel=Panel.FILES)(listing.listing)

@@ -25,32 +25,32 @@ def bench(
         typer.Argument(metavar="[PART]...", help=f"{', '.join(bench_parts.names())} or all; default: all."),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Measured rounds of every race; default: the part's own number.")
+        int | None, typer.Option(help="Measured rounds per race; default: the part's own number.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads that torch computes with; default: as many as it takes.")
+        int | None, typer.Option(help="Threads for torch; default: as many as torch uses by itself.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "cpu",
     clock: Annotated[
         str,
         typer.Option(
-            help="wall, or cpu: the seconds that all threads computed, for a machine that others use at the same time."
+            help="wall, or cpu: CPU seconds of all threads together, for a machine that others use at the same time."
         ),
     ] = "wall",
     sweep: Annotated[str, typer.Option(help="Sweep whose routers the part models times.")] = "routers-digits",
     layout: Annotated[
         str | None,
-        typer.Option(help="Configuration in the place of that sweep's base, e.g. routers/vmoe-b32."),
+        typer.Option(help="Configuration used instead of that sweep's base, e.g. routers/vmoe-b32."),
     ] = None,
     images: Annotated[
-        int | None, typer.Option(help="Source images of a step of the part models; default: as configured.")
+        int | None, typer.Option(help="Source images per step of the part models; default: as configured.")
     ] = None,
     quick: Annotated[
         bool,
         typer.Option("--quick", help="Tiny sizes and two rounds, to see that it runs; no target is judged."),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of table.csv and table.json; without it nothing is written.")
+        Path | None, typer.Option(help="Folder for table.csv and table.json; without it nothing is written.")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --out.")] = False,
     full: Annotated[
@@ -58,10 +58,10 @@ def bench(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """How fast is moeprobe here, against other ways to do the same work and against what cannot be beaten?
+    """How fast is moeprobe here, compared with other ways to do the same work and with limits nothing can beat?
 
-    Contestants are measured in turn, in interleaved rounds, after their values were compared; contestants that disagree
-    are an error (exit code 1). Targets are about ratios, never about seconds.
+    Contestants are measured in interleaved rounds, after a check that their values agree; if they do not, that is an
+    error (exit code 1). Targets are ratios, never seconds.
 
     Example: `moeprobe bench layer startup --out reports/bench/mine`
     """

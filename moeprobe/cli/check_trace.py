@@ -23,11 +23,11 @@ def check_trace(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
-    """Look for known faults of capture in recorded routing; 3 is returned where there is one.
+    """Look for known capture faults in recorded routing; the exit code is 3 if there is one.
 
-    All-zero, unset and 255-filled captures, prompt rows of zeros, dense layers filled with zeros, rows missing,
-    duplicate experts, experts out of range, layers alike; with --against layers or positions shifted and experts
-    renumbered.
+    Finds all-zero, unset and 255-filled captures, prompt rows of zeros, dense layers filled with zeros, missing rows,
+    duplicate experts, experts out of range and identical layers; with --against also shifted layers or positions and
+    renumbered experts.
 
     Example: `moeprobe check-trace traces/served.parquet --against traces/again.parquet`
     """

@@ -28,37 +28,39 @@ def compare(
     probe: Annotated[
         str | None,
         typer.Option(
-            help=f"Of checkpoints: one of {', '.join(comparable())}; default {USUAL}. As the command usually asks it."
+            help=f"For checkpoints: one of {', '.join(comparable())}; default {USUAL}. Runs with that command's "
+            "defaults."
         ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Of checkpoints: data set; default: the one they were trained on.")
+        str | None, typer.Option(help="For checkpoints: data set; default: the one they were trained on.")
     ] = None,
     view: Annotated[
         str | None,
-        typer.Option(help="Of checkpoints: the view of match-ratio or sweep; default random_crop."),
+        typer.Option(help="For checkpoints: the view of match-ratio or sweep; default random_crop."),
     ] = None,
     severities: Annotated[
-        str | None, typer.Option(help="Of checkpoints: comma-separated severities of a sweep.")
+        str | None, typer.Option(help="For checkpoints: comma-separated severities of a sweep.")
     ] = None,
     margin: Annotated[
         float,
         typer.Option(
-            help="Of shares, κ and gates: intervals that contain 0 and are inside ± margin are no difference."
+            help="For shares, κ and gates: intervals that contain 0 and lie inside ± margin count as no difference."
         ),
     ] = 0.02,
     fail_if_worse: Annotated[
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="Exit with 3 if this metric is worse anywhere, or has collapsed against the reference.",
+            help="Exit with 3 if this metric is worse anywhere, or has collapsed where the reference has not.",
         ),
     ] = None,
     fail_unless_no_worse_than: Annotated[
         float | None,
         typer.Option(
             metavar="MARGIN",
-            help="With --fail-if-worse: exit with 3 unless the metric is shown to be worse by less than this anywhere.",
+            help="With --fail-if-worse: exit with 3 unless the metric is shown to be worse by less than this "
+            "everywhere.",
         ),
     ] = None,
     full: Full = False,

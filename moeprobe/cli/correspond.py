@@ -23,7 +23,7 @@ def correspond(
         str | None,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A run folder or .safetensors file whose image and patch size are taken; its experts color the lines.",
+            help="A run folder or .safetensors file whose image and patch size are used; its experts color the lines.",
         ),
     ] = None,
     data: Data = None,
@@ -38,7 +38,7 @@ def correspond(
         float | None, typer.Option(help="Compare the clean image with the view at this severity.")
     ] = None,
     lines: Annotated[
-        int, typer.Option(help="Lines per image, at most, spread evenly; a table holds all.")
+        int, typer.Option(help="Largest number of lines per image, spread evenly; the table holds all pairs.")
     ] = 16,
     image_size: Annotated[
         int | None,
@@ -53,7 +53,7 @@ def correspond(
     svg: Svg = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Draw lines between the patches of two views that show the same piece of the image.
+    """Draw lines between the patches of two views that show the same part of the image.
 
     The views are those that the probes draw with the same seed. Without a checkpoint the grid is that of V-MoE-S/32,
     7 x 7 patches of 32 pixels.

@@ -16,7 +16,7 @@ def curves(
         list[str],
         typer.Argument(
             metavar="RUN...",
-            help="Folders of trainings, finished or not; of a trade-off's output folder, all its cells.",
+            help="Folders of trainings, finished or not; a trade-off's output folder stands for all its cells.",
         ),
     ],
     metric: Annotated[
@@ -28,7 +28,7 @@ def curves(
             metavar="KEY", help="A key of the configuration, e.g. model.top_k: a panel for each value."
         ),
     ] = None,
-    x: Annotated[Literal["step", "epoch"], typer.Option(help="What the horizontal axis is.")] = "step",
+    x: Annotated[Literal["step", "epoch"], typer.Option(help="Quantity on the horizontal axis.")] = "step",
     out: Annotated[
         Path | None, typer.Option(help="Folder for curves.csv and curves.png; default: print only.")
     ] = None,
@@ -40,8 +40,8 @@ def curves(
 ) -> None:
     """Learning curves of several trainings in one figure and one CSV.
 
-    A color per group, a thin line per training seed, their mean in bold; printed are the last values, and how far
-    groups are from the first one at the same seed.
+    One color per group, a thin line per training seed, their mean in bold. Prints the last values, and how far each
+    group is from the first one at the same seed.
 
     Example: `moeprobe curves reports/routers/digits --by model.top_k --out reports/curves`
     """

@@ -23,7 +23,7 @@ def demo(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Overrides for both trainings, e.g. epochs=5; data=folder:PATH trains on, and probes, other images.",
+            help="Overrides for both trainings, e.g. epochs=5; data=folder:PATH trains on and probes other images.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
@@ -33,8 +33,8 @@ def demo(
 ) -> None:
     """Train V-MoE with and without PRC on handwritten digits, then compare how steady their routing is.
 
-    Takes a few minutes on two CPU cores; earlier results of the demonstration are replaced. With data=folder:PATH it is
-    of other images.
+    Takes a few minutes on two CPU cores and replaces earlier results of the demonstration. With data=folder:PATH it
+    uses other images.
 
     Example: `moeprobe demo`
     """

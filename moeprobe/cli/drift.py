@@ -29,9 +29,9 @@ def drift(
     svg: Svg = False,
     json: AsJson = False,
 ) -> None:
-    """How far does routing move over a training? Each recorded checkpoint against the first and the last.
+    """How far does routing move during training? Each recorded checkpoint against the first and the last.
 
-    Agreement with κ and intervals in each layer, for checkpoints of one model that read the same inputs.
+    Agreement with κ and intervals in each layer, for checkpoints of one model on the same inputs.
 
     Example: `moeprobe drift traces/step-0/clean.parquet traces/step-100/clean.parquet traces/step-200/clean.parquet`
     """

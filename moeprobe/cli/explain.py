@@ -17,7 +17,7 @@ def explain(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a name means that tables, options or lists use; all of its meanings, where it has several.
+    """Explain a name from tables, options or lists; where it has several meanings, all of them.
 
     Example: `moeprobe explain top1_match_kappa`
     """

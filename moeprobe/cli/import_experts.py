@@ -18,32 +18,34 @@ def import_routed_experts(
     model_config: Annotated[
         Path,
         typer.Option(
-            help="config.json of the model that was served: its experts, and which layers have them."
+            help="config.json of the served model: its number of experts, and which layers have them."
         ),
     ],
     reader: Annotated[
         str | None,
-        typer.Option(help="How the responses hold experts (moeprobe list readers); default: by their keys."),
+        typer.Option(
+            help="Format of the responses (moeprobe list readers); default: recognized by their keys."
+        ),
     ] = None,
     ordered_by: Annotated[
         str | None,
         typer.Option(
-            help="What the server orders a token's experts by, where you know it: gates, logits, or scores (with a "
-            "bias, say). Default: they are sets."
+            help="What the server orders a token's experts by, if you know: gates, logits, or scores (e.g. with a "
+            "bias). Default: they are taken as sets."
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What tables call the model; default: the file's name.")
+        str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
-    data: Annotated[str, typer.Option(help="What tables call the requests.")] = "requests",
+    data: Annotated[str, typer.Option(help="Name of the requests in tables.")] = "requests",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Make a routing trace of an inference server's responses that hold routed experts.
+    """Make a routing trace from an inference server's responses with routed experts.
 
     vLLM, SGLang, TensorRT-LLM, Dynamo, SkyRL, prime-rl, NeMo-RL, slime, verl, Megatron-LM, MoE Atlas and llama.cpp
-    are known by their keys. Captures that no router can have chosen
-    are refused; what is missing is counted and named. docs/guide/recorded-routing.md has more.
+    are recognized by their keys. Captures that no router can have produced are refused; missing data are counted and
+    named. More is in docs/guide/recorded-routing.md.
 
     Example: `moeprobe import routed-experts responses.jsonl traces/served.parquet --model-config config.json`
     """

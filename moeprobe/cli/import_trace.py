@@ -12,16 +12,16 @@ def import_trace(
     ],
     trace: Annotated[Path, typer.Argument(metavar="DST.parquet", help="File of the new trace.")],
     num_experts: Annotated[
-        int | None, typer.Option(help="Experts of every layer, where the log does not say.")
+        int | None, typer.Option(help="Number of experts per layer, if the log does not say.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="What tables call the model; default: the file's name.")
+        str | None, typer.Option(help="Name of the model in tables; default: the file's name.")
     ] = None,
-    data: Annotated[str, typer.Option(help="What tables call the requests.")] = "requests",
+    data: Annotated[str, typer.Option(help="Name of the requests in tables.")] = "requests",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace DST.parquet.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Make a routing trace of a server's log: JSON lines with id, layer, num_experts, experts, and gates if known.
+    """Make a routing trace from a server's log: JSON lines with id, layer, num_experts, experts, and gates if known.
 
     A line is `{"id": "req-17", "layer": "blocks.3", "num_experts": 8, "experts": [[3, 5], [0, 1]]}`: the experts that
     each token chose. docs/guide/recorded-routing.md describes the fields.

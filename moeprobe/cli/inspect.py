@@ -25,7 +25,7 @@ def inspect(
     download: Download = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a checkpoint is: architecture, size, cost per image, MoE layers, normalization, provenance.
+    """Describe a checkpoint: architecture, size, cost per image, MoE layers, normalization, provenance.
 
     Example: `moeprobe inspect checkpoints/demo-prc`
     """

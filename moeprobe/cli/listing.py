@@ -7,14 +7,14 @@ import typer
 
 # What can be listed, and what each of these is.
 KINDS = {
-    "probes": "questions to checkpoints; each is a command",
+    "probes": "questions about checkpoints; each is a command",
     "routers": "how tokens and experts find each other: model.router=NAME in a training",
     "views": "perturbations of images and texts: --view NAME",
     "data": "data sets: --data NAME or NAME:LOCATION",
     "analyses": "what probes compute from the routing and the output",
     "metrics": "names of the column metric; moeprobe explain NAME says more",
     "objectives": "what a training adds to its loss: objective=NAME",
-    "adapters": "what makes a model readable to probes",
+    "adapters": "what makes a model readable for probes",
     "readers": "how servers return routed experts: --reader NAME of import routed-experts",
     "models": "architectures that moeprobe train builds: model.name=NAME",
     "configs": "trainings that are ready to run: moeprobe train --config NAME",
@@ -28,7 +28,7 @@ def listing(
     kind: Annotated[str, typer.Argument(help=f"One of: {', '.join(KINDS)}; none lists these.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What there is: plug-ins of all kinds, metrics, models, configurations with their keys, and sweeps.
+    """List what there is: plug-ins of all kinds, metrics, models, configurations with their keys, and sweeps.
 
     Example: `moeprobe list views`
     """

@@ -14,12 +14,12 @@ from moeprobe.probes.engine.options import Options
 def merge(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="SHARD...", help="Folders that were measured with --shard, in any order."),
+        typer.Argument(metavar="SHARD...", help="Folders written with --shard, in any order."),
     ],
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")],
     overwrite: Overwrite = False,
     device: Annotated[
-        str, typer.Option(help="Of what is computed of a few images to be drawn: auto, cpu, cuda or mps.")
+        str, typer.Option(help="Device for the few images that are drawn: auto, cpu, cuda or mps.")
     ] = "auto",
     svg: Svg = False,
     download: Download = False,
@@ -35,10 +35,10 @@ def merge(
         bool, typer.Option("--dry-run", help="Say whether the shards are complete; write nothing.")
     ] = False,
 ) -> None:
-    """Put together the shards of a run that was measured in parts with --shard: tables, intervals, figures.
+    """Merge the shards of a run that was measured in parts with --shard: tables, intervals, figures.
 
-    The folder is the one that a single process would have left, byte for byte (but for times in table.json); the shards
-    stay as they are. What is missing, named twice or of another run is refused.
+    The folder is the one that a single process would have written, byte for byte (except for times in table.json); the
+    shards are left unchanged. Shards that are missing, given twice or from another run are refused.
 
     Example: `moeprobe merge reports/sweep-1-of-2 reports/sweep-2-of-2 --out reports/sweep`
     """

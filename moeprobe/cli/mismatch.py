@@ -24,15 +24,17 @@ def mismatch(
     gates: Annotated[
         str,
         typer.Option(
-            help="Weights of the repeated experts: recomputed, as the model's routers weigh them, or replayed, as in "
-            "the trace."
+            help="Weights of the replayed experts: recomputed by the model's routers, or replayed from the trace."
         ),
     ] = "recomputed",
     layers: Annotated[
-        str | None, typer.Option(help="MoE layers that repeat the routing, comma-separated; default all.")
+        str | None,
+        typer.Option(help="MoE layers that replay the server's routing, comma-separated; default all."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most requests, from the first one on.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Requests in a batch.")] = 8,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of requests, from the first one on.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests per batch.")] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     seed: IntervalSeed = 0,
     out: Annotated[
@@ -44,9 +46,9 @@ def mismatch(
 ) -> None:
     """How much of the mismatch between a server and the model is routing?
 
-    The model scores the tokens that the server generated as it routes them itself, and again with the server's
-    choices of experts: mean absolute difference of log-probability and k3 divergence from the server's, both times,
-    with intervals over requests.
+    The model scores the tokens that the server generated twice: with its own routing, and with the server's choices of
+    experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
+    intervals over requests.
 
     Example: `moeprobe mismatch hf:model --tokens responses.jsonl --routing traces/served.parquet`
     """

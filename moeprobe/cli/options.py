@@ -47,7 +47,7 @@ Download = Annotated[
     typer.Option(
         "--download",
         callback=_allow,
-        help="Download hf: and huggingface: names that are not cached from the hub.",
+        help="Download hf: and huggingface: names from the hub if they are not cached.",
     ),
 ]
 Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
@@ -64,7 +64,7 @@ ShardOption = Annotated[
     typer.Option(
         "--shard",
         metavar="NUMBER/OF",
-        help="Measure this part of the images, e.g. 2/8, into --out; put all parts together with moeprobe merge.",
+        help="Measure only this part of the images, e.g. 2/8, into --out; moeprobe merge puts the parts together.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]

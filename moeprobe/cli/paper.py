@@ -28,11 +28,11 @@ def paper(
     names: Annotated[
         str | None,
         typer.Option(
-            help="What the tables call the two of a pair, comma-separated; default: the first pair's names."
+            help="Names of a pair's two checkpoints in the tables, comma-separated; default: those of the first pair."
         ),
     ] = None,
     jump_images: Annotated[
-        int, typer.Option(help="Images on which the output is followed, step by step.")
+        int, typer.Option(help="Number of images on which the output is followed step by step.")
     ] = 100,
     *,
     common: Common,
@@ -40,7 +40,7 @@ def paper(
     """Make the tables and figures of the PRC paper for any two checkpoints and data set.
 
     Writes tables.md (with the paper's own values for reference), seeds.csv and load.csv, and a folder per probe with
-    its figures. Ctrl-C and the same command go on.
+    its figures. After Ctrl-C the same command continues.
 
     Example: `moeprobe paper checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/my-paper`
     """

@@ -24,7 +24,7 @@ def report(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Finished runs as one page to send: report.html, which needs nothing but itself, and report.md.
+    """Put finished runs on one page to share: a self-contained report.html, and report.md.
 
     The page holds a summary, each run's table and figures, its CSVs, and the provenance.
 

@@ -28,38 +28,38 @@ def import_swin_moe(
         bool,
         typer.Option(
             "--batch-priority/--no-batch-priority",
-            help="Tokens whose gate is larger are served first (USE_BPR).",
+            help="Tokens with larger gates are served first (USE_BPR).",
         ),
     ] = True,
     renormalise: Annotated[
         bool,
         typer.Option(
-            "--renormalise", help="A token's weights are divided by the sum of its experts' (NORMALIZE_GATE)."
+            "--renormalise", help="Divide a token's weights by their sum over its experts (NORMALIZE_GATE)."
         ),
     ] = False,
     image_size: Annotated[
-        int | None, typer.Option(help="Resolution in pixels; default: as the attention masks have it.")
+        int | None, typer.Option(help="Resolution in pixels; default: read from the attention masks.")
     ] = None,
     mean: Annotated[
-        str, typer.Option(help="Of the normalization, one number or one per channel.")
+        str, typer.Option(help="Mean of the normalization, one number or one per channel.")
     ] = "0.485,0.456,0.406",
-    std: Annotated[str, typer.Option(help="Of the normalization.")] = "0.229,0.224,0.225",
+    std: Annotated[str, typer.Option(help="Standard deviation of the normalization.")] = "0.229,0.224,0.225",
     crop_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Of the shorter side, cropped from the center (0.875 in its program); default: squash."
+            help="Share of the shorter side kept in the center crop (0.875 in Swin-MoE's program); default: squash."
         ),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="Data set whose classes the scores are about, for accuracies; default: unknown."),
+        typer.Option(help="Data set whose classes the model scores, for accuracies; default: unknown."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Make a checkpoint of moeprobe of a Swin-MoE's, which has a file for each rank of its training.
+    """Convert a Swin-MoE checkpoint, which has a file per training rank, to one of moeprobe.
 
-    Nothing in the files is executed. Sizes are read off the parameters; the options give what leaves no trace in them.
+    Nothing in the files is executed. Sizes are read from the parameters; the options give what leaves no trace in them.
 
     Example: `moeprobe import swin-moe ckpt.pth checkpoints/swin-moe --eval-capacity-factor 1.25 --crop-fraction 0.875`
     """

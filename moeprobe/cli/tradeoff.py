@@ -29,16 +29,16 @@ def tradeoff(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for table and figures; that of an earlier call is continued."),
+        typer.Option(help="Folder for the table and figures; one from an earlier call is continued."),
     ] = None,
     checkpoints: Annotated[
-        Path, typer.Option(help="Where a sweep's trainings go, in a folder of its name.")
+        Path, typer.Option(help="Folder for a sweep's trainings, in a subfolder named after the sweep.")
     ] = Path("checkpoints"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     times: Annotated[
         Path | None,
         typer.Option(
-            help="Output folder of moeprobe bench models on the same sweep: its times stand on the axis."
+            help="Output folder of moeprobe bench models on the same sweep, whose times are used on the time axis."
         ),
     ] = None,
     overwrite: Annotated[
@@ -50,10 +50,10 @@ def tradeoff(
         bool, typer.Option("--dry-run", help="Print the remaining work and its time; write nothing.")
     ] = False,
 ) -> None:
-    """What does a router bring for what it costs? Accuracy and robustness against training time, FLOPs, parameters.
+    """Is a router worth its cost? Accuracy and robustness against training time, FLOPs and parameters.
 
-    Trains the cells of a sweep that are not trained yet, measures each, and draws them together. Ctrl-C leaves what
-    goes on when the same command is given again; several processes may share the work of one sweep.
+    Trains the cells of a sweep that are not trained yet, measures each, and draws them together. After Ctrl-C the same
+    command continues; several processes may share the work of one sweep.
 
     Example: `moeprobe tradeoff routers-digits --out reports/routers/digits`
     """

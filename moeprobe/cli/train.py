@@ -46,8 +46,8 @@ def train(
 ) -> None:
     """Train a V-MoE, with or without Pairwise Router Consistency; or the stages of a pipeline, one after the other.
 
-    Ctrl-C, SIGTERM or SIGHUP leaves a run that goes on when the same command is given again. For schedulers: with
-    --resume a run that is finished already is no error. A key of one stage is pipeline.STAGE.KEY=VALUE.
+    After Ctrl-C, SIGTERM or SIGHUP the same command continues the run. For schedulers: with --resume a finished run is
+    not an error. The key of a single stage is pipeline.STAGE.KEY=VALUE.
 
     Example: `moeprobe train --config digits-prc seed=1 name=digits-prc-1`
     """

@@ -29,30 +29,37 @@ def import_vmoe(
     ] = "none",
     group_images: Annotated[int, typer.Option(help="Images that compete for the same capacity.")] = 8,
     batch_priority: Annotated[
-        bool, typer.Option("--batch-priority", help="Tokens whose gate is larger are served first.")
+        bool, typer.Option("--batch-priority", help="Tokens with larger gates are served first.")
     ] = False,
     bfloat16_dispatch: Annotated[
-        bool, typer.Option("--bfloat16-dispatch", help="Experts are sent, and send back, bfloat16.")
+        bool, typer.Option("--bfloat16-dispatch", help="Experts receive and return bfloat16.")
     ] = False,
-    mean: Annotated[str, typer.Option(help="Of the normalization, one number or one per channel.")] = "0.5",
+    mean: Annotated[
+        str, typer.Option(help="Mean of the normalization, one number or one per channel.")
+    ] = "0.5",
     std: Annotated[
-        str, typer.Option(help="Of the normalization; 0.5 and 0.5 give V-MoE's range of [-1, 1].")
+        str,
+        typer.Option(
+            help="Standard deviation of the normalization; 0.5 for both gives V-MoE's range of [-1, 1]."
+        ),
     ] = "0.5",
     crop_fraction: Annotated[
         float | None,
-        typer.Option(help="Of the shorter side, cropped from the center (0.875 at 224 px); default: squash."),
+        typer.Option(
+            help="Share of the shorter side kept in the center crop (0.875 at 224 px); default: squash."
+        ),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="Data set whose classes the scores are about, for accuracies; default: unknown."),
+        typer.Option(help="Data set whose classes the model scores, for accuracies; default: unknown."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint in DST.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Make a checkpoint of moeprobe of one of V-MoE's (or PRC's), without JAX.
+    """Convert a checkpoint of V-MoE (or PRC) to one of moeprobe, without JAX.
 
-    Sizes are read off the parameters; what leaves no trace in them is given by the options. Of a state of training,
-    the parameters are taken.
+    Sizes are read from the parameters; the options give what leaves no trace in them. Of a training state only the
+    parameters are used.
 
     Example: `moeprobe import vmoe ckpt_46449 checkpoints/vmoe-s32 --eval-capacity-factor 4 --bfloat16-dispatch`
     """
@@ -84,15 +91,13 @@ def export_vmoe(
     prefix: Annotated[
         Path, typer.Argument(metavar="PREFIX", help="Beginning of the files' names: PREFIX.index …")
     ],
-    shards: Annotated[
-        int, typer.Option(help="Number of data shards, which the experts are spread over.")
-    ] = 1,
+    shards: Annotated[int, typer.Option(help="Number of data shards that the experts are spread over.")] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a checkpoint of this prefix.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Write a V-MoE's parameters as V-MoE's program keeps them: an index and data shards of msgpack.
+    """Write a V-MoE's parameters in the format of V-MoE's program: an index and data shards of msgpack.
 
     Example: `moeprobe export vmoe checkpoints/demo-prc exported/demo-prc --shards 4`
     """

@@ -34,9 +34,9 @@ SHARES = {
     "interaction": (1.0, -1.0, -1.0, 1.0),
 }
 _ABOUT = {
-    "features": "what the changed pixels have in",
-    "switching": "what other experts have in",
-    "interaction": "what pixels and experts have together, half in either, in",
+    "features": "the part that the changed pixels have in",
+    "switching": "the part that other experts have in",
+    "interaction": "the part that pixels and experts have together, half in either, in",
 }
 _CAUSES = {"features": "features", "switching": "switching experts", "interaction": "both at once"}
 
@@ -70,7 +70,7 @@ ACCURACY = _parts("accuracy", "accuracy", "share")
 
 
 class Attribution(CornerAnalysis):
-    """The output with pixels and routing each clean or perturbed; what either has in its change."""
+    """The output with pixels and routing each clean or perturbed, and the part of either in its change."""
 
     measures = (
         LOGIT_DISTANCE,

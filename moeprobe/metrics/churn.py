@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 CHURN = Metric(
     "churn",
-    about="of the tokens that an expert processes, the share that it does not in the view; over all experts, and of "
-    "each by the column expert",
+    about="of the tokens that an expert processes, the share that it does not process in the view; over all experts, "
+    "and for each in the column expert",
     label="churn: tokens an expert lost",
     short="churn",
     better="less",

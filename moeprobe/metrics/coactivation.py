@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 COACTIVATION = Metric(
     "coactivation",
-    about="share of the tokens that experts i (column expert) and j (expert_b) both process, of those that any does",
+    about="share of the tokens processed by any expert that experts i (column expert) and j (expert_b) both process",
     label="tokens of two experts",
 )
 LIFT = Metric(
     "coactivation_lift",
-    about="coactivation over the product of the shares of tokens that each of the two experts processes: 1 = as if "
-    "independent; E (K − 1) / (K (E − 1)) where K of E are chosen evenly and at random",
+    about="coactivation divided by the product of the two experts' shares of tokens: 1 = as if independent; "
+    "E (K − 1) / (K (E − 1)) where K of E are chosen evenly and at random",
     label="lift of two experts",
     unit="other",
 )
 
 
 class Coactivation(LayerAnalysis):
-    """Which experts process the same tokens: the share of tokens of each two, and its lift against independence."""
+    """Which experts process the same tokens: the share of tokens of each pair, and its lift over independence."""
 
     measures = (COACTIVATION, LIFT)
     signature = "coactive"

@@ -49,7 +49,7 @@ SAME_PLACE = Metric(
 
 
 class ColorBias(LayerAnalysis):
-    """On checkerboards: do patches of one color share an expert, and do places keep theirs as colors are exchanged?"""
+    """On checkerboards: do patches of one color share an expert, and do places keep theirs if colors are exchanged?"""
 
     measures = (SAME_COLOR, SAME_PLACE)
     signature = "board_color"

@@ -26,19 +26,19 @@ def metrics(kind: str, exchanged: str, *, short: str) -> tuple[Metric, Metric, M
     name = f"{kind}_contagion"
     share = Metric(
         name,
-        about=f"share of the watched tokens that another set of experts works on when {exchanged} are exchanged",
+        about=f"share of the watched tokens that another set of experts processes when {exchanged} are exchanged",
         short=short,
         noun=f"share of tokens that change experts when {exchanged} are exchanged",
     )
     dropped = Metric(
         f"{name}_dropped",
-        about=f"the part of {name} that selected the same experts and found room in one case only",
+        about=f"the part of {name} in which the same experts were selected but had room in one case only",
         label=f"{kind} contagion: dropping alone",
     )
     distance = Metric(
         f"{name}_distance",
         about=f"mean Jensen-Shannon distance (base 2) of a token's combine weights when {exchanged} are exchanged; 1 "
-        "where it has none in one case only",
+        "where it has no weights in one case only",
         label=f"{kind} contagion: distance",
         noun=f"distance of the weights when {exchanged} are exchanged",
         unit="distance",

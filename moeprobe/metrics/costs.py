@@ -11,8 +11,8 @@ STEP_SECONDS = Metric(
 )
 STEP_SECONDS_IN_TURN = Metric(
     "step_seconds_in_turn",
-    about="median time of a training step without the update, timed by `moeprobe bench models` in turn with the other "
-    "routers; trials are its rounds",
+    about="median time of a training step without the update, timed by `moeprobe bench models` in rounds with the "
+    "other routers; trials are its rounds",
     better="less",
     unit="seconds",
 )
@@ -24,15 +24,15 @@ TRAINING_SECONDS = Metric(
 )
 TRAINING_SPIKES = Metric(
     "training_spikes",
-    about="training losses, each the mean between two evaluations, that are above twice the median of those before; "
-    "trials are those that have at least three before them",
+    about="number of training losses, each the mean between two evaluations, above twice the median of the earlier "
+    "ones; trials are those with at least three earlier ones",
     better="less",
     unit="whole",
 )
 TRAINING_DIVERGED = Metric(
     "training_diverged",
-    about="step by which the loss of a training was no number any more; only of those that diverged, which have no "
-    "other numbers than costs",
+    about="step by which the loss of a training was not finite any more; only for trainings that diverged, which have "
+    "no other numbers than costs",
     unit="whole",
 )
 FLOPS_PER_IMAGE = Metric(

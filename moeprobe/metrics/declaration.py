@@ -40,16 +40,16 @@ NULLS = {
     ),
     "image": Null(
         "κ, within {source}",
-        "another patch of the same image, since a router may know little but which image it is in",
+        "another patch of the same image, since a router may know little more than which image a patch is in",
     ),
     "class": Null(
         "κ, within class",
-        "other images of the same class, since a router may know little but the class; with --class-null",
+        "other images of the same class, since a router may know little more than the class; with --class-null",
     ),
     "token": Null(
         "κ, token id",
-        "the same token of the vocabulary in other texts, since a router may know little but which token it is; where "
-        "token ids are known",
+        "the same token of the vocabulary in other texts, since a router may know little more than which token it is; "
+        "where token ids are known",
     ),
 }
 

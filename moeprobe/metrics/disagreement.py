@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 CHOICE_DIFFERS = Metric(
     "choice_differs",
-    about="share of the tokens whose set of experts differs in this layer; of sequences, by the column tokens also for "
-    "prompt and generated tokens and by position",
+    about="share of the tokens whose set of experts differs in this layer; for sequences, the column tokens also "
+    "splits it by prompt, generated tokens and position",
     label="tokens whose experts differ",
     short="differ",
     better="less",
@@ -35,7 +35,7 @@ CHOICE_DIFFERS = Metric(
 
 
 class Disagreement(LayerAnalysis):
-    """Share of tokens whose sets of experts differ; of sequences also by position."""
+    """Share of tokens whose sets of experts differ; for sequences also by position."""
 
     measures = (CHOICE_DIFFERS,)
     signature = "differ_trials"

@@ -64,7 +64,7 @@ class PathAnalysis(Analysis):
 
 SWITCHES = Metric(
     "switches",
-    about="moments along the severity at which a token changes its set of experts, per image",
+    about="points along the severity at which a token changes its set of experts, per image",
     noun="number of switches per image",
     better="less",
     unit="count",
@@ -78,8 +78,8 @@ SWITCHED_TOKENS = Metric(
 )
 JUMP_SUM = Metric(
     "jump_sum",
-    about="sum of the jumps of the output at the switches, per image; a jump is the change of the probability of the "
-    "clean prediction by other experts at one input",
+    about="sum of the jumps of the output at the switches, per image; a jump is the change of the clean prediction's "
+    "probability by switching experts alone, at one input",
     label="sum of the jumps",
     noun="sum of the jumps per image",
     better="less",

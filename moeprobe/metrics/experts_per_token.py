@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def _share(number: str, words: str) -> Metric:
     return Metric(
         f"experts_per_token_{number}",
-        about=f"share of the tokens of the view (or of both random views) that {words} process; where experts choose",
+        about=f"share of the tokens of the view (or of both random views) processed by {words}; where experts choose",
         label=f"tokens with {words}",
         unit="share",
     )
@@ -37,7 +37,7 @@ SHARES = (
 )
 EXPERTS_PER_TOKEN = Metric(
     "experts_per_token",
-    about="experts that process a token, on average; where experts choose, that is their capacity factor",
+    about="experts that process a token, on average; where experts choose, this is their capacity factor",
     unit="count",
 )
 

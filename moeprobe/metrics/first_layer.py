@@ -23,7 +23,7 @@ FIRST_LAYER_SHARE = Metric(
 
 
 class FirstLayer(ModelAnalysis[Differences]):
-    """Share of the tokens that differ in any layer that do so in a layer first."""
+    """Of the tokens that differ in any layer, the share that first differs in each layer."""
 
     measures = (FIRST_LAYER_SHARE,)
     signature = "first_anywhere"

@@ -51,14 +51,14 @@ def _metrics(kind: str) -> dict[str, Metric]:
     name, (what, how) = f"{kind}_information", _KINDS[kind]
     beyond = Metric(
         name,
-        about=f"mutual information of a token's expert and {what}, less its mean over permutations of images, divided "
-        "by the most there could be: 0 = none, 1 = all",
+        about=f"mutual information of a token's expert and {what}, minus its mean over permutations of images, "
+        "divided by the largest possible: 0 = none, 1 = all",
         label=f"information on {kind}",
         noun=f"information of experts on {kind}",
     )
     plain = Metric(
         f"{name}_plain",
-        about=f"mutual information of a token's expert and {what}, divided by the most there could be; few images make "
+        about=f"mutual information of a token's expert and {what}, divided by the largest possible; few images make "
         "it larger",
         label="plain",
         below=name,
@@ -66,7 +66,7 @@ def _metrics(kind: str) -> dict[str, Metric]:
     )
     permuted = Metric(
         f"{name}_permuted",
-        about=f"mean of {name}_plain with {how}; its interval leaves out that other images have another mean",
+        about=f"mean of {name}_plain with {how}; its interval ignores that other images would have another mean",
         label="by permutation",
         below=name,
         secondary=True,

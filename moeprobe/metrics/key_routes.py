@@ -29,8 +29,8 @@ def _metrics(
         ),
         Metric(
             f"{name}_p",
-            about=f"share of permutations {permutations} in which {name} is as {tail} as it is, which counts as one of "
-            "them",
+            about=f"share of permutations {permutations} in which {name} is at least as {tail} as observed; what was "
+            "observed counts as one of them",
             label="p", unit="probability", below=name, of_labels=True, margin=False,
         ),
     )  # fmt: skip
@@ -50,8 +50,8 @@ LARGEST = _metrics(
 )
 SUPERCLASSES = _metrics(
     "route_superclass_information",
-    "adjusted mutual information of the classes' key routes and the groups of classes that the data set's publisher "
-    "made: 1 where classes share a route if and only if they share a group, 0 on average by chance",
+    "adjusted mutual information of the classes' key routes and the data set's published groups of classes: 1 where "
+    "classes share a route if and only if they share a group, 0 on average by chance",
     "key routes and superclasses",
     tail="large",
     unit="other",

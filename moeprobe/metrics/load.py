@@ -49,13 +49,13 @@ DEAD_EXPERTS = Metric(
 )
 EXPERT_SHARE = Metric(
     "expert_share",
-    about="an expert's share of the first choices, by the column expert; 1 / E where the load is even",
+    about="share of the first choices that go to an expert (column expert); 1 / E where the load is even",
     label="share of the first choices",
 )
 EXPERT_SHARE_ANY = Metric(
     "expert_share_any",
-    about="an expert's share of all K choices of the tokens, by the column expert; 1 / E where the load is even; only "
-    "where K > 1",
+    about="share of all K choices of the tokens that go to an expert (column expert); 1 / E where the load is even; "
+    "only where K > 1",
     label="share of all choices",
 )
 LOAD_ENTROPY_ANY = Metric(

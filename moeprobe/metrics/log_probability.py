@@ -27,7 +27,7 @@ LOG_PROBABILITY = Metric(
 )
 GAP = Metric(
     "log_probability_gap",
-    about="mean absolute difference of a token's log-probability from that of the model as it is",
+    about="mean absolute difference of a token's log-probability from that of the original model",
     label="difference of log-probability",
     better="less",
     unit="nats",
@@ -53,7 +53,7 @@ class LogProbabilities:
 
 
 class LogProbability(ModelAnalysis[LogProbabilities]):
-    """Log-probability of the tokens of texts, and how far it is from that of the model as it is."""
+    """Log-probability of the tokens of texts, and how far it is from that of the original model."""
 
     measures = (LOG_PROBABILITY, GAP, K3)
     signature = "scored_tokens"

@@ -35,13 +35,13 @@ def _metrics() -> dict[tuple[str, str], Metric]:
     """Return the metrics by what is measured and of which part."""
     found = {}
     for name, (about, label) in _SAID.items():
-        found[name, "own"] = _metric(name, f"{about} the model as it routes itself", label)
+        found[name, "own"] = _metric(name, f"{about} the model with its own routing", label)
         found[name, "rest"] = _metric(
             f"{name}_rest", f"{about} the model with the server's routing", "  with its routing"
         )
         found[name, "routing"] = _metric(
             f"{name}_routing",
-            f"{name} minus {name}_rest: what goes with the server's routing",
+            f"{name} minus {name}_rest: the part that vanishes with the server's routing",
             "  of routing",
         )
         found[name, "share"] = _metric(

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 S = Metric(
     "s",
-    about="S_ij, how far the gates of expert i (column expert) in view 1 go along with those of expert j (expert_b) in "
+    about="S_ij, how strongly the gates of expert i (column expert) in view 1 go with those of expert j (expert_b) in "
     "view 2: E times their mean product over corresponding patches",
     unit="other",
 )
 S_DIAGONAL = Metric(
     "s_diagonal",
-    about="mean of S_ii: 1 = sure, even and steady, 1 / E = says nothing",
+    about="mean of S_ii: 1 = confident, balanced and steady, 1 / E = no information",
     label="mean S_ii",
     noun="mean diagonal of S",
     unit="other",

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 SET_JACCARD = Metric(
     "set_jaccard",
     about="overlap of the sets of experts of corresponding tokens, intersection over union; where tokens choose, of "
-    "what they chose, before capacity",
+    "their choices before capacity",
     label="overlap of expert sets",
     short="set overlap",
     better="more",
@@ -65,7 +65,7 @@ SET_JACCARD = Metric(
 )
 UNSERVED_BOTH = Metric(
     "unserved_both",
-    about="share of pairs without an expert on either side, which are no trial of set_jaccard",
+    about="share of pairs without an expert on either side, which set_jaccard leaves out",
     label="pairs without an expert",
 )
 

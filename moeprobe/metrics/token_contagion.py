@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TokenContagion(Contagion):
-    """Share of tokens that change experts when the router sees other tokens with them."""
+    """Share of tokens that change experts when the router sees them with other tokens."""
 
     metric = "token_contagion"
     signature = "token_contagion_watched"

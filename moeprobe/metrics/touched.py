@@ -57,7 +57,7 @@ SEQUENCES_TOUCHED = Metric(
 )
 FIRST_POSITION = Metric(
     "first_touched_position",
-    about="place, from 0, of the first token that differs in any layer, on average over the sequences that have one",
+    about="position, from 0, of the first token that differs in any layer, on average over the sequences that have one",
     label="first position touched",
     unit="count",
 )
@@ -72,7 +72,7 @@ class Differences:
 
 
 class Touched(ModelAnalysis[Differences]):
-    """Pairs of token and layer that differ, tokens touched in at least one layer, and where it begins."""
+    """Pairs of token and layer that differ, tokens touched in at least one layer, and where differences begin."""
 
     measures = (
         PAIRS_DIFFER,

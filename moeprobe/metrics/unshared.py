@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 EXPERT_REMOVED = Metric(
     "expert_removed",
     about="share of the tokens that chose, in the reference, an expert that the other checkpoint does not have; they "
-    "have no part in the agreement of tokens",
+    "are left out of the agreement of tokens",
     label="tokens whose expert was removed",
     short="removed",
     rank=20,
 )
 EXPERTS_MERGED = Metric(
     "experts_merged",
-    about="share of the tokens of which two experts became one in the other checkpoint; no part in the agreement "
-    "either",
+    about="share of the tokens of which two experts became one in the other checkpoint; left out of the agreement too",
     label="tokens of which two experts became one",
     short="merged",
 )
 EXPERT_ADDED = Metric(
     "expert_added",
-    about="share of the tokens that chose an expert that no expert of the reference became; no part in the agreement "
-    "either",
+    about="share of the tokens that chose an expert that no expert of the reference became; left out of the agreement "
+    "too",
     label="tokens with an expert that is new",
     short="added",
 )

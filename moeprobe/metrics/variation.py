@@ -34,14 +34,15 @@ def _metrics(of: str) -> tuple[Metric, Metric]:
     name = f"image_variation_{of}"
     value = Metric(
         name,
-        about=f"variance over mean, over images, of an expert's sum of {_OF[of]} over an image's tokens; mean over "
-        "experts: 0 = all images load the experts alike",
+        about=f"variance over images, divided by the mean, of an expert's sum of {_OF[of]} over an image's tokens; "
+        "averaged over experts: 0 = all images load the experts alike",
         label=f"variation between images ({of})",
         unit="other",
     )
     share = Metric(
         f"{name}_share",
-        about=f"{name} divided by the most it could be, S (1 − 1 / E) with S tokens: 1 = each image has one expert",
+        about=f"{name} divided by its largest possible value, S (1 − 1 / E) with S tokens: 1 = each image has one "
+        "expert",
         label="share of the most",
         below=name,
     )

@@ -79,7 +79,7 @@ WEIGHT_DISTANCE = Metric(
 )
 UNWEIGHTED = Metric(
     "unweighted",
-    about="share of pairs in which a side has no weights, which are no trial of weight_cosine and weight_distance",
+    about="share of pairs in which a side has no weights, which weight_cosine and weight_distance leave out",
     label="pairs without weights",
 )
 

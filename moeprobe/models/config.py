@@ -58,7 +58,7 @@ class TransformerConfig(Section):
     width: int | None = Field(None, gt=0, description="channels of a token")
     depth: int | None = Field(None, gt=0, description="blocks")
     num_heads: int | None = Field(None, gt=0, description="attention heads")
-    hidden_width: int | None = Field(None, gt=0, description="of the perceptrons and of each expert")
+    hidden_width: int | None = Field(None, gt=0, description="hidden width of the MLPs and of each expert")
     num_classes: int | None = Field(None, gt=0, description="null: as many as the data have")
     pre_logits: bool | Annotated[int, Field(gt=0)] | None = Field(
         None, description="a layer with tanh before the head: its width; true: that of the blocks"
@@ -92,19 +92,23 @@ class MoeConfig(Section):
     router: Plugin | None = Field(None, description=f"null: {ROUTER}; moeprobe list routers")
     top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
     noise_std: float | None = Field(
-        None, ge=0, description="of the logits in training, divided by num_experts"
+        None, ge=0, description="noise on the logits in training, divided by num_experts"
     )
     capacity_factor: Room = Field(
         None, description="room of an expert in training, as a multiple of its even share; none: no limit"
     )
-    eval_capacity_factor: Room = Field(None, description="likewise in evaluation")
-    capacity_rounding: Literal["ceil", "round", "tutel"] | None = Field(None, description="of the capacity")
+    eval_capacity_factor: Room = Field(None, description="the same in evaluation")
+    capacity_rounding: Literal["ceil", "round", "tutel"] | None = Field(
+        None, description="how capacities are rounded"
+    )
     capacity_multiple_of: int | None = Field(
         None, gt=0, le=_MOST_ROOM, description="capacities are rounded up to it"
     )
-    batch_priority: bool | None = Field(None, description="surest tokens take the room first")
+    batch_priority: bool | None = Field(None, description="tokens with the largest gates take the room first")
     group_images: int | None = Field(None, gt=0, description="images that compete for the capacity")
-    expert_dropout: float | None = Field(None, ge=0, lt=1, description="inside of the experts, in training")
+    expert_dropout: float | None = Field(
+        None, ge=0, lt=1, description="dropout inside the experts, in training"
+    )
     whole_expert_dropout: float | None = Field(None, ge=0, lt=1, description="experts left out of a step")
     bfloat16_dispatch: bool | None = Field(None, description="send tokens to experts in bfloat16")
 
@@ -133,7 +137,7 @@ class ModelConfig(MoeConfig, TransformerConfig):
     )
     std: list[float] = Field([0.5] * 3, min_length=3, max_length=3, description="divides the channels")
     crop_fraction: float | None = Field(
-        None, gt=0, le=1, description="of the shorter side, kept of images in evaluation; null: squash them"
+        None, gt=0, le=1, description="share of the shorter side kept in evaluation; null: squash the image"
     )
 
 
@@ -141,7 +145,7 @@ class DataConfig(Section):
     """Which data set: ``name`` or ``name:location``."""
 
     name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
-    workers: int = Field(0, ge=0, description="loader processes; changes nothing but speed")
+    workers: int = Field(0, ge=0, description="loader processes; changes only the speed")
     val_fraction: float | None = Field(
         None, gt=0, lt=0.9, description="share for validation of a folder without val/; null: 0.1"
     )
@@ -171,10 +175,14 @@ class OptimizerConfig(Section):
     """One of timm's optimizers; ``momentum`` is heavy-ball SGD. Weight decay acts on kernels alone."""
 
     name: str = Field("adamw", description="one of timm's optimizers; momentum is heavy-ball SGD")
-    learning_rate: float = Field(1e-3, gt=0, description="at its peak")
-    weight_decay: float = Field(0.0, ge=0, description="of kernels, not of biases, norms and positions")
-    momentum: float = Field(0.9, ge=0, description="of optimizers that have it")
-    betas: list[float] = Field([0.9, 0.999], min_length=2, max_length=2, description="of Adam and its kin")
+    learning_rate: float = Field(1e-3, gt=0, description="learning rate at its peak")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay of kernels, not of biases, norms and positions"
+    )
+    momentum: float = Field(0.9, ge=0, description="momentum, in optimizers that have it")
+    betas: list[float] = Field(
+        [0.9, 0.999], min_length=2, max_length=2, description="betas of Adam and its variants"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest global norm of the gradients; null: any")
 
 
@@ -190,7 +198,7 @@ class InitialiseConfig(Section):
     """Start from a checkpoint: everything but the head, the pre-logits and what is fresh, positions resampled."""
 
     checkpoint: str = Field(description="run folder or .safetensors file")
-    keep_head: bool = Field(False, description="take over the head and the pre-logits too")
+    keep_head: bool = Field(False, description="take the head and the pre-logits too")
     fresh: list[str] = Field([], description='patterns of parameters that start new, e.g. "*.router.*"')
 
 
@@ -207,14 +215,15 @@ class TrainConfig(Section):
     """One training run."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="of the run and its folder; else the file's"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="name of the run and its folder; default: the file's name",
     )
     group: str = Field("", description="shared by runs that differ in their seed alone")
-    seed: int = Field(0, ge=0, lt=2**63, description="of everything random")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     view: Plugin = Field(Plugin(name="random_crop"), description="makes training views; moeprobe list views")
-    views_per_image: int = Field(2, ge=1, le=2, description="how many of each image in a batch")
+    views_per_image: int = Field(2, ge=1, le=2, description="views of each image in a batch")
     objective: Plugin = Field(
         Plugin(name=DEFAULT_OBJECTIVE), description="what is added to the loss; moeprobe list objectives"
     )
@@ -227,25 +236,29 @@ class TrainConfig(Section):
         [], description="the classes of each expert: tokens go by the image's label, not by the router"
     )
     kl_weight: float = Field(
-        0.0, ge=0, description="of the divergence of gates from those of initialise.checkpoint"
+        0.0, ge=0, description="weight of the divergence of gates from those of initialise.checkpoint"
     )
     freeze: list[str] = Field(
         [], description='patterns of parameters that stay as they are; ["*", "!*.router.*"]: all but routers'
     )
-    batch_size: int = Field(64, gt=0, description="source images of a step, of all processes together")
+    batch_size: int = Field(64, gt=0, description="source images per step, over all processes together")
     accumulate: int = Field(1, gt=0, description="passes that share a step's batch: less memory, same step")
     parallel: Literal["replicas", "experts", "fsdp"] = Field(
         "replicas",
         description="with torchrun, what a process holds: the model, a share of the experts, a share of everything",
     )
     expert_ranks: int | None = Field(
-        None, gt=0, description="processes that share a layer's experts; null: as many as divide both"
+        None,
+        gt=0,
+        description="processes that share a layer's experts; null: gcd of processes and experts",
     )
     epochs: float | None = Field(None, gt=0, le=1e6, description="length of the run; or give steps")
     steps: int | None = Field(None, gt=0, le=10**12, description="length of the run; or give epochs")
-    evaluate_every: int | None = Field(None, gt=0, description="in steps; null: ten times in all")
-    eval_batch_size: int = Field(128, gt=0, description="images; changes nothing but speed")
-    amp: bool = Field(False, description="bfloat16, but for the routers")
+    evaluate_every: int | None = Field(
+        None, gt=0, description="steps between evaluations; null: ten evaluations in all"
+    )
+    eval_batch_size: int = Field(128, gt=0, description="images per batch; changes only the speed")
+    amp: bool = Field(False, description="bfloat16, except in the routers")
     compile: bool = Field(False, description="torch.compile what does not route")
     tensorboard: bool = Field(False, description="write metrics for TensorBoard too")
     initialise: InitialiseConfig | None = Field(None, description="start from a checkpoint of moeprobe")

@@ -4,9 +4,9 @@
 FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
     "no_trials": "there was nothing to count",
-    "few_images": "under 20, no interval",
-    "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, no "
-    "interval",
+    "few_images": "fewer than 20 images, so there is no interval",
+    "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, so "
+    "there is no interval",
     "not_finite": "images whose gates or scores are NaN or infinite are left out (--allow-not-finite)",
 }
 # Each word of the column `verdict`, with what it says of a difference.
@@ -14,8 +14,8 @@ VERDICTS = {
     "identical": "the same in every image that was probed",
     "higher": "the simultaneous interval is above 0",
     "lower": "the simultaneous interval is below 0",
-    "no difference": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; of shares, κ and gates: "
-    "other quantities have none)",
+    "no difference": "the simultaneous interval includes 0 and is inside ± `--margin` (0.02; only for shares, κ and "
+    "gates)",
     "cannot tell": "anything else; reported with the difference that this number of images would detect four times in "
     "five",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
@@ -23,11 +23,11 @@ VERDICTS = {
 }
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
-    "score": "of a share, Wilson's, with its standard error over images",
+    "score": "Wilson's interval of a share, with its standard error over images",
     "percentile": "percentiles of resamples of whole images",
-    "permutations": "2.5 % and 97.5 % quantiles over permutations of the images' labels, where it is no interval",
-    "linearized": "t standard errors to either side (delta method), of more than 2,000 images, and of the information "
-    "of experts",
+    "permutations": "2.5 % and 97.5 % quantiles over permutations of the images' labels, not a confidence interval",
+    "linearized": "t standard errors to either side (delta method), for more than 2,000 images and for the "
+    "information of experts",
 }
 # Each column of table.csv (and of comparison.csv, which adds `reference`), with what it says.
 COLUMNS: dict[str, str] = {
@@ -36,19 +36,19 @@ COLUMNS: dict[str, str] = {
     "group": "name shared by checkpoints that differ in their training seed alone; empty if none",
     "train_seed": "seed the checkpoint was trained with",
     "dataset": "data set probed",
-    "split": "its split",
-    "layer": "MoE layer, e.g. blocks.3; `all` for what is about all of them together; empty for the model's output",
+    "split": "split of the data set",
+    "layer": "MoE layer, e.g. blocks.3; `all` for values of all layers together; empty for the model's output",
     "router": "the layer's router",
     "top_k": "experts chosen per token; empty where tokens do not choose",
     "view": "perturbation; `clean` for none; `clean_again`, `clean_other_batch`, `clean_other_dtype` for the noise "
     "floor",
-    "severity": "its severity, in the view's unit; of `fewshot` the shots; empty for pairs of random views",
+    "severity": "severity of the view, in its unit; for `fewshot` the shots; empty for pairs of random views",
     "draw": "number of the random draw; empty when pooled",
     "tokens": "patch, token (of a text), prefix (CLS, BOS), or patches of the foreground, the boundary, the "
-    "background; of recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
+    "background; for recorded sequences also prompt, generated, position …, and unshared (tokens whose experts only "
     "one of two checkpoints has); empty for the model's output",
     "metric": "what is measured",
-    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image or class",
+    "null": "which chance level a `_chance` or `_kappa` is about: pooled, position, image, class or token",
     "expert": "expert the value is about; empty if about none",
     "expert_b": "second expert, for values about two",
     "class": "class the value is about; empty when pooled",
@@ -56,7 +56,7 @@ COLUMNS: dict[str, str] = {
     "ci_low": "lower end of the 95 % interval over images",
     "ci_high": "upper end",
     "interval": "; ".join(f"{word}: {meaning}" for word, meaning in INTERVALS.items()),
-    "images": "images it rests on: those with at least one trial",
+    "images": "images behind the value: those with at least one trial",
     "trials": "denominator: corresponding patches, tokens or images",
     "seed": "seed of the probing (views and bootstrap)",
     "flag": "; ".join(f"{word}: {meaning}" for word, meaning in FLAGS.items()),
@@ -69,19 +69,19 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "se": "standard error of the difference over images (delta method)",
     "sim_low": "lower end of the simultaneous 95 % interval, which holds for the whole family at once",
     "sim_high": "upper end",
-    "family_cells": "layers × severities that the simultaneous interval and p_holm are about",
-    "p": "p of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
+    "family_cells": "number of layers × severities that the simultaneous interval and p_holm cover",
+    "p": "p-value of no difference: t = value / se, images − 1 degrees of freedom; 1 if identical",
     "p_holm": "the same after Holm's correction for the family",
     "detectable": "smallest difference that these images would have shown (sim. interval without 0) four times in five",
     "verdict": " or ".join(", ".join(VERDICTS).rsplit(", ", 1)),
-    "judgement": "better or worse, where the metric has a better side and the verdict is higher or lower",
+    "judgement": "better or worse, where the metric has a better direction and the verdict is higher or lower",
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
 # What the table adds to them, in ``moeprobe tradeoff``.
 TRADEOFF_COLUMNS: dict[str, str] = {
-    "capacity_factor": "c, tokens that an expert takes for every one of an even load; empty where tokens choose",
-    "num_experts": "experts of an MoE layer; empty of a dense model",
+    "capacity_factor": "c, the tokens an expert takes, divided by an even load; empty where tokens choose",
+    "num_experts": "experts per MoE layer; empty for a dense model",
     "source": "run of the probe, a path in `--out` that `compare` takes; `training` if timed by the training itself, "
     "`model` if counted",
 }
@@ -90,29 +90,29 @@ CURVE_COLUMNS: dict[str, str] = {
     "run": "the training's name",
     "group": "shared by trainings that differ in their seed alone; its line in the figure",
     "train_seed": "seed of the training",
-    "panel": "value of the key of `--by`; empty without",
+    "panel": "value of the key given by `--by`; empty without it",
     "step": "optimizer steps made",
     "epoch": "passes over the training data made",
     "metric": "column of metrics.csv",
-    "value": "its value: of training, the mean of the steps since the row before; of validation, on clean images",
+    "value": "its value: for training, the mean of the steps since the previous row; for validation, on clean images",
 }
 # What the table of ``moeprobe bench`` has.
 BENCH_COLUMNS: dict[str, str] = {
     "part": "part of the benchmark",
     "race": "what all contestants of it do",
     "contestant": "how it is done",
-    "role": "ours, other, or limit: something else that nothing can beat",
-    "median": "of the measured rounds, of one call",
+    "role": "ours, other, or limit: a bound that nothing can beat",
+    "median": "median of one call over the measured rounds",
     "quartile_low": "a quarter of the rounds were below",
     "quartile_high": "a quarter of the rounds were above",
-    "unit": "of these three: s for seconds, or what the race counts",
+    "unit": "unit of these three: s for seconds, or what the race counts",
     "rounds": "interleaved rounds that were measured",
-    "items_per_second": "at the median; empty where nothing is counted",
-    "against": "contestant that the ratio is to; best: the quickest of the others, limits left out",
+    "items_per_second": "items per second at the median; empty where nothing is counted",
+    "against": "contestant that the ratio compares with; best: the fastest of the others, not counting limits",
     "ratio": "median over rounds of the ratio within a round",
-    "ratio_quartile_low": "a quarter of the rounds had a lower one",
-    "ratio_quartile_high": "a quarter of the rounds had a higher one",
+    "ratio_quartile_low": "a quarter of the rounds had a lower ratio",
+    "ratio_quartile_high": "a quarter of the rounds had a higher ratio",
     "ratio_of": "speed: the other's time over the contestant's; time: the reverse",
-    "target": "what the ratio is to reach; empty if nothing",
+    "target": "ratio to reach; empty if there is none",
     "reached": "yes or no, by the median ratio; empty without target and with --quick",
 }

@@ -50,8 +50,8 @@ TERMS = (
     ),
     Term(
         "prefix tokens",
-        f"Tokens before those of the input itself: {IMAGE.prefix} and registers of a model of images, {TEXT.prefix} of "
-        "one of texts. They have rows of their own in tables (prefix in the column tokens).",
+        f"Tokens before those of the input itself: {IMAGE.prefix} and registers in image models, {TEXT.prefix} in "
+        "language models. They have rows of their own in tables (prefix in the column tokens).",
         also=("prefix", "prefix token", IMAGE.prefix, TEXT.prefix, "registers"),
     ),
     Term(
@@ -62,14 +62,14 @@ TERMS = (
     ),
     Term(
         "draw",
-        "One set of the random numbers of a view. They follow from the seed, the image and the number of the draw "
-        "alone, so every checkpoint sees the same ones.",
+        "One set of a view's random numbers. They depend only on the seed, the image and the number of the draw, so "
+        "every checkpoint sees the same ones.",
         page="concepts/intervals.md",
     ),
     Term(
         "confidence interval",
-        "[low, high]: the values that the images probed leave open, at 95 %. It is about other images, not about other "
-        "trainings; under 20 images there is none.",
+        "[low, high]: the values that the probed images leave open, at 95 %. It is about other images, not about "
+        "other trainings; under 20 images there is none.",
         also=("interval", "ci", "95 % interval", "[low, high]"),
         page="concepts/intervals.md",
     ),
@@ -83,26 +83,27 @@ TERMS = (
     Term(
         "key route",
         "The expert that most tokens of a class have, in every MoE layer. Classes with the same experts share a route; "
-        "how many would by chance, permutations of the images' labels say.",
+        "permutations of the images' labels show how many would by chance.",
         also=("route", "key routes"),
         page="guide/routes.md",
     ),
     Term(
         "information",
-        "How much a token's expert says of the class of its image, its place or its color: mutual information less "
-        "what permuted images have of it, 0 = none, 1 = all that an expert could say.",
+        "How much a token's expert says about the class of its image, its place or its color: mutual information "
+        "minus that of permuted images; 0 = none, 1 = all that an expert could say.",
         also=("mutual information", "specialization"),
         page="guide/routes.md",
     ),
     Term(
         "batch-wise variation",
-        "How differently images load the experts: variance over mean, over images, of an expert's summed gates.",
+        "How differently images load the experts: the variance over images of an expert's summed gates, divided by "
+        "their mean.",
         also=("image variation",),
         page="guide/routes.md",
     ),
     Term(
         "lift",
-        "How much more often two experts process the same token than if they did so independently, which is 1.",
+        "How often two experts process the same token, relative to independence: 1 = as if independent.",
         also=("coactivation lift",),
         page="guide/routes.md",
     ),

@@ -28,7 +28,7 @@ def train_pipeline(
     begin: Callable[[str], Callable[[Report], None]] = lambda _: lambda _: None,
     svg: bool = False,
 ) -> dict[str, Any]:
-    """Train a pipeline, or go on with it where it stopped; returns the summary of its last stage.
+    """Train a pipeline, or continue it where it stopped; returns the summary of its last stage.
 
     Stages that are finished are kept. The summary has ``stages`` (the name of each -> its summary) in addition.
 

@@ -34,7 +34,7 @@ from moeprobe.runtime.keywords import checked_class
 
 @checked_class
 class Hooks(Adapter):
-    """Any torch module whose routers are submodules, read by forward hooks; nothing is left on it.
+    """Any torch module whose routers are submodules, read by forward hooks; no hook is left on it.
 
     On making it a few images are run, together and one by one: to find the routers' order and shapes, and whether an
     image's routing depends on its batch-mates. Where it does, or nobody can know, ``group_images`` images are run at a

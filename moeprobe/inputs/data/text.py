@@ -19,7 +19,7 @@ _LIMIT = 2**29
 
 
 class Text(TextDataset):
-    """Texts in a file, one per line (.txt), or as JSON with "text" and, if wanted, "id" and "label" (.jsonl).
+    """Texts in a file, one per line (.txt), or as JSON with "text" and optional "id" and "label" (.jsonl).
 
     A file is one split, the one that is asked for; blank lines are none. Names are ``stem/line``, counted from 0, or
     the "id". Labels are strings or whole numbers; where a text has one, each has.

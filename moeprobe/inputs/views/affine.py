@@ -16,7 +16,7 @@ from moeprobe.inputs.views.base import SeverityView, check_severities
 
 @dataclass(frozen=True)
 class Affine(SeverityView):
-    """A random rotation, shear, scale and translation, all growing together from nothing.
+    """A random rotation, shear, scale and translation, all growing together from zero.
 
     At severity 1 the rotation is uniform within ± ``rotation`` degrees, the shear along x within ± ``shear``, the
     translation along either axis within ± ``translation`` of the frame, and the scale log-uniform between

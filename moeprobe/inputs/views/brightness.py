@@ -13,7 +13,7 @@ from moeprobe.inputs.views.base import SeverityView, check_severities
 
 @dataclass(frozen=True)
 class Brightness(SeverityView):
-    """A constant added to all pixels or taken from them, as drawn for the image; cut back to [0, 1]."""
+    """A constant added to all pixels or subtracted from them, as drawn for the image; clipped to [0, 1]."""
 
     aligned: ClassVar[bool] = True
     severities: ClassVar[tuple[float, ...]] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)

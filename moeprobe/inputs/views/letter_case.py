@@ -14,7 +14,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True)
 class LetterCase(WordView):
-    """A share of the words in capitals, or in small letters where they were in capitals.
+    """A share of the words in capitals, or in lower case where they were in capitals.
 
     Words of scripts without capitals are left out of the share.
     """

@@ -14,7 +14,7 @@ from moeprobe.inputs.views.base import SeverityView, check_severities
 
 @dataclass(frozen=True)
 class Rotation(SeverityView):
-    """A rotation about the center of the clean view, to the left or to the right as drawn for the image.
+    """A rotation about the center of the clean view, left or right as drawn for the image.
 
     What comes from outside the source is gray and has no partner.
     """

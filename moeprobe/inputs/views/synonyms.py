@@ -20,7 +20,7 @@ _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 @dataclass(frozen=True)
 class Synonyms(WordView):
-    """A share of the words that have a synonym exchanged for one: write synonyms:FILE.
+    """A share of the words that have a synonym, replaced by one: write synonyms:FILE.
 
     FILE holds a line per set of words that mean the same, separated by commas (``big, large, great``); a word may
     be in several sets, and a synonym may be several words. The first letter stays a capital, a word in capitals

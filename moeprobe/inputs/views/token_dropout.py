@@ -13,7 +13,7 @@ from moeprobe.inputs.views.text import TextView
 
 @dataclass(frozen=True)
 class TokenDropout(TextView):
-    """A share of the tokens left out; what is left moves together.
+    """A share of the tokens left out; the others close the gaps.
 
     Each token goes with the probability of the severity, those of a weak one among those of a stronger one; special
     tokens stay, and of the others always one. A token that is gone has no partner.

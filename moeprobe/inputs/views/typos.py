@@ -21,7 +21,7 @@ _NEIGHBORS = {
 
 @dataclass(frozen=True)
 class Typos(WordView):
-    """One slip in a share of the words: two letters swapped, one omitted, one doubled, or a key next to the right one.
+    """One slip in a share of the words: two letters swapped, one omitted, one doubled, or a neighboring key hit.
 
     A word is a run of two or more letters of any script. Letters that are swapped differ; the neighboring key is that
     of an English keyboard. Where a word has no such letters, or a letter no such key, one is doubled. Each of the four

@@ -60,7 +60,7 @@ def import_swin_moe(
     watcher: Progress | None = None,
     **settings: Unpack[Unseen],
 ) -> ImportedSwinMoe:
-    """Make a checkpoint of moeprobe of a Swin-MoE's files, one per rank.
+    """Convert a Swin-MoE checkpoint, with one file per rank, to one of moeprobe.
 
     Args:
         source: PREFIX of the files ``PREFIX.rank0`` …, or any of them.

@@ -96,7 +96,7 @@ def import_vmoe(
     watcher: Progress | None = None,
     **settings: Unpack[UnseenOfVmoe],
 ) -> Imported:
-    """Make a checkpoint of moeprobe of one of V-MoE's.
+    """Convert a checkpoint of V-MoE to one of moeprobe.
 
     Args:
         source: the prefix of a sharded checkpoint, a flax msgpack file, or a folder of Orbax's; of a state of

@@ -66,7 +66,7 @@ def analyze_trace(
     watcher: Progress | None = None,
     **changes: Unpack[Keywords],
 ) -> Result:
-    """Measure routing that was recorded by ``record`` or made of a log by ``import_trace``.
+    """Measure routing that was recorded by ``record`` or made from a log by ``import_trace``.
 
     Of each trace: confidence and load. Of each but the first: how well its choices match those of the first, input by
     input and token by token. Inputs that not all of them have are left out.

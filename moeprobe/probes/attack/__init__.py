@@ -26,9 +26,9 @@ VIEWS = {"gradient": "attack", "random": "random_signs"}
 class Attack(Probe["Result"]):
     """Does a small change of the pixels that harms the answer change the experts, too?
 
-    Projected gradient ascent on the cross-entropy, with no value of the image further than epsilon from its own; the
-    routing is compared with that of the clean image. `--direction random` moves each value by epsilon, up or down at
-    random: what a change of that size does if nobody looks for it.
+    Projected gradient ascent on the cross-entropy, with every value of the image kept within epsilon of the original;
+    the routing is compared with that of the clean image. `--direction random` moves each value by epsilon, up or down
+    at random: what a change of that size does if it is not chosen to harm.
 
     Example: `moeprobe attack checkpoints/demo-baseline checkpoints/demo-prc --epsilons 0,1,4 --limit 100`
     """
@@ -45,9 +45,9 @@ class Attack(Probe["Result"]):
     layout: ClassVar[Layout] = Layout.ALONG_SEVERITY
 
     epsilons: Annotated[
-        Sequence[float], Arg("Comma-separated largest changes of a value of the image, in 255ths.")
+        Sequence[float], Arg("Comma-separated largest changes of an image value, in 255ths.")
     ] = (0, 1, 2, 4, 8)
-    steps: Annotated[int, Arg("Steps of the ascent, each of 2.5 epsilon / steps.")] = 10
+    steps: Annotated[int, Arg("Steps of the ascent, each of size 2.5 epsilon / steps.")] = 10
     direction: Annotated[
         str,
         Arg(

@@ -23,9 +23,9 @@ GROUP_IMAGES = 4
 class Contagion(Probe["Result"]):
     """How far does one token's routing depend on the others?
 
-    Share of tokens that are worked on by other experts when (batch) the other images of their group, (token) other
-    tokens at the router alone, or (attention) the pixels of other patches are exchanged. The first two are 0 where each
-    token is routed by itself and there is room for all.
+    Share of tokens that are processed by other experts when (batch) the other images of their group, (token) other
+    tokens at the router only, or (attention) the pixels of other patches are exchanged. The first two are 0 where each
+    token is routed on its own and there is room for all.
 
     Example: `moeprobe contagion checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/contagion`
     """

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class Determinism(Probe["Result"]):
     """Does a token's routing depend on how the model is run, and not only on its input?
 
-    The same inputs again, in batches of other sizes, in another place of the batch, and texts with more padding, each
-    against the first run of the batch. Where nothing but the rounding of sums differs, so do near ties.
+    Runs the same inputs again, in batches of other sizes, at another place in the batch, and texts with more padding.
+    Each is compared with the first run of the batch. Even where only the rounding of sums differs, near ties change
+    experts.
 
     Example: `moeprobe determinism checkpoints/demo-baseline checkpoints/demo-prc --batches 1,7 --repeats 2`
     """
@@ -37,10 +38,10 @@ class Determinism(Probe["Result"]):
     compares: ClassVar[bool] = False
 
     batches: Annotated[
-        Sequence[int], Arg("Comma-separated sizes of batches beside that of the run (--batch-size).")
+        Sequence[int], Arg("Comma-separated batch sizes to try besides that of the run (--batch-size).")
     ] = (1, 8)
-    padding: Annotated[int, Arg("Tokens of padding that are added to texts; 0 = none.")] = 16
-    repeats: Annotated[int, Arg("How often the batch is run again as it was.")] = 1
+    padding: Annotated[int, Arg("Padding tokens added to texts; 0 = none.")] = 16
+    repeats: Annotated[int, Arg("How often the batch is run again unchanged.")] = 1
 
     def check(self) -> None:
         """Raise ``UserError`` where a number is out of range."""

@@ -22,7 +22,8 @@ RANDOM, LARGEST_JUMP = "random", "largest-jump"
 class Discontinuity(Probe["DiscontinuityResult"]):
     """How far does the output jump when tokens switch experts as a perturbation grows?
 
-    Every switch is located by bisection, and its jump measured at one input by replaying the routing before it.
+    Every switch is located by bisection. Its jump is measured at a single input, by replaying the routing before the
+    switch.
 
     Example: `moeprobe discontinuity checkpoints/demo-baseline checkpoints/demo-prc --limit 50 --out reports/jumps`
     """
@@ -52,7 +53,7 @@ class Discontinuity(Probe["DiscontinuityResult"]):
         Sequence[str | Path],
         Arg("An image file of your own; may be repeated.", flag="--file", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("How many of the images are drawn.", in_request=False)] = 3
+    count: Annotated[int, Arg("Number of images to draw.", in_request=False)] = 3
     pick: Annotated[
         str,
         Arg(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Drift(Kind):
-    """Recorded routing of the checkpoints of one training, each against the first and against the last."""
+    """Recorded routing of a training's checkpoints, each against the first and against the last."""
 
     name: ClassVar[str] = "drift"
     title: ClassVar[str] = "Drift of routing"

@@ -62,7 +62,7 @@ class Options:
     batch_size: Annotated[int, Arg("Images per forward pass; changes only the speed.", in_request=False)] = 64
     workers: Annotated[int, Arg("Loader processes; changes only the speed.", in_request=False)] = 0
     retry: Annotated[
-        bool, Arg("Where memory runs out, go on with batches of half as many images.", in_request=False)
+        bool, Arg("If memory runs out, continue with batches of half the size.", in_request=False)
     ] = False
     device: Annotated[str, Arg("auto, cpu, cuda or mps.", in_request=False)] = "auto"
     trained_capacity: Annotated[
@@ -79,20 +79,19 @@ class Options:
     ] = 1
     masks: Annotated[
         Path | None,
-        Arg("Folder of foreground masks, a PNG per image: matches by foreground and background."),
+        Arg("Folder of foreground masks, one PNG per image; adds matches by foreground and background."),
     ] = None
-    class_null: Annotated[
-        bool, Arg("Give matches a chance level among images of the same class as well.")
-    ] = False
+    class_null: Annotated[bool, Arg("Also give matches a chance level among images of the same class.")] = (
+        False
+    )
     max_length: Annotated[
-        int | None, Arg("Of texts: tokens after which they are cut off; default 128, or what fits the model.")
+        int | None,
+        Arg("For texts: number of tokens after which they are cut off; default 128, or what fits the model."),
     ] = None
-    skip_bad_images: Annotated[bool, Arg("Go on without unreadable images; count them.")] = False
+    skip_bad_images: Annotated[bool, Arg("Skip unreadable images and count them.")] = False
     allow_not_finite: Annotated[
         bool,
-        Arg(
-            "Leave out inputs whose gates or scores are NaN or infinite, and flag the numbers that lack them."
-        ),
+        Arg("Leave out inputs whose gates or scores are NaN or infinite, and flag the values affected."),
     ] = False
     out: Annotated[
         Path | None, Arg("Folder for tables and figures; default: print only.", in_request=False)

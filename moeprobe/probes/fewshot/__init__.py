@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Fewshot(Probe["Result"]):
     """How good are the features for few labeled images? Ridge regression on the frozen pre-logits.
 
-    The shots are drawn from the split train, the images of --split are judged. The strength of the penalty is chosen
-    on other training images, never on those that are judged.
+    The shots are drawn from the train split; accuracy is measured on the images of --split. The strength of the penalty
+    is chosen on other training images, never on those of --split.
 
     Example: `moeprobe fewshot checkpoints/demo-baseline checkpoints/demo-prc --shots 1,5,10 --out reports/fewshot`
     """

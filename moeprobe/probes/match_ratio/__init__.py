@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class MatchRatio(Probe["Result"]):
     """How often do corresponding patches of two random views choose the same experts?
 
-    Top-1, top-2 and order-agnostic match per MoE layer: raw, by chance, and beyond chance (κ); CLS apart.
+    Top-1, top-2 and order-agnostic match per MoE layer: raw, by chance, and beyond chance (κ); CLS separately.
 
     Example: `moeprobe match-ratio checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/match`
     """

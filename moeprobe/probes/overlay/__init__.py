@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay(Probe["OverlayResult"]):
-    """Draw the expert of each patch into clean and perturbed images, with patches that changed theirs outlined.
+    """Draw the expert of each patch into clean and perturbed images, and outline patches that changed experts.
 
-    Each expert tints its patches in a color of its own. With --animate each layer gets a looping GIF, its single
-    frames, and a strip of the first image: all severities are one draw, scaled, and outlined is what differs from the
-    clean image.
+    Each expert tints its patches in its own color. With --animate each layer gets a looping GIF, its single frames, and
+    a strip of the first image: all severities scale one draw, and patches that differ from the clean image are
+    outlined.
 
     Example: `moeprobe overlay checkpoints/demo-baseline checkpoints/demo-prc --severity 0.2 --out reports/overlay`
     """
@@ -47,7 +47,7 @@ class Overlay(Probe["OverlayResult"]):
     ] = ()
     count: Annotated[int, Arg("How many images, if none is named.", in_request=False)] = 4
     view: Annotated[str, Arg("A view with a severity.")] = "gaussian_noise"
-    severity: Annotated[float | None, Arg("Its severity; 0.2 if not given.", in_request=False)] = None
+    severity: Annotated[float | None, Arg("Severity of the view; 0.2 if not given.", in_request=False)] = None
     animate: Annotated[
         bool, Arg("Show the routing as the severity grows: GIF, frames and a strip.", in_request=False)
     ] = False

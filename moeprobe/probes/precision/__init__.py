@@ -27,9 +27,10 @@ WHOLE = "whole"
 class Precision(Probe["Result"]):
     """Which part of a model may be quantized before its tokens choose other experts?
 
-    The weights of one part at a time, and of the whole model, are rounded to each format and compared with the model
-    as it is, on the same inputs: match and κ of each layer, accuracy, and of language models the log-probability of the
-    text. Rounding to the nearest, without calibration: per output, int4 per 128 inputs.
+    The weights of one part at a time, and of the whole model, are rounded to each format. Each rounded model is
+    compared with the original on the same inputs: match and κ of each layer, accuracy, and for language models the
+    log-probability of the text. Rounding is to the nearest, without calibration, with one scale per output (int4: per
+    128 inputs).
 
     Example: `moeprobe precision checkpoints/demo-baseline checkpoints/demo-prc --formats bf16,int8,int4_g128`
     """

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class Routes(Probe["RoutesResult"]):
     """What do the experts specialize in: classes, positions, colors?
 
-    Tokens per expert, layer, class and position; information of the experts on each, beyond what permuted images have;
-    how evenly, and how differently from image to image, the experts are loaded; which of them share tokens. With --data
-    checkerboard: do patches keep their expert by their color, or by their place?
+    Tokens per expert, layer, class and position; what experts say about each, beyond what permuted images give; how
+    evenly the experts are loaded, and how differently from image to image; which experts share tokens. With --data
+    checkerboard: do patches keep their expert by color or by place?
 
     Example: `moeprobe routes checkpoints/demo-baseline checkpoints/demo-prc --data digits --out reports/routes`
     """
@@ -51,9 +51,9 @@ class Routes(Probe["RoutesResult"]):
 
     images: Annotated[
         Sequence[str],
-        Arg("Names of images that a sheet is drawn of, comma-separated.", in_request=False),
+        Arg("Names of images to draw a sheet of, comma-separated.", in_request=False),
     ] = ()
-    count: Annotated[int, Arg("How many images have a sheet, if none is named.", in_request=False)] = 2
+    count: Annotated[int, Arg("Number of images with a sheet, if none is named.", in_request=False)] = 2
 
     def check(self) -> None:
         """Raise ``UserError`` where the number of sheets is negative."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SMatrix(Probe["Result"]):
-    """Which experts do the two views of a patch weigh together? The matrix S that PRC makes the identity.
+    """Which experts do the two views of a patch weight together? The matrix S that PRC pulls towards the identity.
 
     S (experts x experts) over all corresponding patches of the data set, as a heat map; the means of its diagonal and
     of the rest, and both terms of the PRC loss (unweighted). The matrix itself is in table.csv. A second figure shows

@@ -44,7 +44,7 @@ class AlongSeverity(Probe["Result"]):
     attribute: Annotated[
         bool,
         Arg(
-            "Replay clean routing on perturbed pixels and the other way round: what of the change is switching?",
+            "Replay clean routing on perturbed pixels and vice versa: how much of the change is due to switching?",
             in_request=False,
         ),
     ] = False
@@ -75,7 +75,7 @@ class AlongSeverity(Probe["Result"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(AlongSeverity):
-    """Match with the clean image, confidence, load, agreement and accuracy along a severity.
+    """Match with the clean image, confidence, load, agreement and accuracy as a perturbation grows.
 
     Example: `moeprobe sweep checkpoints/demo-baseline checkpoints/demo-prc --view affine --severities 0,0.25,0.5,1`
     """

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Trace(Probe["Recorded"]):
     """Record which experts each token chooses, as Parquet files: OUT/CHECKPOINT/VIEW.parquet.
 
-    Of a view its reference is recorded too: the clean image, or the first of two random views. A language model records
-    texts (--data text:FILE), or the sequences of a server's responses (--tokens), each in one pass:
+    The reference of a view is recorded too: the clean image, or the first of two random views. With a language model,
+    texts (--data text:FILE) are recorded, or the sequences of a server's responses (--tokens), each in one pass:
     OUT/CHECKPOINT/tokens.parquet.
 
     Example: `moeprobe trace checkpoints/demo-prc --view gaussian_noise --severities 0.1,0.2 --out traces`

@@ -43,7 +43,7 @@ def check_trace(
         watcher: shows the rows read.
 
     Raises:
-        UserError: a file is damaged or no trace, or the two cannot be held against one another.
+        UserError: a file is damaged or no trace, or the two cannot be compared.
     """
     trace, watcher = TraceFile(Path(path)), progress_of(watcher)
     check = CaptureCheck()

@@ -69,7 +69,7 @@ def import_routed_experts(
     overwrite: bool = False,
     watcher: Progress | None = None,
 ) -> ImportedExperts:
-    """Make a trace of servers' responses that hold the experts of each token.
+    """Make a trace from servers' responses that hold the experts of each token.
 
     Args:
         files: responses, as JSON lines or JSON.

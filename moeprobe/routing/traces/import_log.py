@@ -41,7 +41,7 @@ def import_trace(
     overwrite: bool = False,
     watcher: Progress | None = None,
 ) -> ImportedTrace:
-    """Make a trace of a log of JSON lines (see ``routing.traces.log``).
+    """Make a trace from a log of JSON lines (see ``routing.traces.log``).
 
     Args:
         log: the file.

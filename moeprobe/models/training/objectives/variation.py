@@ -27,7 +27,7 @@ from moeprobe.models.training.objectives.base import Objective, Term, Views, che
 
 @dataclass(frozen=True)
 class Variation(Objective):
-    """Each token's gates near to one expert, and images that differ in the experts they load; loads need not be even.
+    """Gates of each token close to a single expert, and images that load different experts; loads need not be even.
 
     A large ``image_epsilon`` rewards experts that get nothing: keep it far below the square of patches / experts, and
     watch dead_experts.

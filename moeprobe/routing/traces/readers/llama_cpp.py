@@ -15,7 +15,7 @@ _NAME = "all"
 
 
 class LlamaCpp(Reader):
-    """llama.cpp's ``moe-trace``: a CSV ``layer,expert``, a line per choice; no token is known, so the load alone.
+    """llama.cpp's ``moe-trace``: a CSV ``layer,expert``, a line per choice; tokens are unknown, so only the load.
 
     A file is one input.
     """

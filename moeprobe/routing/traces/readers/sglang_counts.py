@@ -15,7 +15,7 @@ _KEY = "logical_count"
 
 
 class SglangCounts(Reader):
-    """SGLang's recorder, ``stat``: ``logical_count`` (steps, layers, experts) (torch); the load alone, a step an input.
+    """SGLang's recorder, ``stat``: ``logical_count`` (steps, layers, experts) (torch); load only, one input per step.
 
     Steps without any choice are left out.
     """
