@@ -29,6 +29,7 @@ from moeprobe.results.summaries import summarize
 from moeprobe.studies.bench.facts import load_average, machine
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write
 
+SUMS = "sums.parquet"
 # Seconds between two looks at the memory.
 _PAUSE = 0.1
 
@@ -49,21 +50,15 @@ def main() -> None:
     asked = parser.parse_args()
     size = Size(asked.images, asked.patches, asked.layers, asked.severities, asked.top_k)
     asked.folder.mkdir(parents=True, exist_ok=True)
-    path, run = asked.folder / "sums.parquet", asked.folder / "run"
-    compared, report = asked.folder / "compare", asked.folder / "report"
+    path = asked.folder / SUMS
     about = {"size": asdict(size), "machine": machine("cpu"), "load_at_start": load_average(), **provenance()}
-    # What is done, and the folder that it writes.
-    steps: dict[str, tuple[Callable[[], object], Path]] = {
-        "summarize": (lambda: _summarize(path, run), run),
-        "compare": (lambda: api.compare([run], out=compared, overwrite=True), compared),
-        "report": (lambda: api.report([run, compared], out=report, overwrite=True), report),
-    }
     if not path.exists():
         write(path, size)
     about["bytes_per_image_and_cell"] = path.stat().st_size / (size.images * size.cells)
     print(f"{path.stat().st_size:,} bytes, {about['bytes_per_image_and_cell']:.0f} per image and cell")
     rows = [
-        {"step": name, **_measured(work), "bytes": _bytes(written)} for name, (work, written) in steps.items()
+        {"step": name, **_measured(work, asked.folder), "bytes": _bytes(asked.folder / name)}
+        for name, work in STEPS.items()
     ]
     table = pd.DataFrame(rows).round(2)
     print(table.to_string(index=False))
@@ -73,10 +68,46 @@ def main() -> None:
         (asked.out / "table.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
-def _measured(work: Callable[[], object]) -> dict[str, float]:
-    """Return seconds, CPU seconds and MiB of a step that runs in a process of its own."""
+def _summarize(folder: Path) -> None:
+    sums = of_file(folder / SUMS)
+    table, comparison = summarize(sums, analyses=make_analyses(ANALYSES), about=ABOUT)
+    request = {
+        "kind": "noise-sweep", "data": "made-up", "split": "test", "seed": 0, "analyses": list(ANALYSES),
+        "view": {"name": "gaussian_noise"}, "severities": sorted(set(table["severity"])), "layers": None,
+    }  # fmt: skip
+    checkpoints = {name: {"sha256": name * 64} for name in NAMES}
+    sidecar: dict[str, Any] = {
+        "request": request,
+        "checkpoints": checkpoints,
+        "colours": {},
+        "skipped_images": [],
+    }
+    sidecar |= {"command": "", "wall_seconds": 0.0, "device": "cpu"} | provenance()
+    with OutputFolder(folder / "summarize", request, overwrite=True) as out:
+        out.write(Result(table, comparison, sums, sidecar))
+        out.finish(sidecar)
+
+
+def _compare(folder: Path) -> None:
+    api.compare([folder / "summarize"], out=folder / "compare", overwrite=True)
+
+
+def _report(folder: Path) -> None:
+    api.report([folder / "summarize", folder / "compare"], out=folder / "report", overwrite=True)
+
+
+# What is done with the sums; each writes the folder of its name.
+STEPS: dict[str, Callable[[Path], None]] = {
+    "summarize": _summarize,
+    "compare": _compare,
+    "report": _report,
+}
+
+
+def _measured(work: Callable[[Path], None], folder: Path) -> dict[str, float]:
+    """Return seconds, CPU seconds and MiB of a step; it runs in a new process, which shares no pages with this one."""
     begun, used = time.perf_counter(), _cpu_seconds_of_children()
-    process = multiprocessing.get_context("fork").Process(target=work)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(folder,))
     process.start()
     most = 0.0
     while process.is_alive():
@@ -84,6 +115,8 @@ def _measured(work: Callable[[], object]) -> dict[str, float]:
         process.join(_PAUSE)
     if process.exitcode != 0:
         raise SystemExit(f"The step ended with exit code {process.exitcode}.")
+    if not most:
+        raise SystemExit("This system does not say how much memory a process holds.")
     return {
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": _cpu_seconds_of_children() - used,
@@ -109,26 +142,6 @@ def _resident(pid: int | None) -> float:
 
 def _bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _summarize(path: Path, run: Path) -> None:
-    sums = of_file(path)
-    table, comparison = summarize(sums, analyses=make_analyses(ANALYSES), about=ABOUT)
-    request = {
-        "kind": "noise-sweep", "data": "made-up", "split": "test", "seed": 0, "analyses": list(ANALYSES),
-        "view": {"name": "gaussian_noise"}, "severities": sorted(set(table["severity"])), "layers": None,
-    }  # fmt: skip
-    checkpoints = {name: {"sha256": name * 64} for name in NAMES}
-    sidecar: dict[str, Any] = {
-        "request": request,
-        "checkpoints": checkpoints,
-        "colours": {},
-        "skipped_images": [],
-    }
-    sidecar |= {"command": "", "wall_seconds": 0.0, "device": "cpu"} | provenance()
-    with OutputFolder(run, request, overwrite=True) as folder:
-        folder.write(Result(table, comparison, sums, sidecar))
-        folder.finish(sidecar)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from moeprobe.cli.environment import USER_ERROR, say
 from moeprobe.cli.probe_command import probe_command
 from moeprobe.errors import UserError
 from moeprobe.probes import registry
-from moeprobe.probes.base import Panel
+from moeprobe.probes.base import Panel, panel_of
 from moeprobe.runtime.catalog import use_plugins
 from moeprobe.runtime.distributed import OtherFailedError
 from moeprobe.runtime.signals.ending import Ending
@@ -165,8 +165,10 @@ _studies: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _studies.items():
     app.command(_name, rich_help_panel=Panel.STUDIES)(_command)
-for _probe in sorted(_probes, key=lambda probe: list(Panel).index(probe.panel)):
-    app.command(_probe.name, rich_help_panel=_probe.panel)(probe_command(_probe))
+for _panel in Panel:
+    for _probe in _probes:
+        if panel_of(_probe) is _panel:
+            app.command(_probe.name, rich_help_panel=_panel)(probe_command(_probe))
 app.command("correspond", rich_help_panel=Panel.PROBES)(correspond.correspond)
 _of_traces: dict[str, Callable[..., None]] = {
     "analyze-trace": analyze_trace.analyze_trace,

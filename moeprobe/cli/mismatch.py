@@ -46,7 +46,7 @@ def mismatch(
 ) -> None:
     """How much of the mismatch between a server and the model is routing?
 
-    The model scores the tokens that the server generated twice: with its own routing, and with the server's choices of
+    The model scores the server's generated tokens twice: with its own routing, and with the server's choices of
     experts. Reports, for both, mean absolute difference of log-probability and k3 divergence from the server's, with
     intervals over requests.
 

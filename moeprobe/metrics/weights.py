@@ -199,11 +199,17 @@ def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
             "weight_distance_others": (
                 number - cosine
                 if single
-                else _distances_of_others(places, [side[:, there] for side in parts], top_k=pair.view.top_k)
+                else _distances_of_others(places, [side[:, there] for side in parts], top_k=_entries(pair))
             ),
             "weight_cosine_others": cosine,
         }
     return columns
+
+
+def _entries(pair: LayerPair) -> int:
+    """Return how many weights a token has at most, on either side; 0 where it may have one for every expert."""
+    sides = pair.reference.top_k, pair.view.top_k
+    return max(sides) if min(sides) > 0 else 0
 
 
 def _distances_of_others(places: Paired, parts: Sequence[Tensor], *, top_k: int) -> Tensor:

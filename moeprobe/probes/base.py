@@ -83,6 +83,11 @@ class Panel(enum.StrEnum):
     FILES = "Checkpoints and help"
 
 
+def panel_of(kind: "type[Probe[Any]]") -> Panel:
+    """Return the heading of a probe; a plug-in's, which may have a field of that name, is among the probes."""
+    return kind.panel if isinstance(kind.panel, Panel) else Panel.PROBES
+
+
 Which = tuple[str, str]  # metric, null
 
 

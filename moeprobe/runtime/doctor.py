@@ -10,6 +10,7 @@ from moeprobe import __version__
 _REQUIRED = (
     "torch", "torchvision", "timm", "numpy", "scipy", "pandas", "pyarrow", "pillow", "matplotlib", "scikit-learn",
     "safetensors", "msgpack", "pydantic", "pyyaml", "typer", "rich", "jinja2",
+    "threadpoolctl",
 )  # fmt: skip
 _OPTIONAL = {
     "datasets": "huggingface",

@@ -1,7 +1,8 @@
 """Independent pieces of work in several processes, where a process can be copied as it is (Linux).
 
 Every piece is computed with one thread of NumPy's linear algebra: threads of several processes would wait for one
-another, and the last bits of a sum would depend on how many cores there are.
+another, and the last bits of a sum would depend on how many cores there are. The limit is that of the whole process, so
+several threads of Python must not do such work at the same time.
 """
 
 import multiprocessing

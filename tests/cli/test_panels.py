@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import pytest
 from typer.main import get_command
 
 from moeprobe.cli.app import app
-from moeprobe.probes.base import Panel
+from moeprobe.probes.base import Panel, panel_of
+from moeprobe.probes.noise_sweep import NoiseSweep
 from moeprobe.probes.registry import probes
 from tests.commands import run
 
@@ -32,3 +34,8 @@ def test_the_help_shows_the_headings_each_once_and_the_commonest_first() -> None
     ]
     assert headings == [Panel.STUDIES, Panel.PROBES, Panel.STRESS, Panel.TRACES, Panel.FILES]
     assert text.index(" demo ") < text.index(" match-ratio ") < text.index(" doctor ")
+
+
+@pytest.mark.parametrize("panel", ["My own probes", 0])
+def test_a_plug_in_that_names_no_heading_is_among_the_probes(panel: object) -> None:
+    assert panel_of(type("Mine", (NoiseSweep,), {"panel": panel, "name": "mine"})) is Panel.PROBES

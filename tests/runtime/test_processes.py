@@ -37,7 +37,8 @@ def test_results_come_in_order(processes: int) -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_linear_algebra_takes_one_thread_in_a_piece(processes: int) -> None:
     before = _blas_threads()
-    assert before
+    if not before:
+        pytest.skip("NumPy's linear algebra is none whose threads can be set (Accelerate)")
     assert list(spread(lambda _: set(_blas_threads()), 3, processes=processes)) == [{1}] * 3
     assert _blas_threads() == before
 

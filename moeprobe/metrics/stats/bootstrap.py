@@ -54,8 +54,7 @@ class Bootstrap:
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
-                # With trials in 20 images or more, practically no resample is without any.
-                if isinstance(statistic, Share) and not paired:
+                if isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
                     replicates = replace(replicates, values=np.empty(0))
             found.append(replicates)
         for start, weights in self._chunks():
@@ -82,3 +81,8 @@ class Bootstrap:
             drawn = rng.integers(self._num_images, size=self._num_images)
             weights[:, column] = np.bincount(drawn, minlength=self._num_images)
         return weights
+
+
+def _is_always_defined(share: Share) -> bool:
+    """Return whether a share exists in every resample: of 20 images, practically one at least is always drawn."""
+    return int(np.count_nonzero(share.denominator)) >= MIN_IMAGES

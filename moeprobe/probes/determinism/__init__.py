@@ -21,8 +21,8 @@ class Determinism(Probe["Result"]):
     """Does a token's routing depend on how the model is run, and not only on its input?
 
     Runs the same inputs again, in batches of other sizes, at another place in the batch, and texts with more padding.
-    Each is compared with the first run of the batch. Even where only the rounding of sums differs, near ties change
-    experts.
+    Each is compared with the first run of the batch. Even where only the rounding of sums differs, near ties may
+    change experts.
 
     Example: `moeprobe determinism checkpoints/demo-baseline checkpoints/demo-prc --batches 1,7 --repeats 2`
     """

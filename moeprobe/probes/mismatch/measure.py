@@ -58,8 +58,8 @@ def mismatch(
 ) -> Result:
     """Measure how far a server's log-probabilities are from a language model's, and how much of that is routing.
 
-    The model scores the generated tokens twice: as it routes them itself, and with the server's routing. What of the
-    difference is gone the second time is due to the routing.
+    The model scores the generated tokens twice: as it routes them itself, and with the server's routing. The
+    part of the difference that vanishes the second time goes with the routing.
 
     Args:
         model: a model of ``hf:``.

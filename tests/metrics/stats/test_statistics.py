@@ -352,6 +352,16 @@ def test_the_interval_of_a_share_needs_no_resamples(images: int) -> None:
     assert len(without.values) == 0 and len(with_them.values) == (50 if images >= 20 else 0)
 
 
+def test_a_share_of_few_images_is_resampled_whatever_its_trials() -> None:
+    count = np.zeros(400)
+    count[:3] = 4
+    with_them, without = (
+        Bootstrap(400, seed=0).replicate([(Share(count / 2, count), np.ones(400))], paired=paired)[0]
+        for paired in (True, False)
+    )
+    assert with_them.interval().flag == without.interval().flag == "unstable"
+
+
 def test_below_twenty_images_with_trials_there_are_points_only() -> None:
     assert statistics.MIN_IMAGES == 20
     for num_images, without, flag in ((19, 0, "few_images"), (20, 0, ""), (25, 6, "few_images"), (25, 5, "")):
