@@ -17,6 +17,11 @@ def test_no_probe_can_gain_more_on_a_notebook_than_its_passes_alone_do() -> None
     assert len(most) == 4 and most.notna().all()
     page = text("results/speed.md")
     assert all(f"{race}: {ratio:.2f}" in page for race, ratio in most.items())
+    left = of["forward passes alone"] / of["files, views and forward passes"]
+    assert all(
+        f"{race}: {ratio:.2f}" in page.split("alone leaves")[1]
+        for race, ratio in left.loc[most.index].items()
+    )
     found = table[(table["contestant"] == "moeprobe") & (table["against"] == "notebook")].set_index("race")
     assert (found["ratio"] <= most).all()
 
