@@ -27,7 +27,7 @@ def pages() -> dict[str, str]:
         "How fast moeprobe is",
         "reports/bench",
         "`moeprobe bench` runs moeprobe against other ways to do the same work, and against limits that nothing "
-        "can beat. It first checks that all of them compute the same values, then measures them in interleaved "
+        "can beat. It first checks that these ways compute the same values, then measures all in interleaved "
         "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
         "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
         "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
