@@ -152,33 +152,39 @@ def _options(
 
 
 _probes = registry.probes()
-_studies: dict[str, Callable[..., None]] = {
-    "demo": demo.demo,
-    "train": train.train,
-    "tradeoff": tradeoff.tradeoff,
-    "curves": curves.curves,
-    "compare": compare.compare,
-    "paper": paper.paper,
-    "report": report.report,
-    "merge": merge.merge,
-    "bench": bench.bench,
+# What no probe is, under its heading; in each heading the probes come first.
+_others: dict[Panel, dict[str, Callable[..., None]]] = {
+    Panel.STUDIES: {
+        "demo": demo.demo,
+        "train": train.train,
+        "tradeoff": tradeoff.tradeoff,
+        "curves": curves.curves,
+        "compare": compare.compare,
+        "paper": paper.paper,
+        "report": report.report,
+        "merge": merge.merge,
+        "bench": bench.bench,
+    },
+    Panel.PROBES: {"correspond": correspond.correspond},
+    Panel.STRESS: {},
+    Panel.TRACES: {
+        "analyze-trace": analyze_trace.analyze_trace,
+        "drift": drift.drift,
+        "mismatch": mismatch.mismatch,
+        "check-trace": check_trace.check_trace,
+    },
+    Panel.FILES: {"inspect": inspect.inspect, "list": listing.listing, "doctor": doctor.doctor},
 }
-for _name, _command in _studies.items():
-    app.command(_name, rich_help_panel=Panel.STUDIES)(_command)
 for _panel in Panel:
     for _probe in _probes:
         if panel_of(_probe) is _panel:
             app.command(_probe.name, rich_help_panel=_panel)(probe_command(_probe))
-app.command("correspond", rich_help_panel=Panel.PROBES)(correspond.correspond)
-_of_traces: dict[str, Callable[..., None]] = {
-    "analyze-trace": analyze_trace.analyze_trace,
-    "drift": drift.drift,
-    "mismatch": mismatch.mismatch,
-    "check-trace": check_trace.check_trace,
-}
-for _name, _command in _of_traces.items():
-    app.command(_name, rich_help_panel=Panel.TRACES)(_command)
-app.command("inspect", rich_help_panel=Panel.FILES)(inspect.inspect)
+    for _name, _command in _others[_panel].items():
+        app.command(_name, rich_help_panel=_panel)(_command)
+# Options are names to be explained.
+app.command("explain", rich_help_panel=Panel.FILES, context_settings={"ignore_unknown_options": True})(
+    explain.explain
+)
 importing = typer.Typer(
     no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
 )
@@ -190,12 +196,6 @@ app.add_typer(importing, name="import", rich_help_panel=Panel.FILES)
 exporting = typer.Typer(no_args_is_help=True, help="Write a checkpoint in another program's format.")
 exporting.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.export_vmoe)
 app.add_typer(exporting, name="export", rich_help_panel=Panel.FILES)
-app.command("list", rich_help_panel=Panel.FILES)(listing.listing)
-# Options are names to be explained.
-app.command("explain", rich_help_panel=Panel.FILES, context_settings={"ignore_unknown_options": True})(
-    explain.explain
-)
-app.command("doctor", rich_help_panel=Panel.FILES)(doctor.doctor)
 _names = Counter(command.name for command in app.registered_commands)
 _names.update(group.name for group in app.registered_groups)
 for _probe in _probes:
