@@ -9,7 +9,6 @@ bytes that it writes. ``--out reports/full-size`` keeps the table, from which ``
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import time
@@ -26,6 +25,8 @@ from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.provenance import provenance
 from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_json
 from moeprobe.studies.bench.facts import load_average, machine
 from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write
 
@@ -64,8 +65,8 @@ def main() -> None:
     print(table.to_string(index=False))
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
-        table.to_csv(asked.out / "table.csv", index=False, lineterminator="\n")
-        (asked.out / "table.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        write_csv(asked.out / "table.csv", table)
+        write_json(asked.out / "table.json", about)
 
 
 def _summarize(folder: Path) -> None:

@@ -4,6 +4,8 @@ import inspect
 from typing import Any
 
 from moeprobe import api
+from moeprobe.probes.base import Panel
+from moeprobe.probes.registry import probes
 from writers.markdown import code, docstring, first_sentence, page, signature, table
 
 # What is no measurement; every other function is on the page of measurements.
@@ -12,7 +14,7 @@ MODELS = {
     "import_vmoe", "import_swin_moe", "export_vmoe", "use_plugins",
 }  # fmt: skip
 STUDIES = {"compare", "curves", "measure_shard", "merge", "paper", "report", "tradeoff"}
-STRESS = {"attack", "precision", "determinism"}
+STRESS = {probe.name for probe in probes() if probe.panel is Panel.STRESS}
 PICTURES = {"overlay", "correspond"}
 TRACES = {
     "record", "analyze_trace", "drift", "mismatch", "import_trace", "import_routed_experts", "check_trace",

@@ -112,9 +112,7 @@ class Replicates:
         return Estimate(self.point, np.nan, np.nan, flag)
 
     def _of_resamples(self) -> Estimate:
-        if len(self.values) == 0:
-            if self.bounds is not None:
-                return Estimate(self.point, *self.bounds, method=SCORE)
+        if len(self.values) == 0 and self.bounds is None:
             return self._without("few_images")
         defined = self.values[~np.isnan(self.values)]
         if len(defined) < (1 - MAX_UNDEFINED) * len(self.values):
