@@ -1,15 +1,17 @@
 # Everything a newcomer needs; each target does its own set-up.
 PYTHON ?= python3
+PY ?= newest
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
+PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 STAMP := $(VENV)/.installed
 
 # Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lower-bounds check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports docs clean
+.PHONY: help setup demo test test-slow lower-bounds newest test-python check fix torture bench reports reports-deformations reports-precision reports-attack reports-fashion train-reports archive fetch-archive docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -39,6 +41,16 @@ lower-bounds: ## Run the tests with the lowest versions that pyproject.toml allo
 	build/lower-bounds/bin/python -m pip install --no-deps -e .
 	build/lower-bounds/bin/python -m pytest -n 1 -m "not slow" -o filterwarnings=default
 
+newest: ## Run the tests with the newest versions that pyproject.toml allows, in build/newest
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --upgrade --upgrade-strategy eager -e '.[dev]'
+	build/newest/bin/python -m pytest $(PARALLEL) -m "not slow" -o filterwarnings=default
+
+test-python: ## Run the tests of commands, probes and results on the newest Python, or on PY=3.13, in build/python-3.13
+	python=$$($(PYTHON) benchmarks/find_python.py $(PY)) && $$python -m venv build/python-$(PY)
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt build/python-$(PY)/bin/python -m pip install -e '.[dev]'
+	build/python-$(PY)/bin/python -m pytest $(PARALLEL) -m "not slow" tests/cli tests/probes tests/results
+
 check: setup ## Lint, format check, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -52,29 +64,35 @@ torture: setup ## Kill commands, fill disks and take folders away, and see what 
 	$(BIN)/python -m benchmarks.torture --out reports/faults
 
 bench: setup ## Measure the speed of everything that has a target, into reports/benchmarks/
-	$(BIN)/moeprobe bench all --out reports/benchmarks --overwrite
+	$(BIN)/python -m benchmarks.speed all --out reports/benchmarks --overwrite
 
 reports: setup ## Regenerate the committed reports, and the tables and pictures of pages, from the committed checkpoints
-	$(BIN)/python reports/regenerate.py
-	$(BIN)/python reports/regenerate_routers.py
-	$(BIN)/python reports/regenerate_sweeps.py
-	$(BIN)/python reports/pages.py
+	$(BIN)/python -m reports.scripts.regenerate
+	$(BIN)/python -m reports.scripts.regenerate_routers
+	$(BIN)/python -m reports.scripts.regenerate_sweeps
+	$(BIN)/python -m reports.scripts.pages
 	$(BIN)/python docs/generate.py
 
 reports-deformations: setup ## κ and switches by natural deformation, of the committed checkpoints (about twenty minutes)
-	$(BIN)/python reports/regenerate_deformations.py
+	$(BIN)/python -m reports.scripts.regenerate_deformations
 
 reports-attack: setup ## How far routing follows an attack, of the committed digits checkpoints (about ten minutes)
-	$(BIN)/python reports/regenerate_attack.py
+	$(BIN)/python -m reports.scripts.regenerate_attack
 
 reports-precision: setup ## Choices that move where weights are rounded, of two digits checkpoints and a small OLMoE
-	$(BIN)/python reports/regenerate_precision.py
+	$(BIN)/python -m reports.scripts.regenerate_precision
 
 reports-fashion: setup ## The same of Fashion-MNIST, whose images must be there (Debian: dataset-fashion-mnist)
-	$(BIN)/python reports/regenerate_fashion.py
-	$(BIN)/python reports/fashion_figures.py
-	$(BIN)/python reports/pages.py
+	$(BIN)/python -m reports.scripts.regenerate_fashion
+	$(BIN)/python -m reports.scripts.fashion_figures
+	$(BIN)/python -m reports.scripts.pages
 	$(BIN)/python docs/generate.py
+
+archive: setup ## Pack the reports that are too heavy for git into dist/, and name them in reports/MANIFEST.json
+	$(BIN)/python -m reports.scripts.archive pack dist/moeprobe-reports.tar
+
+fetch-archive: setup ## Put the packed reports back, each with the hash of the manifest: make fetch-archive FILE=…
+	$(BIN)/python -m reports.scripts.archive fetch $(FILE)
 
 train-reports: setup ## Train the checkpoints that reports are made from, those that are missing (hours; resumable)
 	$(BIN)/python checkpoints/train.py digits shapes fashion

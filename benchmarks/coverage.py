@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.chance.levels import Chance
+from moeprobe.metrics.stats.chance.trials import Trials, undivided
+from moeprobe.metrics.stats.chance.within_image import within_image
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.linearized import of_all
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.metrics.stats.statistic import Share, Statistic
-from moeprobe.metrics.stats.strata import undivided
-from moeprobe.metrics.stats.trials import Trials
-from moeprobe.metrics.stats.within_image import within_image
 
 Array = NDArray[np.float64]
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.speed.facts import load_average, machine
+from benchmarks.speed.made_up import ABOUT, ANALYSES, NAMES, Size, write
 from moeprobe import api
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results.folder import OutputFolder, Result
@@ -27,8 +29,6 @@ from moeprobe.results.stored import of_file
 from moeprobe.results.summaries import summarize
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.files import write_json
-from moeprobe.studies.bench.facts import load_average, machine
-from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, NAMES, Size, write
 
 SUMS = "sums.parquet"
 # Seconds between two looks at the memory.
@@ -71,7 +71,7 @@ def main() -> None:
 
 def _summarize(folder: Path) -> None:
     sums = of_file(folder / SUMS)
-    table, comparison = summarize(sums, analyses=make_analyses(ANALYSES), about=ABOUT)
+    table, comparison = summarize(sums, analyses=make_analyses(ANALYSES), run_info=ABOUT)
     request = {
         "kind": "noise-sweep", "data": "made-up", "split": "test", "seed": 0, "analyses": list(ANALYSES),
         "view": {"name": "gaussian_noise"}, "severities": sorted(set(table["severity"])), "layers": None,

@@ -209,7 +209,7 @@ def imported(path: Path) -> Cost:
 def _child(path: Path) -> None:
     import torch  # noqa: F401  (so that its memory is not counted to readers that need it)
 
-    from moeprobe.routing.traces.import_experts import import_routed_experts
+    from moeprobe.recordings.import_experts import import_routed_experts
     from moeprobe.runtime.memory import largest_resident
 
     # What is loaded with the first row that is written, before anything is counted.

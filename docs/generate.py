@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from writers import columns, commands, configurations, metrics, plugins, python, speed, terms
+from writers.markdown import code, table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -16,6 +17,9 @@ DOCS = ROOT / "docs"
 FIGURES = {
     "match-ratio.png": "reports/digits/match-ratio/figures/match-ratio.png",
     "noise-sweep.png": "reports/digits/noise-sweep/figures/routing.png",
+    "attack-routing.png": "reports/attack/gradient-routing.png",
+    "attack-output.png": "reports/attack/gradient-output.png",
+    "precision.png": "reports/precision/digits.png",
     "overlay.png": "reports/digits/overlay/figures/overlay-blocks.1.png",
     "attribution.png": "reports/digits/noise-sweep/figures/attribution.png",
     "prc-ablation.png": "reports/sweeps/prc-ablation/figures/first-layer.png",
@@ -39,6 +43,7 @@ FIGURES = {
     "routers-shapes.png": "reports/routers/shapes/figures/tradeoff.png",
     "routers-shapes-steadiness.png": "reports/routers/shapes/figures/steadiness.png",
 }
+ARCHITECTURE = DOCS / "contributing" / "architecture.md"
 WRITERS = (commands, metrics, columns, plugins, configurations, python, terms, speed)
 
 
@@ -46,9 +51,11 @@ def main() -> None:
     """Write all of it."""
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
+    ARCHITECTURE.write_text(with_sizes(ARCHITECTURE.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "img").mkdir(exist_ok=True)
     for name, source in FIGURES.items():
-        (DOCS / "img" / name).write_bytes((ROOT / source).read_bytes())
+        if (ROOT / source).exists():  # those of sweeps are in the archive of reports
+            (DOCS / "img" / name).write_bytes((ROOT / source).read_bytes())
 
 
 def pages() -> dict[str, str]:
@@ -57,6 +64,18 @@ def pages() -> dict[str, str]:
     for writer in WRITERS:
         written |= writer.pages()
     return written
+
+
+def with_sizes(page: str) -> str:
+    """Return the page on the architecture with how many files and lines each part has now, between its marks."""
+    rows = []
+    for part in sorted(path for path in (ROOT / "moeprobe").iterdir() if (path / "__init__.py").is_file()):
+        files = sorted(part.rglob("*.py"))
+        lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files)
+        rows.append([code(f"{part.name}/"), str(len(files)), f"{lines / 1000:.0f}k"])
+    begin, end = "<!-- sizes of the tree -->\n", "<!-- end -->"
+    before, _, rest = page.partition(begin)
+    return before + begin + table(["part", "files", "lines"], rows) + "\n" + end + rest.partition(end)[2]
 
 
 def index(readme: str) -> str:

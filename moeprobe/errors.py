@@ -1,6 +1,7 @@
 """The one exception that the user can resolve, and the one warning of a run that goes on."""
 
 import re
+from pathlib import Path
 
 # Options of the command line whose keyword is not their name with underscores.
 _RENAMED = {
@@ -39,6 +40,19 @@ class UserError(Exception):
         return format(self.sentence, spec)
 
 
+class FinishedError(UserError):
+    """A folder holds the very run that was asked for, finished: on the command line no error.
+
+    Args:
+        sentence: what is said of it in Python.
+        folder: the run's folder.
+    """
+
+    def __init__(self, sentence: str, folder: Path) -> None:
+        super().__init__(sentence, folder)
+        self.folder = folder
+
+
 class UnreadableError(UserError):
     """A file of the data cannot be read; a probe can go on without it."""
 
@@ -58,13 +72,13 @@ def _as_keyword(match: re.Match[str]) -> str:
         return match["command"]
     name = match["name"].replace("-", "_")
     name = _RENAMED.get(name, name)
-    before, rest = match["add"] or "", match["value"] or ""
-    value = rest.rstrip(".:")
+    before, argument = match["add"] or "", match["value"] or ""
+    value = argument.rstrip(".:")
     if name in _SWITCHES and before:
         name = f"{name}=True"
     elif _VALUE.fullmatch(value):
-        return f"{before}{name}={_literal(name, value)}{rest[len(value) :]}"
-    return f"{before}{name} {rest}".rstrip()
+        return f"{before}{name}={_literal(name, value)}{argument[len(value) :]}"
+    return f"{before}{name} {argument}".rstrip()
 
 
 def _literal(name: str, value: str) -> str:

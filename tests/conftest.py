@@ -16,7 +16,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import moeprobe  # noqa: F401  (prepares torch for torchvision, before any test imports timm)
+from moeprobe.runtime.torchvision_compat import import_with_operators
+from tests.browser import browser  # noqa: F401  # a fixture of several folders
+
+# Before any test imports timm or transformers, which need a torchvision that works.
+import_with_operators("torchvision")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -63,6 +67,10 @@ def unpictured() -> Iterator[None]:
         yield
 
 
+# Of the two checkpoints that most tests probe.
+OVERRIDES = ("steps=12", "epochs=null", "schedule.warmup_steps=2", "evaluate_every=6")
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two checkpoints of a few steps on digits: ``baseline`` and ``prc``, which differ in their objective."""
@@ -71,8 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     folders = {}
     for name, config in (("baseline", "digits-baseline"), ("prc", "digits-prc")):
-        overrides = [f"name={name}", "steps=12", "epochs=null", "schedule.warmup_steps=2", "evaluate_every=6"]
-        api.train(config, overrides=overrides, folder=root / name, device="cpu")
+        api.train(config, overrides=[f"name={name}", *OVERRIDES], folder=root / name, device="cpu")
         folders[name] = root / name
     return folders
 

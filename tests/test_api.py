@@ -74,7 +74,7 @@ def test_a_comparison_is_the_difference_of_the_values(trained: Trained) -> None:
 
 
 def test_the_subset_is_the_same_for_all_and_seeded() -> None:
-    from moeprobe.probes.engine.question import choose_images
+    from moeprobe.probes.engine.run_spec import choose_images
 
     data = api.open_data("digits")
     first, again = choose_images(data, limit=20, seed=1), choose_images(data, limit=20, seed=1)
@@ -116,7 +116,7 @@ def test_demo_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all((found.reports / folder / "table.json").exists() for folder in runs)
     assert (found.reports / "report" / "report.html").exists()
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"demo-baseline", "demo-prc"}
-    from moeprobe.cli.demo import closing_table
+    from moeprobe.cli.commands.demo import closing_table
 
     assert closing_table(found).row_count == 12
     # Only the objective differs: the two resolved configurations agree in all else.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from benchmarks.torture import disk
 from benchmarks.torture.children import load
 from benchmarks.torture.faults import Finding, Torture
 from benchmarks.torture.jobs import JOBS
@@ -74,13 +75,24 @@ def main() -> None:
     """Parse the command line, disturb, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("reports/faults"))
-    parser.add_argument("--kills", type=int, default=30, help="kills of each command; other signals a fifth")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=30,
+        help="kills of each command; other signals a fifth; 0 = only system calls",
+    )
     parser.add_argument("--commands", default=",".join(JOBS))
     parser.add_argument("--faults", help="only these; rows of others stay in the table; default all")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the moments, and of the choice of calls that fail"
+    )
+    parser.add_argument("--calls", type=int, default=1000, help="system calls that fail, of ten commands")
     asked = parser.parse_args()
     # Copies of this process must not inherit threads: they would not run.
     os.environ["OMP_NUM_THREADS"] = "1"
+    disk.make_up(asked.calls, asked.out, seed=asked.seed)
+    if asked.kills == 0:
+        return
     load()
     with tempfile.TemporaryDirectory(prefix="torture-") as folder:
         Path(folder).chmod(0o755)

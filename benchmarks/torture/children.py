@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,16 +96,17 @@ def counting(path: Path) -> Callable[[], None]:
     """Return what lets a process write down how many images go through a model, a line per pass."""
 
     def count() -> None:
-        from timm.layers import PatchEmbed
+        from moeprobe.models.timm import timm
 
-        original = PatchEmbed.forward
+        embedding = timm.layers.PatchEmbed
+        original = embedding.forward
 
-        def forward(self: PatchEmbed, images: "Tensor") -> "Tensor":
+        def forward(self: Any, images: "Tensor") -> "Tensor":
             with path.open("a", encoding="utf-8") as file:
                 file.write(f"{len(images)}\n")
             return original(self, images)
 
-        PatchEmbed.forward = forward
+        embedding.forward = forward
 
     return count
 
@@ -136,7 +137,12 @@ def as_it_is() -> None:
 
 @contextmanager
 def started(
-    line: Line, folder: Path, *, before: Callable[[], None] = as_it_is, stdout: int = -1
+    line: Line,
+    folder: Path,
+    *,
+    before: Callable[[], None] = as_it_is,
+    after: Callable[[], None] = as_it_is,
+    stdout: int = -1,
 ) -> Iterator[Child]:
     """Run a command in ``folder``; it does not outlive the block.
 
@@ -144,13 +150,14 @@ def started(
         line: what is typed after ``moeprobe``.
         folder: the working directory.
         before: called in the new process.
+        after: called in it when the command has ended.
         stdout: its standard output; -1 = nowhere.
     """
     errors = folder / "stderr.txt"
     errors.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
-        _run(line, folder, errors, before, stdout)
+        _run(line, folder, errors, before, after, stdout)
     child = Child(pid, errors, time.monotonic())
     try:
         yield child
@@ -159,7 +166,14 @@ def started(
         child.wait()
 
 
-def _run(line: Line, folder: Path, errors: Path, before: Callable[[], None], stdout: int) -> None:
+def _run(
+    line: Line,
+    folder: Path,
+    errors: Path,
+    before: Callable[[], None],
+    after: Callable[[], None],
+    stdout: int,
+) -> None:
     """Be the command, and end."""
     code = 1
     try:
@@ -181,6 +195,7 @@ def _run(line: Line, folder: Path, errors: Path, before: Callable[[], None], std
 
         traceback.print_exc()
     finally:
+        after()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

@@ -99,8 +99,7 @@ class Torture:
         if resume:
             with started(self.job.line, self.folder, before=counting(self.images)) as child:
                 child.wait()
-            finished = child.code == 2 and "finished" in child.said()
-            if child.code != 0 and not finished:
+            if child.code != 0:
                 found.tracebacks += "Traceback" in child.said()
                 found.codes.add(child.code if child.code is not None else -999)
         found.runs += 1

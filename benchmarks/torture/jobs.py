@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,12 @@ def _made(folder: Path, *lines: Line) -> None:
         with started(line, folder) as child:
             if child.wait() != 0:
                 raise RuntimeError(child.said())
+
+
+def prepared(folder: Path, lines: Sequence[Line] = ()) -> None:
+    """Put a checkpoint into a folder, as ``own``, and what some commands make."""
+    shutil.copytree(CHECKPOINTS[1], folder / "own")
+    _made(folder, *lines)
 
 
 def _measure_shards(folder: Path) -> None:

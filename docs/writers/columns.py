@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from moeprobe.results.columns import (
-    BENCH_COLUMNS,
     COLUMNS,
     COMPARISON_COLUMNS,
     CURVE_COLUMNS,
@@ -27,8 +26,6 @@ def pages() -> dict[str, str]:
         columns(TRADEOFF_COLUMNS),
         "## Of `moeprobe curves`\n\nIts `curves.csv` has a line per training and evaluation:",
         columns(CURVE_COLUMNS),
-        "## Of `moeprobe bench`\n\nThe `table.csv` of `bench` is of times, and has columns of its own:",
-        columns(BENCH_COLUMNS),
     )
     return {"reference/columns.md": text}
 

@@ -1,9 +1,8 @@
 """Configurations and sweeps that come with moeprobe, and all keys, as their schemas declare them."""
 
-from pathlib import Path
-
 from moeprobe.models import config_files, grid, pipeline
 from moeprobe.models.keys import list_keys
+from moeprobe.runtime.yaml import first_sentence
 from writers.markdown import code, inline, page, table
 
 
@@ -17,7 +16,7 @@ def pages() -> dict[str, str]:
         table(
             ["configuration", "what it is"],
             (
-                [code(name), inline(first_comment(config_files.path_of(name)))]
+                [code(name), inline(first_sentence(config_files.path_of(name)))]
                 for name in config_files.names()
             ),
         ),
@@ -25,12 +24,12 @@ def pages() -> dict[str, str]:
         ".",
         table(
             ["pipeline", "what it is"],
-            ([code(name), inline(first_comment(pipeline.path_of(name)))] for name in pipeline.names()),
+            ([code(name), inline(first_sentence(pipeline.path_of(name)))] for name in pipeline.names()),
         ),
         "## Sweeps of trainings\n\n`moeprobe tradeoff NAME` runs these: [What a router costs](../guide/tradeoff.md).",
         table(
             ["sweep", "what it is"],
-            ([code(name), inline(first_comment(grid.path_of(name)))] for name in grid.names()),
+            ([code(name), inline(first_sentence(grid.path_of(name)))] for name in grid.names()),
         ),
         "## Keys\n\nWritten `KEY=VALUE` on the command line, as sections in YAML. In a model, `null` is the named "
         "model's own value; `moeprobe train --config NAME --show` prints what they come to.",
@@ -43,8 +42,3 @@ def pages() -> dict[str, str]:
         ),
     )
     return {"reference/configurations.md": text}
-
-
-def first_comment(path: Path) -> str:
-    """Return the first line of a YAML file, which says what it is."""
-    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.studies.bench.facts import sentence
+from benchmarks.speed.facts import sentence
 from writers.markdown import code, table
 
 REPORT = Path(__file__).parents[2] / "reports" / "full-size"

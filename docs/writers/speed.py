@@ -1,4 +1,4 @@
-"""How fast moeprobe is, as the committed runs of ``moeprobe bench`` have it: ``reports/bench/``, a folder per part."""
+"""How fast moeprobe is, from the committed runs of ``benchmarks.speed`` in ``reports/bench``, a folder per part."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from moeprobe.studies.bench.facts import CLOCKS, sentence
-from moeprobe.studies.bench.parts.sweep import BARE, FROM_FILES, NOTEBOOK
+from benchmarks.speed.facts import CLOCKS, sentence
+from benchmarks.speed.parts.sweep import BARE, FROM_FILES, NOTEBOOK
+from benchmarks.speed.table import BENCH_COLUMNS
 from writers import full_size
 from writers.markdown import code, inline, page, table
 
@@ -26,15 +27,15 @@ def pages() -> dict[str, str]:
     text = page(
         "How fast moeprobe is",
         "reports/bench",
-        "`moeprobe bench` runs moeprobe against other ways to do the same work, and against limits that nothing "
+        "`python -m benchmarks.speed` runs moeprobe against other ways to do the same work, and against limits that "
+        "nothing "
         "can beat. It first checks that these ways compute the same values, then measures all in interleaved "
         "rounds of one run. *Speed 0.95 of X*: in the same time it does 0.95 times as much as X. *Time 0.25 of "
         "X*: it takes a quarter of the time of X. Brackets hold the quartiles over the rounds. CPU time (`--clock "
         "cpu`) hardly depends on what else the machine does, but does not show threads that wait for each other; "
-        "how long a training waits for images is always wall time. The "
-        "[reference](../reference/columns.md#of-moeprobe-bench) explains "
-        "the columns of `table.csv`.",
-        "```bash\nmoeprobe bench layer startup --out reports/bench/mine\n```",
+        "how long a training waits for images is always wall time. The columns of `table.csv`:",
+        table(["column", "meaning"], ([code(name), meaning] for name, meaning in BENCH_COLUMNS.items())),
+        "```bash\npython -m benchmarks.speed layer startup --out reports/bench/mine\n```",
         *(
             _section(str(part), rows, sidecar)
             for found, sidecar in runs

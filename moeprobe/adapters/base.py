@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def wanted_layers(layers: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Return those of a model's layers that are asked for, in its order; None = all.
+def wanted_layers(layers: Sequence[str] | None, available: Sequence[str]) -> list[str]:
+    """Return the requested layers of a model in the model's order; None = all.
 
     Raises:
         UserError: it has no layer of some name.
     """
     for name in layers or ():
-        if name not in known:
-            raise UserError(unknown("MoE layer", name, known))
-    return [name for name in known if layers is None or name in layers]
+        if name not in available:
+            raise UserError(unknown("MoE layer", name, available))
+    return [name for name in available if layers is None or name in layers]
 
 
 class Adapter(ABC):

@@ -15,7 +15,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import load
-from moeprobe.models.checkpoints.settings import refuse_settings
+from moeprobe.models.checkpoints.header import refuse_settings
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, SCHEMES, is_foreign
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN

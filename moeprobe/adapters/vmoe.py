@@ -75,7 +75,7 @@ class Vmoe:
         self._std = torch.tensor(std).view(3, 1, 1)
 
     def _lay_out(self) -> dict[str, PatchGrid]:
-        """Return the layout of the tokens of each MoE layer, but for the prefix, in the image."""
+        """Return the layout of each MoE layer's tokens in the image, without the prefix."""
         rows, columns = self.model.patch_embed.grid_size
         return dict.fromkeys(self.layer_names, PatchGrid(rows, columns, self.model.patch_embed.patch_size[0]))
 
@@ -95,20 +95,22 @@ class Vmoe:
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model; see ``routing.Traceable``."""
-        wanted = wanted_layers(layers, self.layer_names)
-        assert wanted or logits, "nothing is asked for"
+        selected_layers = wanted_layers(layers, self.layer_names)
+        if not selected_layers and not logits:
+            raise ValueError("Name at least one layer, or ask for the logits.")
         output: Tensor | None = None
         with (
             torch.inference_mode(),
-            capture(self.model, stop_after=None if logits else wanted[-1]) as decisions,
+            capture(self.model, stop_after=None if logits else selected_layers[-1]) as decisions,
         ):
             output = self._forward(images)
-        traced = {name: self._routing(name, decisions[name], len(images)) for name in wanted}
+        traced = {name: self._routing(name, decisions[name], len(images)) for name in selected_layers}
         return output, RoutingTrace(traced)
 
     def replay(self, images: Tensor, routing: RoutingTrace, *, gates: str = "recomputed") -> Tensor:
         """Run the model with choices made elsewhere; see ``routing.Replayable``."""
-        assert gates in ("recomputed", "replayed"), gates
+        if gates not in ("recomputed", "replayed"):
+            raise ValueError(f"gates is recomputed or replayed, not {gates!r}.")
         choices = {}
         for name in wanted_layers(list(routing.layers), self.layer_names):
             layer = routing.layers[name]
@@ -150,10 +152,10 @@ class Vmoe:
 
     def router_inputs(self, images: Tensor, *, layers: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the tokens that each router sees; see ``routing.Routable``."""
-        wanted = wanted_layers(layers, self.layer_names)
-        with torch.inference_mode(), capture_inputs(self.model, stop_after=wanted[-1]) as inputs:
+        selected_layers = wanted_layers(layers, self.layer_names)
+        with torch.inference_mode(), capture_inputs(self.model, stop_after=selected_layers[-1]) as inputs:
             self._forward(images)
-        return {name: inputs[name] for name in wanted}
+        return {name: inputs[name] for name in selected_layers}
 
     def route(self, layer: str, tokens: Tensor) -> LayerRouting:
         """Ask one router alone; see ``routing.Routable``."""
@@ -186,10 +188,10 @@ class Vmoe:
         slot = None
         if isinstance(decision.plan, SoftPlan):
             slot = decision.plan.combine.flatten(2).argmax(-1).reshape(gates.shape[:2])
-        places = None
+        slots_per_image = None
         if isinstance(decision.plan, DispatchPlan) and decision.plan.capacity is not None:
             room = decision.plan.num_groups * decision.plan.num_experts * decision.plan.capacity
-            places = gates.new_full((num_images,), room / num_images)
+            slots_per_image = gates.new_full((num_images,), room / num_images)
         router = self._layers[name].router
         return LayerRouting(
             gates=gates,
@@ -204,5 +206,5 @@ class Vmoe:
             router=self.router_name,
             slot=slot,
             experts_choose=decision.top_k is None and choices[-1] > 0,
-            places=places,
+            places=slots_per_image,
         )

@@ -63,14 +63,14 @@ from moeprobe.probes.mismatch.measure import mismatch
 from moeprobe.probes.overlay.measure import OverlayResult
 from moeprobe.probes.routes.measure import RoutesResult
 from moeprobe.probes.trace.measure import Recorded
+from moeprobe.recordings.check_trace import CheckedTrace, check_trace
+from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.import_experts import ImportedExperts, import_routed_experts
+from moeprobe.recordings.import_log import ImportedTrace, import_trace
+from moeprobe.recordings.overlap import Overlap
+from moeprobe.recordings.replay_source import recorded_routing
 from moeprobe.results.folder import Result
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.routing.traces.check_trace import CheckedTrace, check_trace
-from moeprobe.routing.traces.faults import Finding
-from moeprobe.routing.traces.import_experts import ImportedExperts, import_routed_experts
-from moeprobe.routing.traces.import_log import ImportedTrace, import_trace
-from moeprobe.routing.traces.overlap import Overlap
-from moeprobe.routing.traces.recorded import recorded_routing
 from moeprobe.runtime import catalog
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.hub import downloads

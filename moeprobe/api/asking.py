@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def ask(
-    asked: Probe[R],
+    probe: Probe[R],
     models: Models,
     data: str | None,
     options: Options | None,
@@ -23,8 +23,8 @@ def ask(
     changes: Keywords,
 ) -> R:
     """Run a probe with its own defaults, where no options are given, and the changes applied."""
-    options = combine(options, changes, defaults=asked.defaults)
-    return engine.run(asked, models, data=data, options=options, watcher=watcher)
+    options = combine(options, changes, defaults=probe.defaults)
+    return engine.run(probe, models, data=data, options=options, watcher=watcher)
 
 
 def attribution(attribute: str | None) -> dict[str, Any]:
@@ -36,13 +36,13 @@ def choose_probe(
     kind: str | Probe[R], view: str | None, severities: Sequence[float] | None, attribute: str | None
 ) -> Probe[R]:
     """Return a probe by its command, with the fields that are given."""
-    asked = {"view": view, "severities": severities} | attribution(attribute)
+    fields = {"view": view, "severities": severities} | attribution(attribute)
     if isinstance(kind, type):
         raise UserError(f"Name the probe, or give one with its parameters: {kind.__name__}(...).")
     if isinstance(kind, Probe):
-        if set_twice := [name for name, value in asked.items() if value is not None]:
+        if set_twice := [name for name, value in fields.items() if value is not None]:
             raise UserError(
                 f"{type(kind).__name__}(...) sets all of its fields; omit {', '.join(set_twice)}."
             )
         return kind
-    return registry.named(kind).with_fields(asked)
+    return registry.named(kind).with_fields(fields)

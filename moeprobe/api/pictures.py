@@ -48,10 +48,10 @@ def overlay(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    asked = Overlay(
+    probe = Overlay(
         images=images, files=files, count=count, view=view, severity=severity, severities=severities, animate=animate
     )  # fmt: skip
-    return ask(asked, models, data, options, watcher, changes)
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options
@@ -83,7 +83,7 @@ def record(
     Raises:
         UserError: something named does not exist or does not fit, or no output folder is named.
     """
-    asked = Trace(
+    probe = Trace(
         view=view, severities=severities, all_gates=all_gates, tokens=None if tokens is None else Path(tokens)
     )
-    return ask(asked, models, data, options, watcher, changes)
+    return ask(probe, models, data, options, watcher, changes)

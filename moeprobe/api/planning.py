@@ -33,8 +33,8 @@ def plan(
     **changes: Unpack[Keywords],
 ) -> Plan:
     """Return what ``probe`` would take, by running a few images of each checkpoint; nothing is written."""
-    asked = choose_probe(kind, view, severities, attribute)
-    return engine.plan(asked, models, data=data, options=combine(options, changes, defaults=asked.defaults))
+    probe = choose_probe(kind, view, severities, attribute)
+    return engine.plan(probe, models, data=data, options=combine(options, changes, defaults=probe.defaults))
 
 
 @checked
@@ -75,8 +75,8 @@ def plan_discontinuity(
     options: Options | None = None,
 ) -> Plan:
     """Plan ``discontinuity``, by following two images; ``passes`` are those of the steps alone."""
-    asked = Discontinuity(view=view, steps=steps, until=until, images=images, files=files)
-    return engine.plan(asked, models, data=data, options=options)
+    probe = Discontinuity(view=view, steps=steps, until=until, images=images, files=files)
+    return engine.plan(probe, models, data=data, options=options)
 
 
 @checked
@@ -94,10 +94,10 @@ def plan_overlay(
     options: Options | None = None,
 ) -> Plan:
     """Plan ``overlay``, by running two images; the drawing is not in it."""
-    asked = Overlay(
+    probe = Overlay(
         images=images, files=files, count=count, view=view, severity=severity, severities=severities, animate=animate
     )  # fmt: skip
-    return engine.plan(asked, models, data=data, options=options)
+    return engine.plan(probe, models, data=data, options=options)
 
 
 @checked
@@ -111,5 +111,5 @@ def plan_record(
     options: Options | None = None,
 ) -> Plan:
     """Plan ``record``."""
-    asked = Trace(view=view, severities=severities, all_gates=all_gates)
-    return engine.plan(asked, models, data=data, options=options)
+    probe = Trace(view=view, severities=severities, all_gates=all_gates)
+    return engine.plan(probe, models, data=data, options=options)

@@ -137,8 +137,8 @@ def sweep(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    asked = Sweep(view=view, severities=severities, **attribution(attribute))
-    return ask(asked, models, data, options, watcher, changes)
+    probe = Sweep(view=view, severities=severities, **attribution(attribute))
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options
@@ -153,8 +153,8 @@ def noise_sweep(
     **changes: Unpack[Keywords],
 ) -> Result:
     """Sweep over Gaussian noise; ``sigmas`` in units of the [0, 1] pixel range. Otherwise as ``sweep``."""
-    asked = NoiseSweep(severities=sigmas, **attribution(attribute))
-    return ask(asked, models, data, options, watcher, changes)
+    probe = NoiseSweep(severities=sigmas, **attribution(attribute))
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options
@@ -255,8 +255,8 @@ def discontinuity(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    asked = Discontinuity(view=view, steps=steps, until=until, images=images, files=files, count=count)
-    return ask(asked, models, data, options, watcher, changes)
+    probe = Discontinuity(view=view, steps=steps, until=until, images=images, files=files, count=count)
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options

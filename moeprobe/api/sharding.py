@@ -48,9 +48,11 @@ def measure_shard(
     Raises:
         UserError: something named does not exist or does not fit, or the probe is not measured in parts.
     """
-    asked = choose_probe(kind, view, severities, attribute)
-    chosen = combine(options, changes, defaults=asked.defaults)
-    return merging.measure_shard(asked, models, Shard.read(shard), data=data, options=chosen, watcher=watcher)
+    probe = choose_probe(kind, view, severities, attribute)
+    combined = combine(options, changes, defaults=probe.defaults)
+    return merging.measure_shard(
+        probe, models, Shard.read(shard), data=data, options=combined, watcher=watcher
+    )
 
 
 @checked

@@ -39,8 +39,8 @@ def attack(
     Raises:
         UserError: something named does not exist or does not fit, or a model has no gradient to follow.
     """
-    asked = Attack(epsilons=epsilons, steps=steps, direction=direction)
-    return ask(asked, models, data, options, watcher, changes)
+    probe = Attack(epsilons=epsilons, steps=steps, direction=direction)
+    return ask(probe, models, data, options, watcher, changes)
 
 
 @with_options
@@ -96,5 +96,5 @@ def determinism(
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    asked = Determinism(batches=batches, padding=padding, repeats=repeats)
-    return ask(asked, models, data, options, watcher, changes)
+    probe = Determinism(batches=batches, padding=padding, repeats=repeats)
+    return ask(probe, models, data, options, watcher, changes)

@@ -10,8 +10,8 @@ import sys
 # process wants a core (measured: 13 times slower). It must be set before torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from moeprobe.cli import loading
-from moeprobe.cli.environment import USER_ERROR, prepare, say
+from moeprobe.cli.front import loading
+from moeprobe.cli.front.environment import USER_ERROR, prepare, say, system_error
 from moeprobe.errors import UserError
 from moeprobe.runtime import distributed
 from moeprobe.runtime.catalog import use_plugins
@@ -35,13 +35,19 @@ def _run() -> None:
         # Before the application is made, whose commands and help texts follow from the catalogs.
         plugins = asked(sys.argv[1:])
         # Of the user: plug-ins, and the files that make models.
-        foreign = bool(plugins) or any("py:" in one for one in sys.argv[1:])
+        foreign = bool(plugins) or any("py:" in argument for argument in sys.argv[1:])
         loading.load_torch_so(collected=foreign)
         use_plugins(plugins)
         with loading.loading(collected=foreign):
             from moeprobe.cli.app import app
     except UserError as error:
         say(error)
+        sys.exit(USER_ERROR)
+    except Exception as error:
+        sentence = system_error(error)
+        if sentence is None:
+            raise
+        say(sentence)
         sys.exit(USER_ERROR)
     try:
         app()

@@ -1,7 +1,6 @@
 """The application and its commands."""
 
 import contextlib
-import errno
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,9 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from moeprobe import __version__
-from moeprobe.cli import (
+from moeprobe.cli.commands import (
     analyze_trace,
-    bench,
     check_trace,
     compare,
     correspond,
@@ -31,14 +29,14 @@ from moeprobe.cli import (
     mismatch,
     paper,
     report,
-    swin_moe,
     tradeoff,
     train,
     vmoe,
 )
-from moeprobe.cli.environment import USER_ERROR, say
-from moeprobe.cli.probe_command import probe_command
-from moeprobe.errors import UserError
+from moeprobe.cli.commands.probe_command import probe_command
+from moeprobe.cli.front.environment import USER_ERROR, say, system_error
+from moeprobe.cli.front.finished import print_finished
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.base import Panel, panel_of
 from moeprobe.runtime.catalog import use_plugins
@@ -48,13 +46,17 @@ from moeprobe.runtime.signals.ending import Ending
 INTERRUPTED = 130
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
     """Prints errors that a user can correct as one sentence; maps Ctrl-C, SIGTERM and SIGHUP to their exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; end the process where it fails."""
+        as_json = "--json" in ctx.args  # before the command takes its arguments
         with Ending() as ending:
             try:
                 return super().invoke(ctx)
+            except FinishedError as error:
+                print_finished(error.folder, as_json=as_json)
             except UserError as error:
                 if not isinstance(error, OtherFailedError):
                     say(error)
@@ -69,30 +71,20 @@ class _Group(TyperGroup):
                 if isinstance(error, OSError) and ending.number is not None:
                     # A progress bar on a terminal that is gone cannot be taken down.
                     sys.exit(128 + ending.number)
-                said = _correctable(error)
-                if said is None:
+                sentence = _correctable(error)
+                if sentence is None:
                     raise
-                say(said)
+                say(sentence)
                 sys.exit(USER_ERROR)
 
 
 def _correctable(error: Exception) -> UserError | None:
     """Return what to say of an error that is no bug of ours, wherever it is raised; None if it may be one."""
     from moeprobe.inputs.lost_workers import lost_workers
-    from moeprobe.runtime.blame import blamed
+    from moeprobe.runtime.plugin_errors import blamed
 
     lost = lost_workers(error) if isinstance(error, RuntimeError) else None
-    return lost or blamed(error) or _without_memory(error) or _without_room(error)
-
-
-def _without_room(error: Exception) -> UserError | None:
-    """Return what to say where a disk, or what stands behind the output, is full."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" for {error.filename}" if error.filename else ""
-        return UserError(
-            f"No room is left to write{where} ({error.strerror}); make some, or write elsewhere."
-        )
-    return None
+    return lost or blamed(error) or _without_memory(error) or system_error(error)
 
 
 def _without_memory(error: Exception) -> UserError | None:
@@ -108,7 +100,7 @@ def _without_memory(error: Exception) -> UserError | None:
 
 app = typer.Typer(
     name="moeprobe",
-    cls=_Group,
+    cls=Group,
     help="How far can the routing of a mixture-of-experts model be trusted? Train, probe and compare.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -163,7 +155,6 @@ _others: dict[Panel, dict[str, Callable[..., None]]] = {
         "paper": paper.paper,
         "report": report.report,
         "merge": merge.merge,
-        "bench": bench.bench,
     },
     Panel.PROBES: {"correspond": correspond.correspond},
     Panel.STRESS: {},
@@ -189,7 +180,7 @@ importing = typer.Typer(
     no_args_is_help=True, help="Convert another program's checkpoint or log to one of moeprobe."
 )
 importing.command("vmoe", rich_help_panel=Panel.FILES)(vmoe.import_vmoe)
-importing.command("swin-moe", rich_help_panel=Panel.FILES)(swin_moe.import_swin_moe)
+importing.command("swin-moe", rich_help_panel=Panel.FILES)(vmoe.import_swin_moe)
 importing.command("trace", rich_help_panel=Panel.TRACES)(import_trace.import_trace)
 importing.command("routed-experts", rich_help_panel=Panel.TRACES)(import_experts.import_routed_experts)
 app.add_typer(importing, name="import", rich_help_panel=Panel.FILES)

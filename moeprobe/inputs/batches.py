@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data import Dataset as TorchDataset
 
 from moeprobe.errors import UnreadableError, UserError
-from moeprobe.inputs import regions
+from moeprobe.inputs import geometry
 from moeprobe.inputs.data.base import Dataset, Example, TextExample
 from moeprobe.inputs.images import Sample
 from moeprobe.inputs.lost_workers import WITHOUT_WORKERS, lost_workers
@@ -95,7 +95,7 @@ class _Failure:
 
 @dataclass(frozen=True)
 class RecipeByPlace:
-    """A recipe that changes along the list of images: ``at`` returns that of a place, counted from 0."""
+    """A recipe that changes along the list of images: ``at`` returns the recipe of a position, from 0."""
 
     at: Callable[[int], Recipe]
 
@@ -149,7 +149,7 @@ class _Items(TorchDataset[_Item | _Failure]):
         foreground = None
         if self._masks and example.mask is not None:
             foreground = [
-                regions.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
+                geometry.foreground(example.mask, sample.to_source, sample.pixels.shape[-1])
                 for sample in samples
             ]
         return _Pictured(position, example.image_id, label, samples, example.image.size, foreground)
@@ -168,13 +168,13 @@ def _collate(items: list[_Item | _Failure], *, group_images: int) -> list[Batch 
         if len(members) < group_images or len(pieces[-1]) % group_images:
             pieces.append([])
         pieces[-1] += members
-    made = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
-    made[-1].skipped.extend(failure.image_id for failure in failures)
+    batches = [_stack(piece) for piece in pieces if piece] or [_stack_images([])]
+    batches[-1].skipped.extend(failure.image_id for failure in failures)
     if get_worker_info() is not None:
         # Here an error reaches the main process; in the thread that sends a batch it would be lost, and waited for.
-        for batch in made:
+        for batch in batches:
             _share(batch)
-    return made
+    return batches
 
 
 def _share(batch: Batch | TextBatch) -> None:

@@ -67,7 +67,7 @@ class Framing:
 
 
 def sample(image: Image.Image, to_source: Map, size: int) -> Sample:
-    """Return the view of ``image`` that ``to_source`` describes; what is outside the source is filled with gray."""
+    """Return the view of ``image`` that ``to_source`` describes; pixels outside the source are gray."""
     return Sample(to_tensor(render(image, to_source, size)), to_source)
 
 

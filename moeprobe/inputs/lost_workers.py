@@ -11,7 +11,7 @@ WITHOUT_WORKERS = (
 
 
 def lost_workers(error: RuntimeError) -> UserError | None:
-    """Return what to say where an error is that of loader processes which ended, or ran out of shared memory."""
+    """Return a message for an error of loader processes that ended, or ran out of shared memory."""
     text = " ".join(str(error).split())
     if match := re.search(r"DataLoader worker \(pid.*|unable to .*(shared memory|/torch_).*", text):
         return UserError(WITHOUT_WORKERS.format(match[0].rstrip(".")))

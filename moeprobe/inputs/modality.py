@@ -18,6 +18,7 @@ class Modality:
         token: what the tables call its ordinary tokens (column ``tokens``).
         tokens: several of them.
         prefix: what its prefix tokens are called.
+        data: what tables call the data where it comes from no data set; empty = it always does.
     """
 
     name: str
@@ -25,8 +26,9 @@ class Modality:
     token: str
     tokens: str
     prefix: str
+    data: str = ""
 
-    def counted(self, count: int | str) -> str:
+    def format_count(self, count: int | str) -> str:
         """Return so many of them, e.g. "1 image"; a count that is written may be several, e.g. "20 / 24"."""
         written = count if isinstance(count, str) else f"{count:,}"
         return f"{written} {self.name if written == '1' else self.plural}"
@@ -34,17 +36,25 @@ class Modality:
 
 IMAGE = Modality("image", "images", "patch", "patches", "CLS")
 TEXT = Modality("text", "texts", "token", "tokens", "BOS")
+REQUEST = Modality("request", "requests", "token", "tokens", "BOS", data="requests")
 # The ordinary tokens of any modality: what tables and figures show first.
 ORDINARY = (IMAGE.token, TEXT.token)
 
 
-def modality_of(tokens: Iterable[str]) -> Modality:
-    """Return the modality that a column ``tokens`` speaks of; images where it speaks of none."""
+def modality_of(tokens: Iterable[str], *, data: str = "") -> Modality:
+    """Return the modality that a column ``tokens`` speaks of; images where it speaks of none.
+
+    Args:
+        tokens: the column.
+        data: what the tables call the data, which tells requests to a server from texts.
+    """
+    if data == REQUEST.data:
+        return REQUEST
     return TEXT if TEXT.token in set(tokens) else IMAGE
 
 
 def sources(count: int, modality: Modality, *, data: str, split: str) -> str:
     """Return how many inputs of which data, e.g. ``360 images of digits test``; of requests there is no data set."""
-    if data == "requests":
-        return f"{count:,} request{'' if count == 1 else 's'}"
-    return f"{modality.counted(count)} of {data} {split}".rstrip()
+    if modality.data:
+        return modality.format_count(count)
+    return f"{modality.format_count(count)} of {data} {split}".rstrip()

@@ -2,19 +2,20 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
-from moeprobe.inputs.data.readers.named_files import Files
-from moeprobe.inputs.data.readers.naming import open_data
+from moeprobe.inputs.data.readers.naming import Files, open_data
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.view_names import parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
+from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.schema import Plugin, make_plugin
+from moeprobe.runtime.yaml import NotYamlError, parse_yaml
 
 
 def open_images(name: str, *, split: str) -> ImageDataset:
@@ -32,7 +33,7 @@ def open_images(name: str, *, split: str) -> ImageDataset:
 def pick_images(
     dataset: Dataset | None, *, images: Sequence[str], files: Sequence[str | Path], data: str
 ) -> tuple[Dataset, list[int] | None, str]:
-    """Return the data set of what a user named, the images' numbers in it (None: none was named), and its name.
+    """Return the data set that a user named, the numbers of named images (None = all), and its name.
 
     Args:
         dataset: that of ``images``; not needed for files.
@@ -72,9 +73,9 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
     Raises:
         UserError: there is no such view, or it does not take these parameters.
     """
-    named = parse_view(name)
-    name, location = named.name, named.location
-    parameters = named.parameters | parameters
+    view_name = parse_view(name)
+    name, location = view_name.name, view_name.location
+    parameters = view_name.parameters | parameters
     kind = VIEWS.get(name)
     fields = {field.name for field in dataclasses.fields(kind)}
     if bool(location) != ("location" in fields):
@@ -92,6 +93,12 @@ def open_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -
     return make_plugin(kind, Plugin(name=name, **parameters), what="view")
 
 
+def mirroring_omitted(view: Mapping[str, Any]) -> bool:
+    """Return whether a view that mirrors by default was made not to, by its name and fields as in a request."""
+    # A field's default is an attribute of the class.
+    return view.get("flip") is False and getattr(VIEWS.get(view["name"]), "flip", False)
+
+
 def open_training_view(name: str, *, dataset: Dataset | None = None, **parameters: Any) -> PairView:
     """Make a view to train on, as ``open_view`` does.
 
@@ -102,3 +109,44 @@ def open_training_view(name: str, *, dataset: Dataset | None = None, **parameter
     if not isinstance(view, PairView) or view.modality is not IMAGE:
         raise UserError(f"The view {name!r} makes no random views of images to train on.")
     return view
+
+
+# Views as they are named: ``NAME``, ``NAME:PATH``, and parameters after commas, ``NAME,key=value``.
+
+
+@dataclass(frozen=True)
+class ViewName:
+    """What names a view.
+
+    Attributes:
+        name: in the catalog of views.
+        location: a file that it needs; empty = none.
+        parameters: fields of the view.
+    """
+
+    name: str
+    location: str
+    parameters: dict[str, Any]
+
+
+def parse_view(text: str) -> ViewName:
+    """Return the parts of a view's name, e.g. of ``random_crop,first_area=[0.2,0.4]``.
+
+    Raises:
+        UserError: a parameter is named twice, or its value cannot be read.
+    """
+    head, assignments = split_assignments(text)
+    name, _, location = head.partition(":")
+    parameters: dict[str, Any] = {}
+    for key, value in assignments:
+        if key == "name":
+            raise UserError(f"The view {text!r} is named first; its parameters have other names.")
+        if key in parameters:
+            raise UserError(f"The view {text!r} has the parameter {key} twice; name it once.")
+        try:
+            parameters[key] = parse_yaml(value)
+        except NotYamlError:
+            raise UserError(
+                f"The view {text!r}: {key} takes a value such as 0.3 or [0.2, 0.4]; got {value!r}."
+            ) from None
+    return ViewName(name.strip(), location, parameters)

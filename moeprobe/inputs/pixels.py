@@ -28,8 +28,8 @@ def to_pixels(images: Any, framing: Framing) -> Tensor:
     """
     if isinstance(images, Image.Image):
         images = [images]
-    if isinstance(images, Sequence) and images and all(isinstance(one, Image.Image) for one in images):
-        return torch.stack([framing.clean(one.convert("RGB")).pixels for one in images])
+    if isinstance(images, Sequence) and images and all(isinstance(image, Image.Image) for image in images):
+        return torch.stack([framing.clean(image.convert("RGB")).pixels for image in images])
     if isinstance(images, np.ndarray):
         images = _from_array(images)
     if not isinstance(images, Tensor):

@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.inputs.alignment import Spans, align
-from moeprobe.inputs.texts import TextSample, stack
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import Spans, TextSample, TokenBatch, align, stack
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,21 @@ class TextBatch:
         Pair j is about token j of view 0; see ``alignment`` for its partner.
         """
         reference, view = (np.full((len(self.image_ids), self.num_pairs), -1) for _ in range(2))
-        for row, (one, other) in enumerate(zip(self.spans[0], self.spans[view_index], strict=True)):
-            partner = align(one, other)
-            view[row, : len(one)] = partner
-            reference[row, : len(one)] = np.where(partner >= 0, np.arange(len(one)), -1)
+        for row, (reference_spans, view_spans) in enumerate(
+            zip(self.spans[0], self.spans[view_index], strict=True)
+        ):
+            partner = align(reference_spans, view_spans)
+            view[row, : len(reference_spans)] = partner
+            reference[row, : len(reference_spans)] = np.where(
+                partner >= 0, np.arange(len(reference_spans)), -1
+            )
         return reference, view
 
-    def places(self) -> NDArray[np.int64]:
+    def aligned_tokens(self) -> NDArray[np.int64]:
         """Return token j of view 0 for each pair ``(B, J)`` of views whose tokens stay where they are, -1 = none."""
-        lengths = np.array([len(one) for one in self.spans[0]])
-        place = np.arange(self.num_pairs)
-        return np.where(place < lengths[:, None], place, -1)
+        lengths = np.array([len(spans) for spans in self.spans[0]])
+        position = np.arange(self.num_pairs)
+        return np.where(position < lengths[:, None], position, -1)
 
 
 def stack_texts(image_ids: list[str], labels: Tensor, samples: Sequence[Sequence[TextSample]]) -> TextBatch:

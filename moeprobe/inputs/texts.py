@@ -10,18 +10,125 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.alignment import Spans, in_source
 from moeprobe.inputs.modality import TEXT, Modality
-from moeprobe.inputs.tokens import TokenBatch
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+
+# A batch of texts as a language model reads them.
+#
+# Axes: B texts, T tokens (prefix tokens first, padding last), D width of the embeddings.
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Token ids with what belongs to them; its length is B, and a slice of it is a batch of some of its texts.
+
+    Attributes:
+        ids: ``(B, T)`` int64, 0 in padding.
+        present: ``(B, T)`` bool, False in padding.
+        ordinary: ``(B, T)`` bool, the tokens of the text itself: no padding, and no special token.
+        num_prefix_tokens: special tokens in front of every text (BOS, CLS).
+        noise: ``(B, T, D)`` float32 unit noise for the embeddings, None = none is added.
+        sigma: ``(B,)`` float32, what the noise is multiplied with, in units of the embeddings' root mean square.
+    """
+
+    ids: Tensor
+    present: Tensor
+    ordinary: Tensor
+    num_prefix_tokens: int
+    noise: Tensor | None = None
+    sigma: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, texts: slice) -> TokenBatch:
+        return self._each(lambda tensor: tensor[texts])
+
+    @property
+    def last(self) -> Tensor:
+        """``(B,)`` the last token of each text that is not padding."""
+        return self.present.sum(1) - 1
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """Return the batch on a device."""
+        return self._each(lambda tensor: tensor.to(device))
+
+    def pin_memory(self) -> TokenBatch:
+        """Return the batch in pinned memory."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Any) -> TokenBatch:
+        tensors = {name: value for name, value in vars(self).items() if not isinstance(value, int | None)}
+        return replace(self, **{name: change(value) for name, value in tensors.items()})
+
+
+# Which tokens of two versions of a text represent the same piece of it.
+#
+# Coordinates are continuous, as those of images are: character i of the source covers [i, i + 1), and a span
+# ``(start, end)`` is half-open. Tokens of a perturbed version are placed in the source too, by the characters that they
+# were made of; an empty span has no place there.
+#
+# Axes: T tokens, C characters.
+
+Spans = NDArray[np.float64]
+
+
+def in_source(tokens: NDArray[np.int64], characters: Spans) -> Spans:
+    """Return the positions of tokens in the source.
+
+    Args:
+        tokens: ``(T, 2)`` the characters of the version that each token covers.
+        characters: ``(C, 2)`` where each character of the version comes from; empty for one that was put in.
+
+    Returns:
+        ``(T, 2)`` from the first to the last of what a token's characters come from. Neighbors that cover the same
+        characters (pieces of one character's bytes) divide them evenly, in their order.
+    """
+    spans = np.zeros((len(tokens), 2))
+    for token, (first, last) in enumerate(tokens):
+        token_characters = characters[first:last]
+        token_characters = token_characters[token_characters[:, 1] > token_characters[:, 0]]
+        if len(token_characters):
+            spans[token] = token_characters[:, 0].min(), token_characters[:, 1].max()
+    return _divided(spans)
+
+
+def _divided(spans: Spans) -> Spans:
+    """Return spans in which neighbors no longer cover the same."""
+    divided = spans.copy()
+    new = np.ones(len(spans), dtype=bool)
+    new[1:] = (spans[1:] != spans[:-1]).any(1)
+    for group in np.split(np.arange(len(spans)), np.flatnonzero(new)[1:]):
+        if len(group) > 1:
+            start, end = spans[group[0]]
+            edges = np.linspace(start, end, len(group) + 1)
+            divided[group] = np.stack([edges[:-1], edges[1:]], axis=1)
+    return divided
+
+
+def align(reference: Spans, view: Spans) -> NDArray[np.int64]:
+    """Return the partner in ``view`` ``(U, 2)`` of each token of ``reference`` ``(T, 2)``, -1 = none.
+
+    The partner is the token that covers the center; of several the one whose own center is nearest, then the first.
+    Several tokens may have one partner: a word in two pieces that comes back in one.
+    """
+    if len(reference) == 0 or len(view) == 0:
+        return np.full(len(reference), -1, dtype=np.int64)
+    center = reference.mean(1)[:, None]
+    covers = (view[:, 0] <= center) & (center < view[:, 1]) & (reference[:, 1] > reference[:, 0])[:, None]
+    distance = np.where(covers, np.abs(view.mean(1) - center), np.inf)
+    return np.where(covers.any(1), distance.argmin(1), -1)
+
 
 MAX_LENGTH = 128
 # A string, and the piece of the source that it represents.
@@ -118,11 +225,11 @@ class TextFraming:
 def write(pieces: Iterable[Piece]) -> Written:
     """Return the text that pieces make, one after the other; the characters of a piece divide its place evenly."""
     pieces = [piece for piece in pieces if piece[0]]
-    places = [np.zeros((0, 2))]
+    origins = [np.zeros((0, 2))]
     for string, start, end in pieces:
         edges = start + np.arange(len(string) + 1) * ((end - start) / len(string))
-        places.append(np.stack([edges[:-1], edges[1:]], axis=1))
-    return Written("".join(piece[0] for piece in pieces), np.concatenate(places))
+        origins.append(np.stack([edges[:-1], edges[1:]], axis=1))
+    return Written("".join(piece[0] for piece in pieces), np.concatenate(origins))
 
 
 def stack(samples: Sequence[TextSample]) -> TokenBatch:

@@ -1,1 +1,1 @@
-"""Analyses: one measurement per file, from traces to sums per image and from sums to statistics."""
+"""Metrics: their declarations, the analyses that compute them (`analyses/`), and statistics (`stats/`)."""

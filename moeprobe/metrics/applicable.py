@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def applicable(pair: LayerPair) -> list[registry.Declaration]:
     """Return the metrics and families that say anything of a layer like this, in the registry's order."""
-    found = []
+    metrics = []
     for name, measures in registry.by_analysis():
         analysis = catalog.ANALYSES.get(name)() if name else None
         if not isinstance(analysis, LayerAnalysis) or not analysis.applies(pair.view):
@@ -30,5 +30,9 @@ def applicable(pair: LayerPair) -> list[registry.Declaration]:
                 aligned=pair.aligned,
             )
         }
-        found += [one for one in measures if any(registry.covers(one, column) for column in computed)]
-    return found
+        metrics += [
+            declaration
+            for declaration in measures
+            if any(registry.covers(declaration, column) for column in computed)
+        ]
+    return metrics

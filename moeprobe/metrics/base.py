@@ -70,7 +70,7 @@ class Analysis(ABC):
     @property
     def of_agreement(self) -> bool:
         """Whether it says how much two sides agree."""
-        return any(isinstance(one, Metric) and one.agreement for one in self.measures)
+        return any(isinstance(metric, Metric) and metric.agreement for metric in self.measures)
 
     @abstractmethod
     def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:

@@ -72,18 +72,18 @@ class Contagion(LayerAnalysis):
 
         prefix = pair.view.num_prefix_tokens
         watched = pair.reference.valid & pair.view.valid
-        kept = torch.cat([watched[:, :prefix], watched[:, prefix:] & (pair.view_patch >= 0)], dim=1)
+        trials = torch.cat([watched[:, :prefix], watched[:, prefix:] & (pair.view_patch >= 0)], dim=1)
         values = self._values(pair.reference, pair.view)
-        found = {"patch": _sum(values, kept, slice(prefix, None))}
+        sums = {"patch": _sum(values, trials, slice(prefix, None))}
         if prefix:
-            found["prefix"] = _sum(values, kept, slice(0, prefix))
+            sums["prefix"] = _sum(values, trials, slice(0, prefix))
         return {
             tokens: {f"{self.metric}{name}": column for name, column in columns.items()}
-            for tokens, columns in found.items()
+            for tokens, columns in sums.items()
         }
 
     def _values(self, reference: LayerRouting, view: LayerRouting) -> dict[str, Tensor]:
-        """Return what is known of each token ``(B, T)``; changes only where tokens have experts."""
+        """Return the values of each token ``(B, T)``; changes only where tokens have experts."""
         values = {"_distance": jensen_shannon_distance(shares(reference.weights), shares(view.weights))}
         if view.top_k > 0:
             changed = ~reference.processed_the_same(view)

@@ -11,8 +11,8 @@ STEP_SECONDS = Metric(
 )
 STEP_SECONDS_IN_TURN = Metric(
     "step_seconds_in_turn",
-    about="median time of a training step without the update, timed by `moeprobe bench models` in rounds with the "
-    "other routers; trials are its rounds",
+    about="median time of a training step without the update, timed by `benchmarks.speed models` in rounds with "
+    "the other routers; trials are its rounds",
     better="less",
     unit="seconds",
 )

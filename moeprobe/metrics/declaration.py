@@ -214,5 +214,5 @@ class MetricFamily:
     @property
     def about(self) -> str:
         """What they are, by one of them."""
-        one = self.representative
-        return f"e.g. {one.name}: {one.about}"
+        metric = self.representative
+        return f"e.g. {metric.name}: {metric.about}"

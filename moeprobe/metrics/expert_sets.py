@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.stats.alike import jaccard_of_choices
-from moeprobe.metrics.stats.set_chance import jaccard_of_pairs
-from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.chance.sets import jaccard_of_pairs
 from moeprobe.metrics.token_kinds import NO_PAIR, num_experts
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class Sides:
 
     Attributes:
         image: ``(M,)`` image of each pair.
-        place: ``(M,)`` its place among the image's pairs.
-        sets: of either side ``(M, E)``, zeros and ones; None where ``chosen`` says it all.
-        chosen: the experts of either side ``(M, K)`` where all tokens have the same number, and no more than
+        position: ``(M,)`` its index among the image's pairs.
+        sets: of either side ``(M, E)``, zeros and ones; None where ``choices`` says it all.
+        choices: the experts of either side ``(M, K)`` where all tokens have the same number, and no more than
             ``_MORE``; else None.
         index: ``(M,)`` their Jaccard index.
         trial: ``(M,)`` whether at least one is not empty.
@@ -44,9 +44,9 @@ class Sides:
     """
 
     image: NDArray[np.int64]
-    place: NDArray[np.int64]
+    position: NDArray[np.int64]
     sets: tuple[NDArray[np.floating], NDArray[np.floating]] | None
-    chosen: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+    choices: tuple[NDArray[np.int64], NDArray[np.int64]] | None
     index: Array
     trial: NDArray[np.bool_]
     num_images: int
@@ -56,58 +56,58 @@ class Sides:
 def of_choices(columns: Columns) -> Sides:
     """Return the sets of what tokens chose."""
     reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
-    image, place = np.nonzero(reference[..., 0] != NO_PAIR)
-    chosen = tuple(side[image, place].astype(np.int64) for side in (reference, view))
+    image, position = np.nonzero(reference[..., 0] != NO_PAIR)
+    choices = tuple(side[image, position].astype(np.int64) for side in (reference, view))
     size = reference.shape[2]
-    whole = all((side >= 0).all() for side in chosen)
-    if size <= _FEW and whole:
+    complete = all((side >= 0).all() for side in choices)
+    if size <= _FEW and complete:
         every = np.ones(len(image), dtype=bool)
         return Sides(
             image,
-            place,
+            position,
             None,
-            (chosen[0], chosen[1]),
-            jaccard_of_choices(*chosen),
+            (choices[0], choices[1]),
+            jaccard_of_choices(*choices),
             every,
             *reference.shape[:2],
         )
     experts = num_experts(columns)
     sets = []
-    for side in chosen:
+    for side in choices:
         # One column more, for choices of nothing.
         members = np.zeros((len(side), experts + 1), dtype=np.float32)
         np.put_along_axis(members, side, 1, axis=1)
         sets.append(members[:, :experts])
-    sides = _of_sets(image, place, sets[0], sets[1], *reference.shape[:2])
-    return replace(sides, chosen=(chosen[0], chosen[1])) if whole and size <= _MORE else sides
+    sides = _of_sets(image, position, sets[0], sets[1], *reference.shape[:2])
+    return replace(sides, choices=(choices[0], choices[1])) if complete and size <= _MORE else sides
 
 
 def of_words(columns: Columns) -> Sides:
     """Return the sets that are kept as bits."""
     first = columns["reference_set_0"].astype(np.int64)
-    image, place = np.nonzero(first >= 0)
+    image, position = np.nonzero(first >= 0)
     words = sum(name.startswith("view_set_") for name in columns)
     sides = [
-        _unpack(np.stack([columns[f"{side}_set_{word}"][image, place] for word in range(words)], axis=1))
+        _unpack(np.stack([columns[f"{side}_set_{word}"][image, position] for word in range(words)], axis=1))
         for side in ("reference", "view")
     ]
-    return _of_sets(image, place, sides[0], sides[1], *first.shape)
+    return _of_sets(image, position, sides[0], sides[1], *first.shape)
 
 
 def _of_sets(
     image: NDArray[np.int64],
-    place: NDArray[np.int64],
+    position: NDArray[np.int64],
     reference: NDArray[np.floating],
     view: NDArray[np.floating],
     num_images: int,
     num_places: int,
 ) -> Sides:
     # Experts that no set holds say nothing.
-    held = reference.any(0) | view.any(0)
-    sets = reference[:, held], view[:, held]
+    occurs = reference.any(0) | view.any(0)
+    sets = reference[:, occurs], view[:, occurs]
     return Sides(
         image,
-        place,
+        position,
         sets,
         None,
         jaccard_of_pairs(*sets),

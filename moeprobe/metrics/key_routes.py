@@ -12,7 +12,7 @@ _IMAGES = "of the images' labels"
 
 def _metrics(
     name: str,
-    about: str,
+    description: str,
     label: str,
     *,
     tail: str,
@@ -21,7 +21,7 @@ def _metrics(
 ) -> tuple[Metric, Metric, Metric]:
     """Return a number, its mean by permutation, and its p."""
     return (
-        Metric(name, about=about, label=label, unit=unit, of_labels=True),
+        Metric(name, about=description, label=label, unit=unit, of_labels=True),
         Metric(
             f"{name}_permuted",
             about=f"{name}: mean over 1,000 permutations {permutations}; its range holds 95 % of them",

@@ -8,19 +8,16 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import Estimator, Metric
-from moeprobe.metrics.stats.chance import Chance
-from moeprobe.metrics.stats.matched import Matched
+from moeprobe.metrics.stats.arrays import Integers
+from moeprobe.metrics.stats.chance.levels import Chance, Matched
+from moeprobe.metrics.stats.chance.trials import STRATA, Strata, Trials, undivided
+from moeprobe.metrics.stats.chance.within_image import Tokens, within_image
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.metrics.stats.strata import STRATA, Strata, undivided
-from moeprobe.metrics.stats.trials import Trials
-from moeprobe.metrics.stats.within_image import Tokens, within_image
-
-Whole = NDArray[np.int64]
 
 
 def strata(
-    image: Whole,
-    place: Whole,
+    image: Integers,
+    position: Integers,
     *,
     num_places: int,
     aligned: bool,
@@ -31,38 +28,40 @@ def strata(
 
     Args:
         image: ``(M,)`` image of each trial.
-        place: ``(M,)`` its place among the image's pairs; where the grid does not move, the patch position.
+        position: ``(M,)`` its place among the image's pairs; where the grid does not move, the patch position.
         num_places: number of places.
         aligned: the grid does not move.
         label: ``(n,)`` class of each image; None = no class null.
         token: ``(n, J)`` token id at each place, -1 = not known; None = no null by token.
     """
-    nulls = {"pooled": undivided(len(place))}
+    nulls = {"pooled": undivided(len(position))}
     if aligned:
-        nulls["position"] = Strata(place, size=max(num_places, 1), single=True)
+        nulls["position"] = Strata(position, size=max(num_places, 1), single=True)
     if label is not None:
         of_class = label.astype(np.int64)[image]
         # Images without a label are one class.
         of_class = np.where(of_class < 0, STRATA // max(num_places, 1) - 1, of_class)
-        nulls["class"] = Strata(of_class * num_places + place, single=True) if aligned else Strata(of_class)
+        nulls["class"] = (
+            Strata(of_class * num_places + position, single=True) if aligned else Strata(of_class)
+        )
     if token is not None:
-        own = token[image, place].astype(np.int64)
+        token_id = token[image, position].astype(np.int64)
         # Tokens that are not known are one.
-        nulls["token"] = Strata(np.where((own < 0) | (own >= STRATA - 1), STRATA - 1, own))
+        nulls["token"] = Strata(np.where((token_id < 0) | (token_id >= STRATA - 1), STRATA - 1, token_id))
     return nulls
 
 
-def tokens_of(columns: Columns, image: Whole, place: Whole, *, aligned: bool) -> Tokens | None:
+def tokens_of(columns: Columns, image: Integers, position: Integers, *, aligned: bool) -> Tokens | None:
     """Return which tokens trials ``(M,)`` are of; None where a grid moved and the run does not say (older ones).
 
     ``columns`` as from ``token_kinds.numbers``.
     """
     if "reference_token" in columns:
-        own, partner = (
-            columns[f"{side}_token"][image, place].astype(np.int64) for side in ("reference", "view")
+        reference, view = (
+            columns[f"{side}_token"][image, position].astype(np.int64) for side in ("reference", "view")
         )
-        return own, partner
-    return (place, place) if aligned or "unmoved" in columns else None
+        return reference, view
+    return (position, position) if aligned or "unmoved" in columns else None
 
 
 def against_chance(
@@ -80,7 +79,7 @@ def against_chance(
     for null, divided in nulls.items():
         chance = Chance(trials, divided)
         matched = Matched(chance)
-        estimators += metric.chance_and_kappa(null, chance, matched, matched.counted())
+        estimators += metric.chance_and_kappa(null, chance, matched, matched.counted_trials())
     if tokens is not None:
         inside = within_image(trials, tokens)
         several = inside.denominator > 0
@@ -90,11 +89,11 @@ def against_chance(
     return estimators
 
 
-def used(stratum: Strata, image: Whole) -> NDArray[np.bool_]:
+def has_another_image(stratum: Strata, image: Integers) -> NDArray[np.bool_]:
     """Return which trials ``(M,)`` have another image in their stratum."""
     different, number = np.unique(stratum.number, return_inverse=True)
-    one = np.full(len(different), -1)
-    one[number] = image
+    last_image = np.full(len(different), -1)
+    last_image[number] = image
     several = np.zeros(len(different), dtype=bool)
-    several[number[image != one[number]]] = True
+    several[number[image != last_image[number]]] = True
     return several[number]

@@ -53,7 +53,7 @@ class Form:
         return self.kind != "raw" or self.metric.has_margin
 
     def label(self, null: str = "", modality: Modality = IMAGE) -> str:
-        """Return the label of a line that is below that of the value."""
+        """Return the label of a line below the line of the value."""
         if self.kind == "chance":
             return "  by chance"
         if self.kind == "kappa":
@@ -90,11 +90,11 @@ def find(column: str) -> Form:
 
 
 def declared() -> tuple[Declaration, ...]:
-    """Return all declarations: those of one analysis together, what is read first before the rest.
+    """Return all declarations: grouped by analysis, what is read first before the rest.
 
     What no analysis computes comes last.
     """
-    return tuple(one for _, measures in by_analysis() for one in measures)
+    return tuple(declaration for _, measures in by_analysis() for declaration in measures)
 
 
 def by_analysis() -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
@@ -106,21 +106,25 @@ def analyses_of(column: str) -> tuple[str, ...]:
     """Return the analyses that compute the metric of a name."""
     name = find(column).metric.name
     return tuple(
-        analysis for analysis, group in by_analysis() if analysis and any(covers(one, name) for one in group)
+        analysis
+        for analysis, group in by_analysis()
+        if analysis and any(covers(declaration, name) for declaration in group)
     )
 
 
 def names() -> tuple[str, ...]:
     """Return the names of all metrics, families as they are written."""
-    return tuple(one.name for one in declared())
+    return tuple(declaration.name for declaration in declared())
 
 
 @functools.lru_cache(maxsize=8)
 def _by_analysis(key: _Key) -> tuple[tuple[str, tuple[Declaration, ...]], ...]:
     analyses, _ = key
-    found = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
+    groups = [(name, tuple(analyses.get(name).measures)) for name in analyses.names()]
     return (
-        *sorted(found, key=lambda item: min((_example(one).rank for one in item[1]), default=100)),
+        *sorted(
+            groups, key=lambda item: min((_example(declaration).rank for declaration in item[1]), default=100)
+        ),
         ("", key_routes.measures),
         ("", costs.measures),
     )
@@ -145,16 +149,16 @@ def _find(key: _Key, column: str) -> Form:
 
 def _exactly(key: _Key, name: str) -> Metric | None:
     for _, measures in _by_analysis(key):
-        for one in measures:
-            if covers(one, name):
-                return one.find(name) if isinstance(one, MetricFamily) else one
+        for declaration in measures:
+            if covers(declaration, name):
+                return declaration.find(name) if isinstance(declaration, MetricFamily) else declaration
     return None
 
 
-def covers(one: Declaration, name: str) -> bool:
-    """Whether a name is that of a metric, or of one of a family."""
-    return one.name == name if isinstance(one, Metric) else one.find(name) is not None
+def covers(declaration: Declaration, name: str) -> bool:
+    """Whether a name belongs to a metric, or to one of a family."""
+    return declaration.name == name if isinstance(declaration, Metric) else declaration.find(name) is not None
 
 
-def _example(one: Declaration) -> Metric:
-    return one.representative if isinstance(one, MetricFamily) else one
+def _example(declaration: Declaration) -> Metric:
+    return declaration.representative if isinstance(declaration, MetricFamily) else declaration

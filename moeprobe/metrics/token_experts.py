@@ -29,7 +29,7 @@ LEVELS = 4
 CHOICE, SHARES = "expert", "expert_shares"
 
 
-def known(layer: LayerRouting) -> bool:
+def knows_experts(layer: LayerRouting) -> bool:
     """Whether there are several experts, and it is known which of them a token has."""
     return layer.num_experts > 1 and (layer.ordered or not layer.tokens_choose)
 
@@ -79,14 +79,16 @@ def color_bins(pair: LayerPair) -> Tensor | None:
     means = cut.unflatten(3, (grid.columns, side)).unflatten(2, (grid.rows, side)).mean((3, 5)).flatten(2)
     # A mean on the border between two levels is not to go by its rounding.
     levels = (means * LEVELS + 1e-4).floor().clamp(0, LEVELS - 1)
-    place = torch.tensor([LEVELS**2, LEVELS, 1], dtype=levels.dtype, device=levels.device)
-    return (levels * place[:, None]).sum(1).to(torch.int16)
+    factors = torch.tensor([LEVELS**2, LEVELS, 1], dtype=levels.dtype, device=levels.device)
+    return (levels * factors[:, None]).sum(1).to(torch.int16)
 
 
 def color_bin(red: int, green: int, blue: int) -> int:
     """Return the bin of a color of 8 bits a channel."""
-    one, two, three = (min(LEVELS * level // 256, LEVELS - 1) for level in (red, green, blue))
-    return (one * LEVELS + two) * LEVELS + three
+    red_level, green_level, blue_level = (
+        min(LEVELS * level // 256, LEVELS - 1) for level in (red, green, blue)
+    )
+    return (red_level * LEVELS + green_level) * LEVELS + blue_level
 
 
 def of_classes(labels: NDArray[np.generic]) -> NDArray[np.int64]:

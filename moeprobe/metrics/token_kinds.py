@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moeprobe.inputs.regions import REGIONS
+from moeprobe.inputs.geometry import REGIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOKEN_ID = "token_id"
 # Column of the number of experts, the same in every image.
 EXPERTS = "experts"
-# What is in the place of a choice where there is no pair of tokens.
+# Stands in the place of a choice where there is no pair of tokens.
 NO_PAIR = -2
 # Tokens of a prompt, and those that a model generated.
 PARTS = ("prompt", "generated")
@@ -55,37 +55,37 @@ def patches(pair: LayerPair) -> Paired:
 
 
 def by_token_kind(pair: LayerPair) -> dict[str, Paired]:
-    """Return the pairs of each kind of tokens: patches (or tokens), those of each region if known, prefix tokens."""
+    """Return the pairs of each kind of tokens: patches (or tokens), patches of each region if known, prefix tokens."""
     import torch
 
     every = patches(pair)
-    found = {pair.view.modality.token: every}
+    kinds = {pair.view.modality.token: every}
     if pair.region is not None:
         for code, name in enumerate(REGIONS):
-            found[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
+            kinds[name] = Paired(every.reference, every.view, every.present & (pair.region == code))
     if pair.generated is not None:
         for code, name in enumerate(PARTS):
-            found[name] = Paired(every.reference, every.view, every.present & (pair.generated == code))
+            kinds[name] = Paired(every.reference, every.view, every.present & (pair.generated == code))
     prefix = pair.reference.num_prefix_tokens
     if prefix:
         token = torch.arange(prefix, device=every.view.device).expand(len(every.view), -1)
-        found["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
-    return found
+        kinds["prefix"] = _without_padding(pair, token, token, torch.ones_like(token, dtype=torch.bool))
+    return kinds
 
 
 def by_position(every: Paired) -> dict[str, Paired]:
     """Return the pairs at position 0, 1, 2 to 3, 4 to 7, and so on, of the tokens after the prefix."""
     import torch
 
-    place = torch.arange(every.present.shape[1], device=every.present.device)
-    found = {}
+    position = torch.arange(every.present.shape[1], device=every.present.device)
+    kinds = {}
     start, end = 0, 1
-    while start < len(place):
+    while start < len(position):
         name = f"{POSITION} {start}" if end == start + 1 else f"{POSITION} {start}-{end - 1}"
-        inside = (place >= start) & (place < end)
-        found[name] = Paired(every.reference, every.view, every.present & inside)
+        inside = (position >= start) & (position < end)
+        kinds[name] = Paired(every.reference, every.view, every.present & inside)
         start, end = end, 2 * end
-    return found
+    return kinds
 
 
 def differ(pair: LayerPair, paired: Paired) -> Tensor:
@@ -103,7 +103,7 @@ def _without_padding(pair: LayerPair, reference: Tensor, view: Tensor, present: 
 
 
 def take_tokens(values: Tensor, token: Tensor) -> Tensor:
-    """Return the values ``(B, J, ...)`` of the tokens ``(B, J)`` from those of all tokens ``(B, T, ...)``."""
+    """Return the values ``(B, J, ...)`` of the tokens ``(B, J)``, picked from all tokens ``(B, T, ...)``."""
     import torch
 
     return values[torch.arange(len(values), device=values.device)[:, None], token]
@@ -116,8 +116,8 @@ def choices(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
         "view": take_tokens(pair.view.selected, paired.view),
     }
     return {
-        f"{side}_selected": chosen.masked_fill(~paired.present[..., None], NO_PAIR)
-        for side, chosen in sides.items()
+        f"{side}_selected": selected.masked_fill(~paired.present[..., None], NO_PAIR)
+        for side, selected in sides.items()
     }
 
 
@@ -134,13 +134,13 @@ def numbers(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
     """
     import torch
 
-    one = torch.ones(len(paired.present), dtype=torch.int64, device=paired.present.device)
-    experts = {EXPERTS: one * pair.view.num_experts}
+    unit = torch.ones(len(paired.present), dtype=torch.int64, device=paired.present.device)
+    experts = {EXPERTS: unit * pair.view.num_experts}
     if pair.token_ids is not None:
-        own = take_tokens(pair.token_ids, paired.reference).to(torch.int32)
-        experts[TOKEN_ID] = own.masked_fill(~paired.present, -1)
+        token_ids = take_tokens(pair.token_ids, paired.reference).to(torch.int32)
+        experts[TOKEN_ID] = token_ids.masked_fill(~paired.present, -1)
     if pair.aligned:
-        return experts | {"unmoved": one}
+        return experts | {"unmoved": unit}
     return experts | {
         f"{side}_token": token.to(torch.int32).masked_fill(~paired.present, -1)
         for side, token in (("reference", paired.reference), ("view", paired.view))
@@ -159,7 +159,7 @@ class Others:
     apart: Tensor
 
 
-def others(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
+def pairs_apart(paired: Paired, *, entries: int = 1) -> Iterator[Others]:
     """Yield every two different pairs of an image that are present without a token in common: see ``within_image``.
 
     Args:
@@ -204,22 +204,22 @@ class ProductsOfOthers:
         for token in (reference, view):
             self._groups.append((-1, (first + token).flatten(), of_width))
         # Those with both tokens in common are among either.
-        both = (first + reference) * width + view
-        different, group = torch.unique(both.flatten(), return_inverse=True)
+        pair_code = (first + reference) * width + view
+        different, group = torch.unique(pair_code.flatten(), return_inverse=True)
         self._groups.append((1, group, different // width**2))
 
-    def sums(self, one: Tensor, other: Tensor) -> Tensor:
+    def sums(self, reference: Tensor, view: Tensor) -> Tensor:
         """Return the summed products ``(B,)`` of vectors ``(B, J, E)`` of ``double``.
 
         No entry is below 0, and all are 0 where there is no trial.
         """
         if self._aligned:
-            return (one.sum(1) * other.sum(1) - (one * other).sum(1)).sum(-1)
-        total = (one.sum(1) * other.sum(1)).sum(-1)
+            return (reference.sum(1) * view.sum(1) - (reference * view).sum(1)).sum(-1)
+        total = (reference.sum(1) * view.sum(1)).sum(-1)
         for sign, group, image in self._groups:
             sums = [
                 side.new_zeros(len(image), side.shape[-1]).index_add_(0, group, side.flatten(0, 1))
-                for side in (one, other)
+                for side in (reference, view)
             ]
             total.index_add_(0, image, sign * (sums[0] * sums[1]).sum(-1))
         # The rounding of differences may come to less than nothing.

@@ -5,6 +5,7 @@ in one file, to be read as one, which takes more than 300 lines.
 """
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -12,6 +13,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from moeprobe.errors import UserError
 from moeprobe.models.config_files import pair, path_of, put, read, written_out
+from moeprobe.runtime.catalog import did_you_mean
+from moeprobe.runtime.processes import MOST_WORKERS
 from moeprobe.runtime.schema import Plugin, Section, sentence
 
 # Of the two ways to give a run's length, an override of one replaces the other.
@@ -145,7 +148,7 @@ class DataConfig(Section):
     """Which data set: ``name`` or ``name:location``."""
 
     name: str = Field("digits", description="the data set, NAME or NAME:PATH; moeprobe list data")
-    workers: int = Field(0, ge=0, description="loader processes; changes only the speed")
+    workers: int = Field(0, ge=0, le=MOST_WORKERS, description="loader processes; changes only the speed")
     val_fraction: float | None = Field(
         None, gt=0, lt=0.9, description="share for validation of a folder without val/; null: 0.1"
     )
@@ -322,9 +325,9 @@ def changed(content: dict[str, Any], changes: Sequence[tuple[str, Any]]) -> Trai
     keys = {key for key, _ in changes}
     if keys & {"model.upcycle", "model.upcycle.name"} and "model.name" not in keys:
         content["model"].pop("name", None)
-    for length, other in LENGTHS.items():
-        if length in keys and other not in keys and content[length] is not None:
-            content.pop(other, None)
+    for length, alternative in LENGTHS.items():
+        if length in keys and alternative not in keys and content[length] is not None:
+            content.pop(alternative, None)
     return parse(content)
 
 
@@ -348,3 +351,37 @@ def parse(content: dict[str, Any]) -> TrainConfig:
 def dump(config: TrainConfig) -> str:
     """Return the resolved configuration as YAML."""
     return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True)
+
+
+# Parameters chosen by patterns of their names. Nothing here imports torch.
+
+
+def choose(patterns: Sequence[str], names: Iterable[str], *, key: str) -> set[str]:
+    """Return the chosen names: the last pattern that matches the name does not begin with ``!``.
+
+    Args:
+        patterns: of whole names, as a shell has them (``*.router.*``), one after the other; with ``!`` before it, a
+            pattern takes out again what it matches.
+        names: of parameters.
+        key: of the configuration that holds the patterns, for sentences.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    existing, selection = list(names), set[str]()
+    for pattern in patterns:
+        body = pattern.removeprefix("!")
+        matched = {name for name in existing if fnmatchcase(name, body)}
+        if not matched:
+            raise UserError(
+                f"{key}: the pattern {pattern!r} matches no parameter.{did_you_mean(body.replace('*', ' '), existing)} "
+                f"Their names begin with: {', '.join(dict.fromkeys(map(_beginning, existing)))}."
+            )
+        selection = selection - matched if pattern.startswith("!") else selection | matched
+    return selection
+
+
+def _beginning(name: str) -> str:
+    """Return the first part of a name, with its number: ``blocks.3``."""
+    first, *parts = name.split(".")
+    return f"{first}.{parts[0]}" if parts and parts[0].isdigit() else first

@@ -1,5 +1,6 @@
 """Configuration files: found by name, read, and changed by ``key=value``."""
 
+import ast
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def folders() -> list[Path]:
 
 
 def names() -> list[str]:
-    """Return the names of the configurations that come with moeprobe; those of a sub-folder begin with its name."""
+    """Return the names of moeprobe's configurations; names in a sub-folder begin with the folder's name."""
     return sorted(
         {
             path.relative_to(folder).with_suffix("").as_posix()
@@ -51,7 +52,7 @@ def path_of(source: str) -> Path:
     return find(source, names(), what="configuration")
 
 
-def find(source: str, known: Iterable[str], *, what: str, folder: str = "") -> Path:
+def find(source: str, available: Iterable[str], *, what: str, folder: str = "") -> Path:
     """Return the file that a name or a path to a YAML file means; messages name ``what`` it is.
 
     Raises:
@@ -62,15 +63,15 @@ def find(source: str, known: Iterable[str], *, what: str, folder: str = "") -> P
         if not path.is_file():
             raise UserError(f"There is no {what} file {source}.")
         return path
-    known = list(known)
+    available = list(available)
     for root in folders():
-        if source in known and (root / folder / f"{source}.yaml").is_file():
+        if source in available and (root / folder / f"{source}.yaml").is_file():
             return root / folder / f"{source}.yaml"
-    raise UserError(unknown(what, source, known))
+    raise UserError(unknown(what, source, available))
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds; ``name`` is that of the file where it gives none.
+    """Return the mapping that a YAML file holds; ``name`` defaults to the name of the file.
 
     Raises:
         UserError: it cannot be read or holds something else.
@@ -124,3 +125,24 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(f"{section!r} in {key!r} is a value, not a section.")
         content = child
     content[last] = _long_form(key, value)
+
+
+# The models by name, read from the source of ``nn.vit``: importing it takes seconds.
+
+_SOURCE = Path(__file__).parent / "nn" / "vit.py"
+
+
+def list_architectures() -> dict[str, str]:
+    """Return name -> first line of the docstring, of every model that ``nn.vit`` registers."""
+    tree = ast.parse(_SOURCE.read_text(encoding="utf-8"))
+    return {
+        node.name: (ast.get_docstring(node) or "").partition("\n")[0]
+        for node in sorted(
+            (statement for statement in tree.body if isinstance(statement, ast.FunctionDef)),
+            key=lambda one: one.name,
+        )
+        if any(
+            isinstance(decorator, ast.Name) and decorator.id == "register_model"
+            for decorator in node.decorator_list
+        )
+    }

@@ -1,4 +1,4 @@
-"""A sweep of trainings: one YAML file that says which configurations are trained, and what is measured of each.
+"""A sweep of trainings: one YAML file names the configurations to train and the metrics of each.
 
     base: routers/digits                  # a configuration, by name or as a file next to this one
     fixed: {epochs: 30}                   # keys of it, as overrides on the command line: for every cell
@@ -31,6 +31,7 @@ from moeprobe.models import config_files, pipeline
 from moeprobe.models.config import LENGTHS, TrainConfig, change
 from moeprobe.models.config_files import SWEEPS
 from moeprobe.models.pipeline import Pipeline, is_pipeline
+from moeprobe.runtime.files import is_folder
 from moeprobe.runtime.schema import Section, sentence
 
 # The part of a cell's name for a key; of others the last part of the key goes before the value.
@@ -95,8 +96,8 @@ def is_sweep(source: str) -> bool:
 
 
 def no_training(path: Path) -> UserError:
-    """Return the sentence for what is neither a sweep nor the folder of a training."""
-    if path.is_dir():
+    """Return the sentence for a source that is neither a sweep nor the folder of a training."""
+    if is_folder(path):
         return UserError(f"{path} is no folder of a training: it needs config.yaml and last.safetensors.")
     return UserError(
         f"There is no sweep and no folder of a training called {path}; moeprobe list sweeps names the sweeps."
@@ -129,8 +130,10 @@ def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path
             config_files.put(content, key, value)
         else:
             fixed = content.get("fixed") or {}
-            other = LENGTHS.get(key)
-            content["fixed"] = {name: old for name, old in fixed.items() if name != other} | {key: value}
+            alternative = LENGTHS.get(key)
+            content["fixed"] = {name: old for name, old in fixed.items() if name != alternative} | {
+                key: value
+            }
     sweep: SweepConfig = _parse(content, SweepConfig)
     base = str(path.parent / sweep.base) if sweep.base.endswith((".yaml", ".yml")) else sweep.base
     cells = [cell for grid in sweep.cells for cell in _grid(sweep, grid, base, checkpoints / sweep.name)]
@@ -146,7 +149,7 @@ def load(source: str, overrides: Iterable[str] = (), *, checkpoints: Path = Path
 
 
 def load_measure(overrides: Iterable[str]) -> MeasureConfig:
-    """Return what is measured where there is no sweep: as usual, with overrides such as ``measure.limit=100``.
+    """Return the metrics to compute without a sweep: the defaults, with overrides such as ``measure.limit=100``.
 
     Raises:
         UserError: an override is of something else.
@@ -193,48 +196,51 @@ def _grid(sweep: SweepConfig, grid: dict[str, Any], base: str, folder: Path) -> 
         _cell(
             sweep,
             base,
-            [*fixed.items(), *zip(keys, chosen, strict=True)],
-            _called(label, dict(zip(keys, chosen, strict=True))) or sweep.name,
+            [*fixed.items(), *zip(keys, combination, strict=True)],
+            _called(label, dict(zip(keys, combination, strict=True))) or sweep.name,
             seed,
             stages,
             folder,
         )
-        for chosen in itertools.product(*values)
+        for combination in itertools.product(*values)
         for seed in sweep.seeds
     ]
 
 
-def _called(label: str, named: dict[str, Any]) -> str:
-    return "-".join([*filter(None, [label]), *(part(key, value) for key, value in named.items())])
+def _called(label: str, values: dict[str, Any]) -> str:
+    return "-".join([*filter(None, [label]), *(part(key, value) for key, value in values.items())])
 
 
 def _cell(
     sweep: SweepConfig,
     base: str,
-    own: list[tuple[str, Any]],
+    cell_changes: list[tuple[str, Any]],
     group: str,
     seed: int,
     stages: list[str],
     folder: Path,
 ) -> TrainConfig | Pipeline:
     name = f"{group}-seed{seed}"
-    changes = [*sweep.fixed.items(), *own]
+    changes = [*sweep.fixed.items(), *cell_changes]
     try:
         if not is_pipeline(base):
             return change(base, [*changes, ("name", name), ("group", group), ("seed", seed)])
-        about = [("name", name), ("group", group), ("seed", seed)]
-        made = pipeline.change(base, [*changes, *about], folder=folder / name, only=stages)
+        labels = [("name", name), ("group", group), ("seed", seed)]
+        cell_pipeline = pipeline.change(base, [*changes, *labels], folder=folder / name, only=stages)
     except UserError as error:
         raise UserError(f"In the cell {group} of the sweep {sweep.name!r}: {error}") from None
     # What is measured is the last stage, under the cell's own name for its group.
-    *_, last = made.stages
-    return replace(made, stages=made.stages | {last: made.stages[last].model_copy(update={"group": group})})
+    *_, last = cell_pipeline.stages
+    return replace(
+        cell_pipeline,
+        stages=cell_pipeline.stages | {last: cell_pipeline.stages[last].model_copy(update={"group": group})},
+    )
 
 
 def part(key: str, value: Any) -> str:
     """Return what the value of a key is called in the name of its cell."""
     if isinstance(value, dict):  # a plug-in with parameters: its name, then each of them
-        return "-".join(str(own) if name == "name" else part(name, own) for name, own in value.items())
+        return "-".join(str(item) if name == "name" else part(name, item) for name, item in value.items())
     short = _SHORT.get(key, f"{key.rpartition('.')[2]}-")
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return short + re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")

@@ -54,23 +54,23 @@ def _keys(schema: type[BaseModel], prefix: str) -> Iterator[Key]:
 
 def _type(field: FieldInfo) -> str:
     bounds = [f"{sign} {getattr(bound, at)}" for bound in field.metadata for sign, at in _signs(bound)]
-    return " ".join([_shown(field.annotation), ", ".join(bounds)]).strip()
+    return " ".join([_type_text(field.annotation), ", ".join(bounds)]).strip()
 
 
 def _signs(bound: object) -> list[tuple[str, str]]:
     return [sign for kind, sign in _BOUNDS.items() if isinstance(bound, kind)]
 
 
-def _shown(annotation: Any) -> str:
+def _type_text(annotation: Any) -> str:
     """Return a type in the words of YAML."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return " | ".join(_shown(part) for part in get_args(annotation))
+        return " | ".join(_type_text(part) for part in get_args(annotation))
     if get_origin(annotation) is Literal:
         return " | ".join(map(str, get_args(annotation)))
     if get_origin(annotation) is list:
-        return f"list of {_shown(get_args(annotation)[0])}"
+        return f"list of {_type_text(get_args(annotation)[0])}"
     if get_origin(annotation) is Annotated:
-        return _shown(get_args(annotation)[0])
+        return _type_text(get_args(annotation)[0])
     return _WORDS.get(annotation, "name, with parameters")
 
 

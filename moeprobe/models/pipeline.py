@@ -27,6 +27,7 @@ from moeprobe.models import config_files
 from moeprobe.models.config import LENGTHS, TrainConfig, changed
 from moeprobe.models.config_files import PIPELINES
 from moeprobe.runtime.catalog import unknown
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.schema import sentence
 
 KEY = "pipeline"
@@ -84,7 +85,7 @@ def is_pipeline(source: str) -> bool:
     if source in names():
         return True
     path = Path(source)
-    return path.suffix in (".yaml", ".yml") and path.is_file() and KEY in config_files.read(path)
+    return path.suffix in (".yaml", ".yml") and is_file(path) and KEY in config_files.read(path)
 
 
 def load(source: str, overrides: Iterable[str] = (), *, folder: Path | None = None) -> Pipeline:
@@ -131,11 +132,11 @@ def change(
     stages = _stages(content)
     shared = []
     for key, value in changes:
-        section, _, rest = key.partition(".")
+        section, _, subkey = key.partition(".")
         if section != KEY:
             shared.append((key, value))
             continue
-        stage, _, inner = rest.partition(".")
+        stage, _, inner = subkey.partition(".")
         if stage in left_out:
             continue
         if stage not in stages:
@@ -144,33 +145,38 @@ def change(
             raise UserError(f"An override of a stage names a key of it: {KEY}.{stage}.epochs=5.")
         stages[stage].append((inner, value))
     put = dict(shared)
-    about = _parse(content | {key: put[key] for key in ("name", "group") if key in put})
-    root = Path("checkpoints") / about.name if folder is None else folder
-    made: dict[str, TrainConfig] = {}
-    for stage, own in stages.items():
-        _check_own(stage, own, first=not made)
-        start = [("initialise.checkpoint", str(root / list(made)[-1]))] if made else []
-        group = [("group", f"{about.group}-{stage}")] if about.group else []
-        own_changes = [*_of_one_length([*shared, *own]), ("name", f"{about.name}-{stage}"), *group, *start]
+    header = _parse(content | {key: put[key] for key in ("name", "group") if key in put})
+    root = Path("checkpoints") / header.name if folder is None else folder
+    configs: dict[str, TrainConfig] = {}
+    for stage, stage_changes in stages.items():
+        _check_own(stage, stage_changes, first=not configs)
+        start = [("initialise.checkpoint", str(root / list(configs)[-1]))] if configs else []
+        group = [("group", f"{header.group}-{stage}")] if header.group else []
+        own_changes = [
+            *_of_one_length([*shared, *stage_changes]),
+            ("name", f"{header.name}-{stage}"),
+            *group,
+            *start,
+        ]
         copy = config_files.written_out({key: value for key, value in content.items() if key != KEY})
         try:
-            made[stage] = changed(copy, own_changes)
+            configs[stage] = changed(copy, own_changes)
         except UserError as error:
-            raise UserError(f"In the stage {stage} of the pipeline {about.name!r}: {error}") from None
-    return Pipeline(about.name, made, root)
+            raise UserError(f"In the stage {stage} of the pipeline {header.name!r}: {error}") from None
+    return Pipeline(header.name, configs, root)
 
 
 def _stages(content: dict[str, Any]) -> dict[str, list[tuple[str, Any]]]:
-    about = _parse(content)
-    for stage in about.pipeline:
+    header = _parse(content)
+    for stage in header.pipeline:
         if not stage.replace("-", "").replace("_", "").isalnum():
             raise UserError(
                 f"A stage is called by letters, digits, - and _, since it is a folder; got {stage!r}."
             )
     if "initialise" in content:
-        first = next(iter(about.pipeline))
+        first = next(iter(header.pipeline))
         raise UserError(f"Of a pipeline, initialise is a key of its first stage ({first}); move it there.")
-    return {stage: list(keys.items()) for stage, keys in about.pipeline.items()}
+    return {stage: list(keys.items()) for stage, keys in header.pipeline.items()}
 
 
 def _parse(content: dict[str, Any]) -> _Named:

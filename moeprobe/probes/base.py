@@ -6,6 +6,7 @@ Nothing here, and nothing in a declaration, imports torch, pandas or matplotlib:
 import dataclasses
 import enum
 import functools
+import importlib
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_type_hints
 
 from moeprobe.errors import UserError
+from moeprobe.results.headlines.declared import Agreement, Headline  # plug-ins import them from here
 from moeprobe.runtime import arguments, keywords
 
 if TYPE_CHECKING:
@@ -88,45 +90,6 @@ def panel_of(kind: "type[Probe[Any]]") -> Panel:
     return kind.panel if isinstance(kind.panel, Panel) else Panel.PROBES
 
 
-Which = tuple[str, str]  # metric, null
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A number that is read first: of the first MoE layer, or of the output.
-
-    The first layer, since the routing of patches there reaches the answer: where the head reads the class token alone,
-    that of the last block does not.
-
-    Attributes:
-        metric: its name in tables.
-        null: the chance level that it is about; empty = none.
-        at: which severity is meant where a run has several: "only", "weakest", "strongest".
-        companions: numbers without which it is not understood: noun -> metric and null.
-        severity: phrase for the severity.
-        noun: what it is called in the middle of a sentence; empty = as its metric says.
-    """
-
-    metric: str
-    null: str = ""
-    at: str = "only"
-    companions: tuple[tuple[str, Which], ...] = ()
-    severity: str = "at severity {severity:g}, the {at} of the run"
-    noun: str = ""
-
-    @property
-    def which(self) -> Which:
-        """Metric and null."""
-        return self.metric, self.null
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """The headline of what measures agreement: the first kind of it that all checkpoints have, beyond chance."""
-
-    at: str = "only"
-
-
 class Kind:
     """The content of a run folder: its names, what it measures, and how that is shown.
 
@@ -163,7 +126,7 @@ class Kind:
 class Probe(Kind, ABC, Generic[R]):
     """A question to checkpoints: its fields are its parameters, its docstring is the help; ``R`` is what it returns.
 
-    A plain loop over images needs no more than its analyses; what measures otherwise overrides ``prepare``.
+    A plain loop over images needs no more than its analyses; what measures otherwise names its ``work``.
 
     Attributes:
         panel: under which heading commands list it.
@@ -184,6 +147,7 @@ class Probe(Kind, ABC, Generic[R]):
         resumes: whether an interrupted run goes on where it stopped.
         splits: whether it can be measured in shards.
         colorless: figures in which checkpoints have no colors, and which ``draw`` does not make.
+        work: ``module:class`` of what ``prepare`` returns, a ``Measurement``; imported when a run begins.
 
     Raises:
         UserError: a field has a value of another type, or out of range.
@@ -207,6 +171,7 @@ class Probe(Kind, ABC, Generic[R]):
     resumes: ClassVar[bool] = True
     splits: ClassVar[bool] = True
     colorless: ClassVar[tuple[str, ...]] = ()
+    work: ClassVar[str] = "moeprobe.probes.engine.measurement:Measurement"
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
         """Refuse keywords that are no field; the constructor of each probe is made later than this class."""
@@ -244,9 +209,8 @@ class Probe(Kind, ABC, Generic[R]):
 
     def prepare(self, models: Sequence["Checkpoint"], data: str | None, options: "Options") -> "Work[R]":
         """Return the work, with all checked that can be checked before it is done; raises ``UserError``."""
-        from moeprobe.probes.engine.measurement import Measurement
-
-        return Measurement(self, models, data, options)
+        work: Work[R] = work_class(self.work)(self, models, data, options)
+        return work
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return the title of the printed tables of a run."""
@@ -293,3 +257,9 @@ def _args(hint: Any) -> list[Arg]:
 def flag_of(kind: type, name: str) -> str:
     """Return the option of a field, e.g. ``--group-images``."""
     return arg_of(kind, name).flag or f"--{name.replace('_', '-')}"
+
+
+def work_class(reference: str) -> Any:
+    """Return the class behind ``module:class``; declarations name it so, since it imports torch and them."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -9,6 +9,8 @@ from moeprobe.runtime.catalog import ANALYSES, PROBES, unknown
 
 if TYPE_CHECKING:
     from moeprobe.results.folder import Result
+    from moeprobe.results.headlines.collected import HeadlineValues
+    from moeprobe.results.headlines.run_tables import RunTables
 
 # What a comparison of checkpoints measures where nothing is named.
 USUAL = "match-ratio"
@@ -22,9 +24,9 @@ def kinds() -> list[type[Kind]]:
     """
     by_command: dict[str, type[Kind]] = {}
     for kind in map(PROBES.get, PROBES.names()):
-        other = by_command.setdefault(kind.name, kind)
-        if other is not kind:
-            outside = other if kind.__module__.startswith("moeprobe.") else kind
+        first_kind = by_command.setdefault(kind.name, kind)
+        if first_kind is not kind:
+            outside = first_kind if kind.__module__.startswith("moeprobe.") else kind
             raise UserError(
                 f"The probe {outside.__name__} of a plug-in is called {kind.name!r}, which another probe is called "
                 "already; give it another name."
@@ -39,9 +41,23 @@ def probes() -> list[type[Probe[Any]]]:
 
 def of_kind(kind: str) -> type[Kind] | None:
     """Return the declaration of what a run calls its kind; None where it is no probe's."""
-    by_kind = {one.kind: one for one in kinds() if one.name != one.kind}
-    by_kind |= {one.name: one for one in kinds() if one.name == one.kind}
+    by_kind = {kind.kind: kind for kind in kinds() if kind.name != kind.kind}
+    by_kind |= {kind.name: kind for kind in kinds() if kind.name == kind.kind}
     return by_kind.get(kind)
+
+
+def headlines_of(run: "RunTables") -> "list[HeadlineValues]":
+    """Return the headlines of a run with their values; none where its kind is no probe's."""
+    from moeprobe.results.headlines.collected import collect_headlines  # brings pandas, as in ``measuring``
+
+    kind = of_kind(run.kind)
+    return [] if kind is None else collect_headlines(run, kind.headlines)
+
+
+def conclusions_of(run: "RunTables") -> list[str]:
+    """Return the sentences that the kind of a run has on several of its numbers together (``Kind.says``)."""
+    kind = of_kind(run.kind)
+    return [] if kind is None or run.table is None else kind.says(run.table)
 
 
 def named(name: str) -> type[Probe[Any]]:
@@ -50,10 +66,10 @@ def named(name: str) -> type[Probe[Any]]:
     Raises:
         UserError: there is none.
     """
-    known = {one.name: one for one in probes()}
-    if name not in known:
-        raise UserError(unknown("probe", name, known))
-    return known[name]
+    by_name = {kind.name: kind for kind in probes()}
+    if name not in by_name:
+        raise UserError(unknown("probe", name, by_name))
+    return by_name[name]
 
 
 def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
@@ -62,12 +78,17 @@ def measured_by(kind: Kind | type[Kind]) -> tuple[str, ...]:
     Raises:
         UserError: an analysis joins a kind of run that measures in its own way.
     """
-    others = (name for name in ANALYSES.names() if name not in kind.analyses)
-    joining = tuple(name for name in others if kind.kind in ANALYSES.get(name).joins)
+    other_analyses = (name for name in ANALYSES.names() if name not in kind.analyses)
+    joining = tuple(name for name in other_analyses if kind.kind in ANALYSES.get(name).joins)
     if joining and not kind.joinable:
-        known = ", ".join(dict.fromkeys(one.kind for one in kinds() if one.joinable and one.analyses))
+        joinable_names = ", ".join(
+            dict.fromkeys(
+                candidate.kind for candidate in kinds() if candidate.joinable and candidate.analyses
+            )
+        )
         raise UserError(
-            f"The analysis {joining[0]!r} joins {kind.kind}, which measures in its own way; it can join: {known}."
+            f"The analysis {joining[0]!r} joins {kind.kind}, which measures in its own way; it can "
+            f"join: {joinable_names}."
         )
     return (*kind.analyses, *joining)
 

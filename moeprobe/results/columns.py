@@ -3,6 +3,7 @@
 # Each word of the column `flag`, with what it says of its value.
 FLAGS = {
     "collapsed": "chance is 1, so kappa does not exist",
+    "no_mismatch": "the mismatch is below its floor, or its interval reaches it, so there is no share of it",
     "no_trials": "there was nothing to count",
     "few_images": "fewer than 20 images, so there is no interval",
     "unstable": "undefined in more than 1 % of the resamples, or a difference of counts with a share at the limit, so "
@@ -19,7 +20,10 @@ VERDICTS = {
     "cannot tell": "anything else; reported with the difference that this number of images would detect four times in "
     "five",
     "collapsed": "one side sends everything to one choice, so its match, however perfect, means nothing",
-    **{flag.replace("_", " "): FLAGS[flag] for flag in ("few_images", "no_trials", "unstable", "not_finite")},
+    **{
+        flag.replace("_", " "): FLAGS[flag]
+        for flag in ("few_images", "no_mismatch", "no_trials", "unstable", "not_finite")
+    },
 }
 # Each word of the column `interval`, with how such an interval is computed.
 INTERVALS = {
@@ -78,6 +82,15 @@ COMPARISON_COLUMNS: dict[str, str] = {
     "collapsed": "who has collapsed onto one choice: checkpoint, reference or both; empty if neither",
     "margin": "differences inside ± margin count as none; empty where the metric has no margin",
 }
+# Those of the above that hold numbers; whole ones may be empty.
+WHOLE = ("draw", "expert", "expert_b")
+NUMBERS = frozenset(
+    (
+        *WHOLE, "train_seed", "top_k", "severity", "value", "ci_low", "ci_high", "images", "trials", "seed",
+        "checkpoint_value", "reference_value", "se", "sim_low", "sim_high", "family_cells", "p", "p_holm", "detectable",
+        "margin",
+    )
+)  # fmt: skip
 # What the table adds to them, in ``moeprobe tradeoff``.
 TRADEOFF_COLUMNS: dict[str, str] = {
     "capacity_factor": "c, the tokens an expert takes, divided by an even load; empty where tokens choose",
@@ -95,24 +108,4 @@ CURVE_COLUMNS: dict[str, str] = {
     "epoch": "passes over the training data made",
     "metric": "column of metrics.csv",
     "value": "its value: for training, the mean of the steps since the previous row; for validation, on clean images",
-}
-# What the table of ``moeprobe bench`` has.
-BENCH_COLUMNS: dict[str, str] = {
-    "part": "part of the benchmark",
-    "race": "what all contestants of it do",
-    "contestant": "how it is done",
-    "role": "ours, other, or limit: a bound that nothing can beat",
-    "median": "median of one call over the measured rounds",
-    "quartile_low": "a quarter of the rounds were below",
-    "quartile_high": "a quarter of the rounds were above",
-    "unit": "unit of these three: s for seconds, or what the race counts",
-    "rounds": "interleaved rounds that were measured",
-    "items_per_second": "items per second at the median; empty where nothing is counted",
-    "against": "contestant that the ratio compares with; best: the fastest of the others, not counting limits",
-    "ratio": "median over rounds of the ratio within a round",
-    "ratio_quartile_low": "a quarter of the rounds had a lower ratio",
-    "ratio_quartile_high": "a quarter of the rounds had a higher ratio",
-    "ratio_of": "speed: the other's time over the contestant's; time: the reverse",
-    "target": "ratio to reach; empty if there is none",
-    "reached": "yes or no, by the median ratio; empty without target and with --quick",
 }

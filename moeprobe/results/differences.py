@@ -21,11 +21,11 @@ from moeprobe.metrics.stats.families import Difference, Judged, difference_error
 from moeprobe.metrics.stats.linearized import Name, multiplied
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.results import verdicts
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, frame
-from moeprobe.results.values import Analyses, Valuation, Values
+from moeprobe.results.values import Analyses, CellValues, Evaluator
 from moeprobe.runtime import processes
 
 Pair = tuple[str, str]
@@ -44,7 +44,7 @@ class Compared:
     difference: Difference
     values: tuple[float, float]
     collapsed: str
-    sound: bool
+    has_interval: bool
     not_finite: bool
 
     @property
@@ -59,29 +59,29 @@ def pairs(checkpoints: Sequence[str], *, groups: Mapping[str, str], seeds: Mappi
     Where the first checkpoint's group and another group both hold several training seeds, seed s of the one is paired
     with seed s of the other. In such groups, what has no partner of its seed is in no pair.
     """
-    first, *others = checkpoints
+    first, *remaining = checkpoints
     members: dict[str, dict[Any, str]] = {}
     for name in checkpoints:
         members.setdefault(groups.get(name, ""), {}).setdefault(seeds.get(name), name)
     several = {group for group, by_seed in members.items() if group and len(by_seed) > 1}
-    own = groups.get(first, "")
-    if own not in several or len(several) < 2:
-        return [(name, first) for name in others]
-    found = []
-    for name in others:
+    first_group = groups.get(first, "")
+    if first_group not in several or len(several) < 2:
+        return [(name, first) for name in remaining]
+    matched = []
+    for name in remaining:
         group = groups.get(name, "")
-        reference = members[own].get(seeds.get(name)) if group in several else first
-        if group != own and reference is not None:
-            found.append((name, reference))
-    return found
+        reference = members[first_group].get(seeds.get(name)) if group in several else first
+        if group != first_group and reference is not None:
+            matched.append((name, reference))
+    return matched
 
 
 def compare(
-    images: Stored,
+    images: SumsStore,
     *,
     analyses: Analyses,
-    about: About,
-    wanted: Sequence[Pair],
+    run_info: About,
+    selected_pairs: Sequence[Pair],
     margin: float,
     together: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
@@ -91,8 +91,8 @@ def compare(
     Args:
         images: sums per image of all checkpoints.
         analyses: what the sums are of.
-        about: what all rows share.
-        wanted: (checkpoint, reference).
+        run_info: what all rows share.
+        selected_pairs: (checkpoint, reference).
         margin: differences inside ± margin count as none, of shares (``registry.Form``).
         together: a metric whose cells are one family, whatever their pair, tokens and null.
         progress: called with the number of rows of sums done since the last call.
@@ -100,59 +100,63 @@ def compare(
     Raises:
         UserError: two checkpoints were probed on different images.
     """
-    found = paired(images, analyses=analyses, about=about, wanted=wanted, progress=progress)
-    return judged(found, about=about, margin=margin, together=together)
+    comparisons = paired(
+        images, analyses=analyses, run_info=run_info, selected_pairs=selected_pairs, progress=progress
+    )
+    return judged(comparisons, run_info=run_info, margin=margin, together=together)
 
 
 def paired(
-    images: Stored,
+    images: SumsStore,
     *,
     analyses: Analyses,
-    about: About,
-    wanted: Sequence[Pair],
+    run_info: About,
+    selected_pairs: Sequence[Pair],
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Compared]:
     """Return the differences of the ``wanted`` pairs, not yet judged; arguments as for ``compare``.
 
-    One place (layer, view, severity, tokens) is held at a time, in each of ``Stored.processes``; what stays is a
+    One site (layer, view, severity, tokens) is held at a time, in each of ``SumsStore.processes``; what stays is a
     value per resample.
     """
     # Numbers about single experts are another model's other experts: there is nothing to compare.
-    value = Valuation(analyses, aligned=about.aligned, seed=about.seed, influences=True, experts=False)
+    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, influences=True, experts=False)
     # Floors are arithmetic, not routing.
-    places = [place for place in images.places() if place[0].cell.view not in FLOORS]
+    sites = [site for site in images.sites() if site[0].cell.view not in FLOORS]
 
     def compared(number: int) -> list[Compared]:
-        valued = {stored.checkpoint: value(stored) for stored in places[number]}
+        valued = {stored.checkpoint: value(stored) for stored in sites[number]}
         return [
-            one
-            for pair in wanted
+            comparison
+            for pair in selected_pairs
             if pair[0] in valued and pair[1] in valued
-            for one in _compare(pair, valued[pair[0]], valued[pair[1]], seed=about.seed)
+            for comparison in _compare(pair, valued[pair[0]], valued[pair[1]], seed=run_info.seed)
         ]
 
-    found: list[Compared] = []
-    spread = processes.spread(compared, len(places), processes=images.processes)
-    for place, differences in zip(places, spread, strict=True):
-        found += differences
-        progress(sum(one.num_images for one in place))
-    layers = list(dict.fromkeys(item.cell.layer for item in found))
-    found.sort(key=lambda item: (wanted.index(item.pair), layers.index(item.cell.layer)))
-    return found
+    comparisons: list[Compared] = []
+    spread = processes.spread(compared, len(sites), processes=images.processes)
+    for site, differences in zip(sites, spread, strict=True):
+        comparisons += differences
+        progress(sum(cell.num_images for cell in site))
+    layers = list(dict.fromkeys(item.cell.layer for item in comparisons))
+    comparisons.sort(key=lambda item: (selected_pairs.index(item.pair), layers.index(item.cell.layer)))
+    return comparisons
 
 
 def judged(
-    found: Sequence[Compared], *, about: About, margin: float, together: str | None = None
+    comparisons: Sequence[Compared], *, run_info: About, margin: float, together: str | None = None
 ) -> pd.DataFrame:
     """Return differences with what their families say of them; arguments as for ``compare``."""
-    known = _judged(found, together)
-    return frame([_row(about, item, known.get(id(item)), margin) for item in found], judged=True)
+    judgements = _judged(comparisons, together)
+    return frame(
+        [_row(run_info, item, judgements.get(id(item)), margin) for item in comparisons], judged=True
+    )
 
 
-def _judged(found: Sequence[Compared], together: str | None) -> dict[int, Judged]:
+def _judged(comparisons: Sequence[Compared], together: str | None) -> dict[int, Judged]:
     """Return what its family says of each, by ``id``; what has collapsed, or lacks images, is compared with nothing."""
     families: dict[tuple[object, ...], list[Compared]] = {}
-    for item in found:
+    for item in comparisons:
         if not item.collapsed and not item.not_finite:
             family = (together,) if item.name[0] == together else item.family
             families.setdefault(family, []).append(item)
@@ -163,45 +167,50 @@ def _judged(found: Sequence[Compared], together: str | None) -> dict[int, Judged
     }
 
 
-def _compare(pair: Pair, one: Values, other: Values, *, seed: int) -> list[Compared]:
-    if one.image_ids != other.image_ids:
+def _compare(pair: Pair, values: CellValues, reference: CellValues, *, seed: int) -> list[Compared]:
+    if values.image_ids != reference.image_ids:
         raise UserError(
-            f"{pair[0]} and {pair[1]} were probed on different images ({len(one.image_ids):,} and "
-            f"{len(other.image_ids):,}, {len({*one.image_ids} & {*other.image_ids}):,} in common); probe the same."
+            f"{pair[0]} and {pair[1]} were probed on different images ({len(values.image_ids):,} and "
+            f"{len(reference.image_ids):,}, {len({*values.image_ids} & {*reference.image_ids}):,} in common); "
+            "probe the same."
         )
-    names = [name for name in one.numbers if name in other.numbers]
+    names = [name for name in values.numbers if name in reference.numbers]
     errors = {
         name: difference_error(
-            one.numbers[name], other.numbers[name], one.influences[name] - other.influences[name]
+            values.numbers[name],
+            reference.numbers[name],
+            values.influences[name] - reference.influences[name],
         )
         for name in names
     }
-    known = [error for error in errors.values() if not np.isnan(error)]
-    if known and not any(known):
+    finite_errors = [error for error in errors.values() if not np.isnan(error)]
+    if finite_errors and not any(finite_errors):
         # Nothing else of the two differs in any image, so neither does what has no first-order error.
         errors = dict.fromkeys(errors, 0.0)
-    resampled = multiplied([one.numbers[name].minus(other.numbers[name]) for name in names], seed=seed)
-    found = []
+    resampled = multiplied([values.numbers[name].minus(reference.numbers[name]) for name in names], seed=seed)
+    comparisons = []
     for name, replicates in zip(names, resampled, strict=True):
-        collapsed = {"checkpoint": _collapsed(one, name), "reference": _collapsed(other, name)}
-        found.append(
+        collapsed = {"checkpoint": _collapsed(values, name), "reference": _collapsed(reference, name)}
+        comparisons.append(
             Compared(
                 pair=pair,
-                cell=one.cell,
+                cell=values.cell,
                 name=name,
                 difference=Difference(replicates, errors[name]),
-                values=(one.numbers[name].point, other.numbers[name].point),
+                values=(values.numbers[name].point, reference.numbers[name].point),
                 collapsed="both"
                 if all(collapsed.values())
                 else "".join(s for s, is_so in collapsed.items() if is_so),
-                sound=_sound(one, name) and _sound(other, name) and _comparable(one, other, name),
-                not_finite=one.not_finite or other.not_finite,
+                has_interval=_has_interval(values, name)
+                and _has_interval(reference, name)
+                and _comparable(values, reference, name),
+                not_finite=values.not_finite or reference.not_finite,
             )
         )
-    return found
+    return comparisons
 
 
-def _collapsed(values: Values, name: Name) -> bool:
+def _collapsed(values: CellValues, name: Name) -> bool:
     """Whether what the metric is about has collapsed: everything goes to one choice."""
     number = values.numbers[name]
     if values.not_finite:
@@ -209,27 +218,27 @@ def _collapsed(values: Values, name: Name) -> bool:
     if find(name[0]).metric.collapsed_at_zero:
         return number.point < _EVEN
     kappa = _kappa(values, name) or number
-    return any(np.isnan(one.point) and one.trials > 0 for one in (number, kappa))
+    return any(np.isnan(replicates.point) and replicates.trials > 0 for replicates in (number, kappa))
 
 
-def _sound(values: Values, name: Name) -> bool:
+def _has_interval(values: CellValues, name: Name) -> bool:
     """Whether its raw match may be called good or bad: its level beyond chance has an interval."""
     kappa = _kappa(values, name)
     return kappa is None or not kappa.interval().flag
 
 
-def _comparable(one: Values, other: Values, name: Name) -> bool:
+def _comparable(values: CellValues, reference: CellValues, name: Name) -> bool:
     """Whether its raw match says what that of the other says: of fewer experts chance alone is higher."""
-    raw = _kappa(one, name) is not None and find(name[0]).kind != "kappa"
-    return one.num_experts == other.num_experts or not raw
+    raw = _kappa(values, name) is not None and find(name[0]).kind != "kappa"
+    return values.num_experts == reference.num_experts or not raw
 
 
-def _kappa(values: Values, name: Name) -> Replicates | None:
+def _kappa(values: CellValues, name: Name) -> Replicates | None:
     metric = find(name[0]).metric
     return values.numbers.get((f"{metric.collapse_of or metric.name}{KAPPA}", "pooled", None, None))
 
 
-def _row(about: About, item: Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
+def _row(run_info: About, item: Compared, judged: Judged | None, margin: float) -> dict[str, Any]:
     checkpoint, reference = item.pair
     margin = margin if find(item.name[0]).has_margin else np.nan
     word = (
@@ -237,7 +246,7 @@ def _row(about: About, item: Compared, judged: Judged | None, margin: float) -> 
     )
     nothing = Judged(np.nan, np.nan, 0, np.nan, np.nan, np.nan)
     of_value = row(
-        about, checkpoint, item.cell, item.name, item.difference.replicates, not_finite=item.not_finite
+        run_info, checkpoint, item.cell, item.name, item.difference.replicates, not_finite=item.not_finite
     )
     return of_value | {
         "reference": reference,
@@ -246,7 +255,7 @@ def _row(about: About, item: Compared, judged: Judged | None, margin: float) -> 
         "se": item.difference.standard_error,
         **dataclasses.asdict(judged or nothing),
         "verdict": word,
-        "judgement": verdicts.judgement(item.name[0], word) if item.sound else "",
+        "judgement": verdicts.judgement(item.name[0], word) if item.has_interval else "",
         "collapsed": item.collapsed,
         "margin": margin,
     }
@@ -254,21 +263,21 @@ def _row(about: About, item: Compared, judged: Judged | None, margin: float) -> 
 
 def sentences(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per family of a comparison: what it is about, and what it comes to in one ``sentence``."""
-    found = []
+    rows_of_families = []
     units = modality_of(table["tokens"]).plural
     for key, rows in table.groupby(FAMILY, sort=False):
-        about = dict(zip(FAMILY, key, strict=True))
+        family = dict(zip(FAMILY, key, strict=True))
         lines = [_line(line) for _, line in rows.iterrows()]
-        said = verdicts.sentence(
+        sentence = verdicts.sentence(
             lines,
-            checkpoint=about["checkpoint"],
-            reference=about["reference"],
+            checkpoint=family["checkpoint"],
+            reference=family["reference"],
             margin=rows["margin"].iloc[0],
             units=units,
-            whole=find(about["metric"]).metric.unit == "whole",
+            whole_numbers=find(family["metric"]).metric.unit == "whole",
         )
-        found.append(about | {"sentence": said})
-    return pd.DataFrame(found, columns=[*FAMILY, "sentence"])
+        rows_of_families.append(family | {"sentence": sentence})
+    return pd.DataFrame(rows_of_families, columns=[*FAMILY, "sentence"])
 
 
 def _line(line: pd.Series) -> verdicts.Line:

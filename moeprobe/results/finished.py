@@ -1,24 +1,31 @@
 """Finished runs, read from their folders and put together as if they had been one run."""
 
+import io
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from moeprobe.errors import UserError
 from moeprobe.results import stored
+from moeprobe.results.columns import NUMBERS, WHOLE
+from moeprobe.results.folder import Result
 from moeprobe.results.packed import find_run, read_packed_images
-from moeprobe.results.sidecars import read_sidecar
-from moeprobe.results.stored import Stored, of_file, of_table
+from moeprobe.results.sidecars import check_names, read_sidecar
+from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.runtime.catalog import check_plugins
+from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, IMAGES, REQUEST, SHARD
-from moeprobe.runtime.files import check_regular, sha256, shown
+from moeprobe.runtime.files import check_regular, is_file, is_there, read_bytes, sha256, shown
 from moeprobe.runtime.paths import shortest_ends
+
+# Bytes of a table.
+_LARGEST_CSV = 2**30
 
 
 @dataclass(frozen=True)
@@ -32,25 +39,25 @@ class Measured:
         runs: folder -> hash of its sums; empty where nothing was read from a folder.
     """
 
-    sums: Stored
+    sums: SumsStore
     request: dict[str, Any]
     checkpoints: dict[str, dict[str, Any]]
     runs: Mapping[str, str]
 
     def training(self, key: str) -> dict[str, Any]:
         """Return what the checkpoints' training says under ``key``; only those that say anything."""
-        found = {name: about.get("training", {}).get(key) for name, about in self.checkpoints.items()}
-        return {name: value for name, value in found.items() if value not in (None, "")}
+        values = {name: info.get("training", {}).get(key) for name, info in self.checkpoints.items()}
+        return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one of a probe, finished or not."""
-    return (path / REQUEST).is_file() or is_finished(path)
+    return is_file(path / REQUEST) or is_finished(path)
 
 
 def is_finished(path: Path) -> bool:
     """Whether a folder is one of a finished probe, or a packed run had it (see ``packed``)."""
-    return (path / FINISHED).is_file() or find_run(path) is not None
+    return is_file(path / FINISHED) or find_run(path) is not None
 
 
 def read(path: Path) -> Measured:
@@ -62,7 +69,7 @@ def read(path: Path) -> Measured:
     # First, since a kill may have left parts of the folder of a packed run.
     packed = find_run(path)
     check_no_shard(path)
-    if packed is None and not os.path.lexists(path / FINISHED):
+    if packed is None and not is_there(path / FINISHED):
         raise UserError(f"{path} holds an unfinished run; give its command again to finish it.")
     sidecar = read_sidecar(path)
     request, checkpoints = dict(sidecar["request"]), dict(sidecar.get("checkpoints", {}))
@@ -79,17 +86,51 @@ def read(path: Path) -> Measured:
     return Measured(sums, request, checkpoints, {str(shown(path)): digest})
 
 
+def read_result(path: Path) -> Result:
+    """Read one finished run of values as it was returned when it was computed; its figures are in its folder.
+
+    Raises:
+        UserError: its files cannot be read, or are not those of a run of values.
+    """
+    sidecar = read_sidecar(path)
+    has_comparison = is_file(path / "comparison.csv")
+    comparison = _read_values(path / "comparison.csv", sidecar) if has_comparison else None
+    sums = of_file(path / IMAGES) if is_file(path / IMAGES) else SumsStore(())
+    return Result(_read_values(path / "table.csv", sidecar), comparison, sums, sidecar)
+
+
+def _read_values(path: Path, sidecar: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a table of values: texts as they were, and numbers."""
+    text = read_bytes(path, limit=_LARGEST_CSV)
+    try:
+        header = list(pd.read_csv(io.BytesIO(text), nrows=0))
+        # A checkpoint may be called "nan" or "007".
+        texts = {name: str for name in header if name not in NUMBERS}
+        whole_numbers = {name: "Int64" for name in WHOLE if name in header}
+        missing_as = {name: [""] for name in NUMBERS}
+        table = pd.read_csv(
+            io.BytesIO(text), dtype=texts | whole_numbers, keep_default_na=False, na_values=missing_as
+        )
+        table = table.assign(**{name: table[name].map(restored) for name in texts})
+    except ValueError as error:
+        raise UserError(f"Cannot read {path} ({error}); run the probe again with --overwrite.") from error
+    if missing := {"checkpoint", "layer", "metric", "value"} - set(table):
+        raise UserError(f"{path} lacks {', '.join(sorted(missing))}; run the probe again with --overwrite.")
+    check_names(path, table, sidecar)
+    return table
+
+
 def check_no_shard(path: Path) -> None:
     """Raise ``UserError`` if a folder holds a part of a run alone."""
-    if os.path.lexists(path / SHARD):
+    if is_there(path / SHARD):
         raise UserError(
             f"{path} holds a shard of a run; put the shards together first: moeprobe merge {path} ... --out FOLDER."
         )
 
 
-def _read_images(path: Path, kind: str) -> tuple[Stored, str]:
+def _read_images(path: Path, kind: str) -> tuple[SumsStore, str]:
     """Return the sums per image of a run's folder, and the hash of their file."""
-    if not (path / IMAGES).is_file():
+    if not is_file(path / IMAGES):
         raise UserError(
             f"{path} holds no {IMAGES}, which differences are computed from: it is a run of {kind}, or "
             "the file is gone; give the folder of a probe that has written one."
@@ -101,7 +142,7 @@ def _read_images(path: Path, kind: str) -> tuple[Stored, str]:
         raise UserError(f"{path / IMAGES} cannot be read; run the probe again.") from error
 
 
-def together(paths: Sequence[Path]) -> Measured:
+def read_all(paths: Sequence[Path]) -> Measured:
     """Read finished runs that asked the same of different checkpoints.
 
     Checkpoints of one name in several runs are distinguished by the names of the runs' folders.
@@ -115,36 +156,36 @@ def together(paths: Sequence[Path]) -> Measured:
             raise UserError(f"{path} was named twice.")
     runs = [read(path) for path in paths]
     for path, run in zip(paths[1:], runs[1:], strict=True):
-        _agree(paths[0], _settled(runs[0]), path, _settled(run))
+        _agree(paths[0], _shared_request(runs[0]), path, _shared_request(run))
     names = _names(resolved, [list(run.checkpoints) for run in runs])
     checkpoints: dict[str, dict[str, Any]] = {}
     sums = []
     for run, renamed in zip(runs, names, strict=True):
         checkpoints |= {new: run.checkpoints[old] for old, new in renamed.items()}
         sums.append(run.sums.renamed(renamed))
-    found = {path: digest for run in runs for path, digest in run.runs.items()}
-    return Measured(stored.together(sums), runs[0].request, checkpoints, found)
+    digests = {path: digest for run in runs for path, digest in run.runs.items()}
+    return Measured(stored.concat(sums), runs[0].request, checkpoints, digests)
 
 
-def _settled(run: Measured) -> dict[str, Any]:
+def _shared_request(run: Measured) -> dict[str, Any]:
     """Return what runs must have in common: the request, and how many images compete for a capacity."""
-    groups = {about.get("group_images") for about in run.checkpoints.values()}
-    settled = run.request | {"group_images": sorted(map(str, groups))}
+    groups = {info.get("group_images") for info in run.checkpoints.values()}
+    request = run.request | {"group_images": sorted(map(str, groups))}
     # Of traces: trace by trace, so that a sentence need not show them all.
-    recorded = settled.pop("recorded", {})
-    return settled | {f"what was recorded as {name}": shown for name, shown in recorded.items()}
+    captures = request.pop("recorded", {})
+    return request | {f"what was recorded as {name}": capture for name, capture in captures.items()}
 
 
-def _agree(one: Path, first: Mapping[str, Any], other: Path, second: Mapping[str, Any]) -> None:
+def _agree(path: Path, first: Mapping[str, Any], other_path: Path, second: Mapping[str, Any]) -> None:
     for key in dict.fromkeys([*first, *second]):
         if first.get(key) != second.get(key):
             raise UserError(
-                f"{one} and {other} were not probed alike: {key} is {_shown(first.get(key))} in the first and "
-                f"{_shown(second.get(key))} in the second; compare runs that differ in their checkpoints alone."
+                f"{path} and {other_path} were not probed alike: {key} is {_as_json(first.get(key))} in the first and "
+                f"{_as_json(second.get(key))} in the second; compare runs that differ in their checkpoints alone."
             )
 
 
-def _shown(value: object) -> str:
+def _as_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

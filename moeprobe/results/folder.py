@@ -16,42 +16,25 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.results import showing
 from moeprobe.results.layouts.summary import summary
-from moeprobe.results.stored import Stored, of_file, write
+from moeprobe.results.run_family import RUN, family_of, read_request
+from moeprobe.results.stored import SumsStore, of_file, write
 from moeprobe.runtime.catalog import plugins_in
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import (
     FINISHED,
     IMAGES,
-    PACK,
-    PACKED_IMAGES,
     PARTS,
     REQUEST,
     SHARD,
     SHARDS,
 )  # fmt: skip
-from moeprobe.runtime.files import LAST, absolute, read_json, remove, shown, write_json
+from moeprobe.runtime.files import LAST, absolute, is_there, remove, shown, write_json
 from moeprobe.runtime.folders import RunFolder
-from moeprobe.runtime.records import LOCK, Contents, Family, look
+from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, scan
 from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
-
-# A run inside a run: that of a comparison, those of a trade-off's cells.
-_RUN = Family(
-    "probe",
-    is_ours=lambda path: _read_request(path) is not None,  # others too may call a file run.json
-    known=(
-        REQUEST, FINISHED, SHARD, IMAGES, "table.csv", "comparison.csv", "paths.csv", "switches.csv",
-        "classes.csv", "places.csv", "colors.csv", "key_routes.csv", "class_distances.csv",
-        "patches.csv", "pairs.csv", "paper.csv", "seeds.csv", "load.csv", "tables.md", "parts/*.parquet",
-        "parts/*/*.parquet", "figures/*.png",
-        "figures/*.svg", "figures/*.gif", "probe/", PACK, PACKED_IMAGES, "cells/*/cell.json", "cells/*/metrics.csv",
-        "cells/*/*/", f"{SHARDS}/*/",
-    ),
-)  # fmt: skip
-# Traces are called by their checkpoints and views.
-_TRACES = dataclasses.replace(_RUN, known=(*_RUN.known, "*/*.parquet", "*/*/*.parquet"))
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,7 @@ class Result:
 
     table: pd.DataFrame
     comparison: pd.DataFrame | None
-    sums: Stored
+    sums: SumsStore
     sidecar: dict[str, Any]
     drawing: Callable[["Result"], Mapping[str, Any]] = lambda _: {}
 
@@ -103,10 +86,6 @@ class Result:
         return "+".join(dict.fromkeys(self.table["checkpoint"]))
 
 
-class FinishedError(UserError):
-    """A folder holds the very run that was asked for, finished."""
-
-
 class OutputFolder:
     """The folder of one run, which no other process writes to until it is closed.
 
@@ -114,7 +93,7 @@ class OutputFolder:
         path: the folder; where that is does not change with the working directory.
         request: what is asked, as JSON; a folder with another request is not touched.
         overwrite: replace what an earlier run left there.
-        again: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
+        shared: go on with what a run of this kind left there, finished or not, whatever it was asked; other processes
             may do so too.
 
     Raises:
@@ -125,7 +104,7 @@ class OutputFolder:
     """
 
     def __init__(
-        self, path: Path, request: dict[str, Any], *, overwrite: bool = False, again: bool = False
+        self, path: Path, request: dict[str, Any], *, overwrite: bool = False, shared: bool = False
     ) -> None:
         self.path = path = absolute(path)
         request = json.loads(json.dumps(request))
@@ -133,14 +112,14 @@ class OutputFolder:
         self._plugins = plugins_in(request)
         request |= {"plugins": self._plugins} if self._plugins else {}
         # Before anything is made, and once more when nobody else can change it.
-        _check_outside(path, request, overwrite=overwrite, again=again)
-        self._own = RunFolder(path, _family(path), shared=again)
-        self._begun_here = overwrite or not (path / REQUEST).exists()
+        _check_outside(path, request, overwrite=overwrite, shared=shared)
+        self._own = RunFolder(path, family_of(path), shared=shared)
+        self._begun_here = overwrite or not is_there(path / REQUEST)
         try:
-            _check(path, request, overwrite=overwrite, again=again)
+            _check(path, request, overwrite=overwrite, shared=shared)
             if overwrite:
                 self._own.clear()
-            elif again:
+            elif shared:
                 remove(path / FINISHED)
             write_json(path / REQUEST, request)
         except BaseException:
@@ -168,39 +147,42 @@ class OutputFolder:
         """
         self._own.check(ignored=PARTS)
         write_json(self.path / FINISHED, self._with_plugins(sidecar))
-        self._own.remove(PARTS)
-        self._own.remove_runs(SHARDS)
+        with contextlib.suppress(UserError, OSError):  # the run is finished; who finds it next completes it
+            self._own.remove(PARTS)
+            self._own.remove_runs(SHARDS)
 
-    def finish_shard(self, about: Mapping[str, Any]) -> None:
+    def finish_shard(self, description: Mapping[str, Any]) -> None:
         """Write what the shard of a run is, which marks it as finished; the part files are what it has.
 
         Raises:
             UserError: something that was written is not there any more.
         """
         self._own.check()
-        write_json(self.path / SHARD, self._with_plugins(about))
+        write_json(self.path / SHARD, self._with_plugins(description))
 
-    def _with_plugins(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        more = {"request": {**about["request"], "plugins": self._plugins}} if self._plugins else {}
-        return {**about, **more}
+    def _with_plugins(self, description: Mapping[str, Any]) -> dict[str, Any]:
+        with_plugins = (
+            {"request": {**description["request"], "plugins": self._plugins}} if self._plugins else {}
+        )
+        return {**description, **with_plugins}
 
     def expect(self, runs: Iterable[str]) -> None:
         """Note folders inside that other processes write for this run."""
         for name in runs:
             self._own.expect(name)
 
-    def alone(self) -> contextlib.AbstractContextManager[bool]:
+    def exclusive(self) -> contextlib.AbstractContextManager[bool]:
         """Keep others out who share the folder; enters as whether that worked."""
-        return self._own.alone()
+        return self._own.exclusive()
 
     def discard(self, paths: Iterable[str]) -> None:
-        """Remove files, and runs inside (ending in ``/``), while the folder is held ``alone``."""
+        """Remove files, and runs inside (ending in ``/``), while the folder is ``exclusive``."""
         self._own.discard(paths)
 
     def close(self, *, failed: bool = False) -> None:
         """Give the folder back; of a run that failed before it had anything, its question goes too."""
-        if failed and self._begun_here and look(self.path, _RUN).own == (REQUEST,):
-            with contextlib.suppress(UserError):
+        if failed and self._begun_here and scan(self.path, RUN).own == (REQUEST,):
+            with contextlib.suppress(UserError, OSError):
                 remove(self.path / REQUEST)
         self._own.close()
 
@@ -226,50 +208,51 @@ def output_folder(
 def _complete(path: Path) -> None:
     """Remove the temporary files of a run that was killed after it was marked as finished."""
     # A finished shard is its parts.
-    if (path / FINISHED).exists() and any((path / name).exists() for name in (PARTS, SHARDS, LOCK)):
+    if is_there(path / FINISHED) and any(is_there(path / name) for name in (PARTS, SHARDS, LOCK, NEW_RECORD)):
         # Where another process is at it, or nothing can be written, that is not why this run is refused.
-        with contextlib.suppress(UserError), RunFolder(path, _family(path)) as own:
-            own.remove(PARTS)
-            own.remove_runs(SHARDS)
+        with contextlib.suppress(UserError, OSError), RunFolder(path, family_of(path)) as run_folder:
+            run_folder.remove(PARTS)
+            run_folder.remove_runs(SHARDS)
 
 
 def check_takes_a_run(path: Path, *, overwrite: bool) -> None:
     """Raise the ``UserError`` that ``OutputFolder`` raises of a folder whatever is asked.
 
-    A run of something else that is not finished is found only when it is known what is asked.
+    A run of something else is found only when it is known what is asked.
     """
     path = absolute(path)
-    _check_outside(path, _read_request(path) or {"kind": ""}, overwrite=overwrite, again=False)
+    with contextlib.suppress(FinishedError):
+        _check_outside(path, read_request(path) or {"kind": ""}, overwrite=overwrite, shared=False)
 
 
-def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+def _check_outside(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
     """Raise what ``_check`` does of a folder that is not held, of a finished run when it is complete."""
     try:
-        with in_use_first(path, shared=again):
-            _check(path, request, overwrite=overwrite, again=again)
+        with in_use_first(path, shared=shared):
+            _check(path, request, overwrite=overwrite, shared=shared)
     except FinishedError:
         _complete(path)
         raise
 
 
-def _check(path: Path, request: dict[str, Any], *, overwrite: bool, again: bool) -> None:
+def _check(path: Path, request: dict[str, Any], *, overwrite: bool, shared: bool) -> None:
     """Raise ``UserError`` unless a run may begin, or go on, in a folder."""
-    family = _family(path)
-    contents = look(path, family)
+    family = family_of(path)
+    contents = scan(path, family)
     if contents.empty:
         return
     check_family(path, contents, family)
-    earlier = _read_request(path)
+    earlier = read_request(path)
     if earlier is None and not contents.own:
         what = (
             "holds a checkpoint and no probe"
-            if (path / LAST).exists()
+            if is_there(path / LAST)
             else "is not empty and not a folder of moeprobe"
         )
         raise UserError(f"{shown(path)} {what}; choose another --out.")
     if overwrite:
         check_replaceable(path, contents, family)
-    elif not (again and earlier is not None and earlier["kind"] == request["kind"]):
+    elif not (shared and earlier is not None and earlier["kind"] == request["kind"]):
         _check_same(path, contents, earlier, request)
 
 
@@ -279,22 +262,8 @@ def _check_same(path: Path, contents: Contents, earlier: Any, request: dict[str,
     advice = "add --overwrite to replace it, or choose another --out."
     finished = not begun.isdisjoint((FINISHED, SHARD))
     if finished and earlier == request:
-        raise FinishedError(f"{shown(path)} holds a finished run; {advice}")
+        raise FinishedError(f"{shown(path)} is finished; add --overwrite to repeat it.", path)
     if finished:
         raise UserError(f"{shown(path)} holds a finished run of something else; {advice}")
     if begun and earlier != request:
         raise UserError(f"{shown(path)} holds an unfinished run of something else; {advice}")
-
-
-def _family(path: Path) -> Family:
-    earlier = _read_request(path)
-    return _TRACES if earlier is not None and earlier["kind"] == "trace" else _RUN
-
-
-def _read_request(path: Path) -> Any:
-    """Return what an earlier run was asked; None where there was none."""
-    try:
-        request = read_json(path / REQUEST)
-    except UserError:
-        return None
-    return request if isinstance(request, dict) and isinstance(request.get("kind"), str) else None

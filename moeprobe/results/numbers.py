@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from moeprobe.metrics.registry import find
+from moeprobe.metrics.stats.replicates import SCORE
+
+_ROUNDING = 1e-9
 
 
 def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
@@ -12,6 +15,15 @@ def number(value: float, *, signed: bool = False, decimals: int = 3) -> str:
         return "–"
     value = round(value, decimals) + 0.0  # no minus before a zero
     return f"{value:{'+' if signed else ''},.{decimals}f}"
+
+
+def end(value: float, *, signed: bool = False, decimals: int = 3) -> str:
+    """Return the end of an interval, with as many decimals as show on which side of 0 it is."""
+    # Less than this is the rounding of sums.
+    if abs(value) >= _ROUNDING:
+        while round(value, decimals) == 0:
+            decimals += 1
+    return number(value, signed=signed, decimals=decimals)
 
 
 def decimals_of(row: Mapping[str, Any]) -> int:
@@ -33,15 +45,27 @@ def between(row: Mapping[str, Any], *, signed: bool = False) -> str:
     flag = f"({row['flag'].replace('_', ' ')})" if row["flag"] else ""
     if row["ci_low"] != row["ci_low"]:
         return flag
-    ends = [number(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
+    ends = [end(row[name], signed=signed, decimals=decimals_of(row)) for name in ("ci_low", "ci_high")]
     return f"[{', '.join(ends)}] {flag}".rstrip()
+
+
+def count(row: Mapping[str, Any], *, signed: bool = False) -> str:
+    """Return ``(0 of n)`` of a table's row where nothing was seen of a share; of other rows nothing."""
+    is_unseen = (
+        row["value"] == 0
+        and row.get("interval") == SCORE
+        and find(row.get("metric", "")).metric.unit == "share"
+    )
+    return f"(0 of {row['trials']:,.0f})" if is_unseen and not row.get("null") and not signed else ""
 
 
 def interval(row: Mapping[str, Any], *, signed: bool = False, stacked: bool = False) -> str:
     """Return ``value [low, high]`` of a table's row, with its flag where there is no interval.
 
-    ``stacked`` puts the interval on a line of its own, for narrow windows.
+    Of a share of which nothing was seen it says of how many. ``stacked`` puts the interval on a line of its own, for
+    narrow windows.
     """
     text = number(row["value"], signed=signed, decimals=decimals_of(row))
     ends = between(row, signed=signed)
-    return f"{text}{chr(10) if stacked and ends.startswith('[') else ' '}{ends}".rstrip()
+    line = "\n" if stacked and ends.startswith("[") else " "
+    return f"{text}{line}{ends} {count(row, signed=signed)}".rstrip()

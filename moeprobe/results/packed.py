@@ -6,7 +6,6 @@ The JSON is written after the Parquet, so a run counts as packed only where the 
 """
 
 import functools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.filenames import CELLS, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import Version, absolute, read_json, version_of
+from moeprobe.runtime.files import Version, absolute, is_there, read_json, version_of
 from moeprobe.runtime.parquet import check_size
 
 if TYPE_CHECKING:
@@ -80,9 +79,9 @@ def _read(path: Path, version: Version) -> dict[str, PackedCell]:
     try:
         return _Pack.model_validate(read_json(path, limit=_LIMIT)).cells
     except ValidationError as error:
-        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
+        location = ".".join(str(part) for part in error.errors()[0]["loc"]) or "all of it"
         raise UserError(
-            f"{path} is not as moeprobe wrote it ({place}); restore the file, or measure again with --overwrite."
+            f"{path} is not as moeprobe wrote it ({location}); restore the file, or measure again with --overwrite."
         ) from None
 
 
@@ -104,7 +103,7 @@ def find_run(path: Path) -> Place | None:
     return Place(path.parents[2], path.parent.name, path.name, cell.runs[path.name])
 
 
-def read_packed_images(place: Place) -> "pa.Table":
+def read_packed_images(run: Place) -> "pa.Table":
     """Return the sums per image of a packed run, as its own file held them, as far as they are kept.
 
     Raises:
@@ -114,20 +113,20 @@ def read_packed_images(place: Place) -> "pa.Table":
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    path = place.out / PACKED_IMAGES
-    if not os.path.lexists(path):
+    path = run.out / PACKED_IMAGES
+    if not is_there(path):
         raise UserError(f"{path} is missing, which {PACK} next to it belongs to; restore the file.")
-    wanted = (pc.field("run") == place.name) & (pc.field("cell") == place.cell)
+    of_run = (pc.field("run") == run.name) & (pc.field("cell") == run.cell)
     try:
         check_size(path, pq.read_metadata(path), whole=False)
-        images = pq.read_table(path, columns=place.run.columns, filters=wanted)
+        images = pq.read_table(path, columns=run.run.columns, filters=of_run)
     except (OSError, pa.ArrowException) as error:
         raise UserError(
             f"{path} cannot be read; restore the file, or measure again with --overwrite."
         ) from error
-    if images.num_rows != place.run.rows:
+    if images.num_rows != run.run.rows:
         raise UserError(
-            f"{path} holds {images.num_rows:,} rows of {place.cell}/{place.name} instead of {place.run.rows:,}; "
+            f"{path} holds {images.num_rows:,} rows of {run.cell}/{run.name} instead of {run.run.rows:,}; "
             "restore the file, or measure again with --overwrite."
         )
     return images.replace_schema_metadata(None)

@@ -1,6 +1,6 @@
 """Headings and sentences that the screen and reports share."""
 
-from moeprobe.metrics import attribution as parts
+from moeprobe.metrics.analyses import attribution as parts
 from moeprobe.metrics.reading_order import tokens_choose
 from moeprobe.metrics.registry import find
 from moeprobe.results.numbers import number

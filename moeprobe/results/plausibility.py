@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from moeprobe.metrics.output import ACCURACY
+from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.results.numbers import interval
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 
 # Fewer images tell a weak model from chance badly, and the commonest class from the others.
 ENOUGH_IMAGES = 50
@@ -18,7 +18,7 @@ _CAUSES = (
 
 
 def warnings(
-    table: pd.DataFrame, sums: Stored, *, num_classes: int, clean: float | None
+    table: pd.DataFrame, sums: SumsStore, *, num_classes: int, clean: float | None
 ) -> Mapping[str, str]:
     """Return for each checkpoint whose accuracy on clean images is at chance a warning.
 
@@ -33,20 +33,20 @@ def warnings(
     """
     unperturbed = table["view"] == "clean" if clean is None else table["severity"] == clean
     measured = table[(table["metric"] == ACCURACY.name) & unperturbed]
-    found = {}
+    warnings_by_name = {}
     for row in measured.to_dict("records"):
         if row["images"] < ENOUGH_IMAGES or pd.isna(row["ci_low"]):
             continue
         chance = max(1 / num_classes, _commonest(sums, row["checkpoint"], row["view"], row["severity"]))
         if row["ci_low"] <= chance:
-            found[row["checkpoint"]] = (
+            warnings_by_name[row["checkpoint"]] = (
                 f"answers no better than chance: accuracy {interval(row)} over {row['images']:,} clean images, where "
                 f"naming one class always reaches {chance:.3f}. Likely causes: {_CAUSES}."
             )
-    return found
+    return warnings_by_name
 
 
-def _commonest(sums: Stored, checkpoint: str, view: str, severity: float | None) -> float:
+def _commonest(sums: SumsStore, checkpoint: str, view: str, severity: float | None) -> float:
     """Return the share of the commonest class among the labeled images of one cell of the output."""
     counts = np.zeros(1, dtype=np.int64)
     for stored in sums:
@@ -57,6 +57,6 @@ def _commonest(sums: Stored, checkpoint: str, view: str, severity: float | None)
             continue
         for _, columns in stored.blocks():
             labels = columns["label"].astype(np.int64)
-            more = np.bincount(labels[labels >= 0], minlength=len(counts))
-            counts = more + np.pad(counts, (0, len(more) - len(counts)))
+            class_counts = np.bincount(labels[labels >= 0], minlength=len(counts))
+            counts = class_counts + np.pad(counts, (0, len(class_counts) - len(counts)))
     return float(counts.max() / counts.sum())

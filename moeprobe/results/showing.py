@@ -23,7 +23,8 @@ class Figures(dict[str, "Figure"]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<div><img alt='{html.escape(name)}' src='{_png(one)}'></div>" for name, one in self.items()
+            f"<div><img alt='{html.escape(name)}' src='{_png(figure)}'></div>"
+            for name, figure in self.items()
         )
 
 
@@ -39,7 +40,7 @@ def _png(figure: "Figure") -> str:
 
 def as_frame(table: Table) -> pd.DataFrame:
     """Return a table of cells as a data frame of texts."""
-    lines = [[f"{cell.text} {cell.between}".rstrip() for cell in row] for row in table.rows]
+    lines = [[cell.line for cell in row] for row in table.rows]
     return pd.DataFrame(lines, columns=list(table.columns))
 
 
@@ -50,7 +51,8 @@ def heading(request: Mapping[str, Any], table: pd.DataFrame) -> str:
         request: of the probe, as in a sidecar.
         table: its values or differences.
     """
-    modality, images = modality_of(table["tokens"]), int(table["images"].max())
+    modality = modality_of(table["tokens"], data=request.get("data", ""))
+    images = int(table["images"].max())
     view = request.get("view", {})
     intervals, units = table["ci_low"].notna().any(), modality.plural
     parts = [

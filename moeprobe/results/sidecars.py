@@ -1,8 +1,9 @@
 """The sidecar of a finished run, ``table.json``, as it may come from somebody else: read within bounds, and checked."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -10,6 +11,9 @@ from moeprobe.errors import UserError
 from moeprobe.results.packed import find_run
 from moeprobe.runtime.filenames import FINISHED
 from moeprobe.runtime.files import read_json
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class _Part(BaseModel):
@@ -76,10 +80,22 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
         _Sidecar.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"]) or "all of it"
+        location = ".".join(str(part) for part in problem["loc"]) or "all of it"
         raise UserError(
-            f"{path} is not as moeprobe wrote it: {place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; run its "
-            "command again with --overwrite."
+            f"{path} is not as moeprobe wrote it: {location}: {problem['msg'][:1].lower()}{problem['msg'][1:]}; "
+            "run its command again with --overwrite."
         ) from None
     assert isinstance(content, dict)
     return content
+
+
+def check_names(path: Path, table: "DataFrame", sidecar: Mapping[str, Any]) -> None:
+    """Raise ``UserError`` if a table of values is about checkpoints that the sidecar beside it does not name."""
+    named = sidecar.get("checkpoints", {})
+    names = [name for column in ("checkpoint", "reference") if column in table for name in table[column]]
+    unknown = next((name for name in names if name not in named), None)
+    if unknown is not None:
+        raise UserError(
+            f"{path} is about {unknown!r}, which {FINISHED} does not name; restore the file, or run the probe again "
+            "with --overwrite."
+        )

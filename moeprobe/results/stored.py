@@ -1,8 +1,7 @@
 """The sums per image of a run, in memory or in files, read cell by cell and block by block.
 
 ``images.parquet`` holds the cells of a run one after the other, in row groups of one cell and at most ``GROUP`` images
-each. What needs all images of a cell at once reads the ``whole`` of it; what must not, since there may be any number of
-them, reads its ``blocks``.
+each. ``load_all`` reads all images of a cell at once; ``blocks`` reads some at a time, since there may be any number.
 """
 
 import json
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from moeprobe.errors import UserError
 from moeprobe.results.stored_cell import KEYS, Group, Rows, StoredCell, in_order, opened
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import NOTE, concatenate, open_writer, rows_of_cells
@@ -21,13 +21,15 @@ from moeprobe.runtime.files import atomic_file, version_of
 from moeprobe.runtime.parquet import check_size
 from moeprobe.runtime.processes import usable
 
+# Columns of names; all others are of numbers.
+_TEXTS = ("checkpoint", "layer", "router", "view", "tokens", "image_id")
 # Images of a row group.
 GROUP = 4096
 # Rows whose statistics one process computes: of fewer, starting others would take as long.
 _ALONE = 20_000
 
 
-class Stored:
+class SumsStore:
     """The sums of a run, cell by cell, in the order in which the cells first came.
 
     Args:
@@ -38,10 +40,12 @@ class Stored:
     def __init__(self, cells: Iterable[StoredCell], *, keep: Sequence[object] = ()) -> None:
         self._cells: dict[object, StoredCell] = {}
         self._keep = keep
-        for one in cells:
-            key = one.checkpoint, one.cell.key()
+        for cell_sums in cells:
+            key = cell_sums.checkpoint, cell_sums.cell.key()
             before = self._cells.get(key)
-            self._cells[key] = one if before is None else replace(before, pieces=before.pieces + one.pieces)
+            self._cells[key] = (
+                cell_sums if before is None else replace(before, chunks=before.chunks + cell_sums.chunks)
+            )
 
     def __iter__(self) -> Iterator[StoredCell]:
         return iter(self._cells.values())
@@ -49,12 +53,12 @@ class Stored:
     @property
     def num_rows(self) -> int:
         """Rows of all cells."""
-        return sum(one.num_images for one in self)
+        return sum(cell.num_images for cell in self)
 
     @property
     def layers(self) -> list[str]:
         """The layers that there are sums of."""
-        return list(dict.fromkeys(one.cell.layer for one in self if one.cell.layer))
+        return list(dict.fromkeys(cell.cell.layer for cell in self if cell.cell.layer))
 
     @property
     def processes(self) -> int:
@@ -63,64 +67,64 @@ class Stored:
 
     def table(self) -> pa.Table:
         """Return all sums as one table: cell by cell, images in the order of their names."""
-        return concatenate([_sorted(concatenate([piece.table() for piece in one.pieces])) for one in self])
+        return concatenate([_sorted(concatenate([chunk.table() for chunk in cell.chunks])) for cell in self])
 
-    def where(self, wanted: Callable[[StoredCell], bool]) -> "Stored":
+    def select(self, predicate: Callable[[StoredCell], bool]) -> "SumsStore":
         """Return the cells that are wanted."""
-        return Stored((one for one in self if wanted(one)), keep=(self,))
+        return SumsStore((cell for cell in self if predicate(cell)), keep=(self,))
 
-    def renamed(self, names: Mapping[str, str]) -> "Stored":
+    def renamed(self, names: Mapping[str, str]) -> "SumsStore":
         """Return the sums with their checkpoints called by other names."""
-        return Stored((replace(one, checkpoint=names[one.checkpoint]) for one in self), keep=(self,))
+        return SumsStore((replace(cell, checkpoint=names[cell.checkpoint]) for cell in self), keep=(self,))
 
-    def places(self) -> list[list[StoredCell]]:
-        """Return the cells of each place (layer, view, severity, draw, tokens), one of each checkpoint."""
-        by_place: dict[object, list[StoredCell]] = {}
-        for one in self:
-            by_place.setdefault(one.cell.place(), []).append(one)
-        return list(by_place.values())
+    def sites(self) -> list[list[StoredCell]]:
+        """Return the cells of each site (layer, view, severity, draw, tokens), one of each checkpoint."""
+        by_site: dict[object, list[StoredCell]] = {}
+        for cell in self:
+            by_site.setdefault(cell.cell.site(), []).append(cell)
+        return list(by_site.values())
 
-    def with_draws_together(self, *, lists: tuple[str, ...], keep_single: bool = False) -> "Stored":
+    def pool_draws(self, *, lists: tuple[str, ...], keep_single: bool = False) -> "SumsStore":
         """Return the sums with those of an image's draws put together: added up, but for lists of trials.
 
         Cells without draws stay as they are; with ``keep_single`` the single draws stay too, after their pool.
         ``lists``: beginnings of the columns that hold an entry per trial (``metrics.base.trial_lists``).
         """
-        drawn = [one for one in self if one.cell.draw]
+        single_draws = [cell for cell in self if cell.cell.draw]
         by_cell: dict[object, list[StoredCell]] = {}
-        for one in drawn:
-            by_cell.setdefault((one.checkpoint, replace(one.cell, draw=0).key()), []).append(one)
+        for cell in single_draws:
+            by_cell.setdefault((cell.checkpoint, replace(cell.cell, draw=0).key()), []).append(cell)
         pools = [
             StoredCell(
                 draws[0].checkpoint,
                 replace(draws[0].cell, draw=0),
-                tuple(piece for draw in draws for piece in draw.pieces),
+                tuple(chunk for draw in draws for chunk in draw.chunks),
                 lists,
                 len(draws),
             )
             for draws in by_cell.values()
         ]
-        rest = [one for one in self if not one.cell.draw]
-        return Stored([*pools, *rest, *(drawn if keep_single else [])], keep=(self,))
+        without_draws = [cell for cell in self if not cell.cell.draw]
+        return SumsStore([*pools, *without_draws, *(single_draws if keep_single else [])], keep=(self,))
 
 
-def together(parts: Iterable[Stored]) -> Stored:
+def concat(parts: Iterable[SumsStore]) -> SumsStore:
     """Return the disjoint union of sums."""
     parts = list(parts)
-    return Stored((one for part in parts for one in part), keep=parts)
+    return SumsStore((cell for part in parts for cell in part), keep=parts)
 
 
-def of_table(images: pa.Table) -> Stored:
+def of_table(images: pa.Table) -> SumsStore:
     """Return the sums of a table in memory."""
     if images.num_rows == 0:
-        return Stored(())
-    return Stored(
+        return SumsStore(())
+    return SumsStore(
         StoredCell(checkpoint, cell, (Rows(images, rows),))
         for checkpoint, cell, rows in rows_of_cells(images)
     )
 
 
-def of_file(path: Path) -> Stored:
+def of_file(path: Path) -> SumsStore:
     """Return the sums of a file; those of a file whose row groups hold several cells are read.
 
     Raises:
@@ -132,6 +136,7 @@ def of_file(path: Path) -> Stored:
     file = opened(path, version)
     schema = file.schema_arrow.remove_metadata()
     check_size(path, file.metadata, whole=False)
+    _check_columns(path, schema)
     cells = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
@@ -143,30 +148,53 @@ def of_file(path: Path) -> Stored:
         cells.append(
             StoredCell(checkpoint, Cell(*cell), (Group(path, version, number, group.num_rows, schema),))
         )
-    return Stored(cells)
+    return SumsStore(cells)
 
 
-def write(path: Path, stored: Stored, *, note: Mapping[str, Any] | None = None) -> None:
+def has_columns(path: Path) -> bool:
+    """Whether a file of sums per image was written by a run that measured something."""
+    return bool(opened(path, version_of(path)).schema_arrow.names)
+
+
+def _check_columns(path: Path, schema: pa.Schema) -> None:
+    """Raise ``UserError`` unless columns are those that a run writes: keys, whole numbers, doubles, lists of these."""
+    lacking = [name for name in (*KEYS, "image_id") if name not in schema.names]
+    # A run that measured nothing wrote no columns at all (see ``write``).
+    if lacking and schema.names:
+        raise UserError(f"{path} lacks the column {lacking[0]} of sums per image; run the probe again.")
+    for field in schema:
+        kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+        is_text = field.name in _TEXTS
+        is_allowed = (
+            pa.types.is_string(kind)
+            if is_text
+            else pa.types.is_signed_integer(kind) or pa.types.is_float64(kind)
+        )
+        if not is_allowed:
+            raise UserError(f"{path} holds {field.name} as {kind}, which no run writes; run the probe again.")
+
+
+def write(path: Path, stored: SumsStore, *, note: Mapping[str, Any] | None = None) -> None:
     """Write sums; a ``note`` (JSON) travels in the file's metadata.
 
     Row groups are of one cell each. Their bytes do not depend on how the sums came, as far as the order of the images
     is the same; up to ``GROUP`` images they do not depend on that either.
     """
-    schemas = {id(piece.schema): piece.schema for one in stored for piece in one.pieces}.values()
+    schemas = {id(chunk.schema): chunk.schema for cell in stored for chunk in cell.chunks}.values()
     schema = pa.unify_schemas(list(schemas)) if schemas else pa.schema([])
     schema = schema.with_metadata(None if note is None else {NOTE: json.dumps(note)})
     with atomic_file(path) as temporary, open_writer(temporary, schema) as writer:
-        for one in stored:
-            for group in _groups(one):
+        for cell in stored:
+            for group in _groups(cell):
                 full = pa.concat_tables([schema.empty_table(), _sorted(group)], promote_options="default")
                 writer.write_table(full.combine_chunks())
 
 
-def _groups(one: StoredCell) -> Iterator[pa.Table]:
+def _groups(cell: StoredCell) -> Iterator[pa.Table]:
     """Yield the images of a cell, ``GROUP`` at a time."""
     waiting: list[pa.Table] = []
-    for piece in one.pieces:
-        waiting.append(piece.table())
+    for chunk in cell.chunks:
+        waiting.append(chunk.table())
         while (rows := sum(part.num_rows for part in waiting)) >= GROUP:
             full = concatenate(waiting)
             yield full.slice(0, GROUP)
@@ -182,17 +210,17 @@ def _sorted(table: pa.Table) -> pa.Table:
 
 def _keys(group: Any, schema: pa.Schema) -> list[Any] | None:
     """Return what the sums of a row group are about; None where it holds several cells, or does not say."""
-    places = {group.column(place).path_in_schema: place for place in range(group.num_columns)}
+    indices = {group.column(index).path_in_schema: index for index in range(group.num_columns)}
     keys: list[Any] = []
     for name in KEYS:
-        about = group.column(places[name]).statistics if name in places else None
-        if about is None:
+        statistics = group.column(indices[name]).statistics if name in indices else None
+        if statistics is None:
             return None
-        if name == "severity" and about.null_count == group.num_rows:
+        if name == "severity" and statistics.null_count == group.num_rows:
             keys.append(float("nan"))
-        elif about.null_count or not about.has_min_max or about.min != about.max:
+        elif statistics.null_count or not statistics.has_min_max or statistics.min != statistics.max:
             return None
         else:
             # Parquet's least zero is -0.0.
-            keys.append(about.min + 0.0 if name == "severity" else about.min)
+            keys.append(statistics.min + 0.0 if name == "severity" else statistics.min)
     return keys

@@ -1,4 +1,4 @@
-"""The sums per image of one cell: pieces of it in memory or in files, read whole or block by block."""
+"""The sums per image of one cell: chunks of it in memory or in files, read whole or block by block."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,15 @@ KEYS = ("checkpoint", *CELL_COLUMNS)
 _OPEN = 16
 # Columns of an image that are the same in all its draws.
 _CONSTANT = ("label", EXPERTS)
+# Sums of how often experts are chosen.
+_LOADS = {"load", "balance"}
 
 
-class Piece(Protocol):
+class DamagedSumsError(UserError, ValueError):
+    """Sums per image contradict one another, which those of a run never do."""
+
+
+class SumsChunk(Protocol):
     """Some images of a cell."""
 
     @property
@@ -87,8 +93,8 @@ class Group:
 
     def table(self, *, keys: bool = True) -> pa.Table:
         """Return them with the columns that they have."""
-        about = opened(self.path, self.version).metadata.row_group(self.number)
-        columns = (about.column(place) for place in range(about.num_columns))
+        row_group = opened(self.path, self.version).metadata.row_group(self.number)
+        columns = (row_group.column(index) for index in range(row_group.num_columns))
         # Columns of other cells are empty here, and not read.
         left_out = {column.path_in_schema.split(".")[0] for column in columns if _is_empty(column)}
         left_out = left_out - set(KEYS) if keys else left_out | set(KEYS)
@@ -106,8 +112,8 @@ class Group:
 
 
 def _is_empty(column: Any) -> bool:
-    about = column.statistics
-    return about is not None and about.has_null_count and about.null_count == column.num_values
+    statistics = column.statistics
+    return statistics is not None and statistics.has_null_count and statistics.null_count == column.num_values
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class StoredCell:
     Attributes:
         checkpoint: its name.
         cell: what the sums are about.
-        pieces: its images, in the order in which they were measured; of several draws put together, one after the
+        chunks: its images, in the order in which they were measured; of several draws put together, one after the
             other for each draw.
         lists: beginnings of columns with an entry per trial, where draws are put together.
         draws: how many they are.
@@ -125,20 +131,20 @@ class StoredCell:
 
     checkpoint: str
     cell: Cell
-    pieces: tuple[Piece, ...]
+    chunks: tuple[SumsChunk, ...]
     lists: tuple[str, ...] = ()
     draws: int = 1
 
     @property
     def num_images(self) -> int:
         """How many images it holds."""
-        return sum(piece.num_rows for piece in self.pieces) // self.draws
+        return sum(chunk.num_rows for chunk in self.chunks) // self.draws
 
-    def whole(self) -> tuple[list[str], Arrays]:
+    def load_all(self) -> tuple[list[str], Arrays]:
         """Return the names of all images, in order, and their columns ``(n, ...)``.
 
         Raises:
-            AssertionError: an image occurs twice: shards must be disjoint and are never padded.
+            ValueError: an image occurs twice: shards must be disjoint and are never padded.
         """
         parts = list(self._parts())
         names = [name for part, _ in parts for name in part]
@@ -152,7 +158,7 @@ class StoredCell:
 
     def names(self) -> list[str]:
         """Return the names of the images as ``blocks`` yields them."""
-        return [name for piece in self._first_draw() for name in piece.names()]
+        return [name for chunk in self._first_draw() for name in chunk.names()]
 
     def blocks(self) -> Iterator[tuple[slice, Arrays]]:
         """Yield the columns of some images at a time, and which of ``names`` these are."""
@@ -166,33 +172,44 @@ class StoredCell:
                 )
             start += len(names)
 
-    def _first_draw(self) -> Sequence[Piece]:
-        return self.pieces[: len(self.pieces) // self.draws]
+    def _first_draw(self) -> Sequence[SumsChunk]:
+        return self.chunks[: len(self.chunks) // self.draws]
 
     def _parts(self) -> Iterator[tuple[list[str], Arrays]]:
-        """Yield names and columns, piece by piece."""
+        """Yield names and columns, chunk by chunk."""
         each = len(self._first_draw())
         for number in range(each):
-            drawn = [self._decoded(self.pieces[draw * each + number]) for draw in range(self.draws)]
-            names, first = drawn[0]
-            assert all(also == names for also, _ in drawn), "draws are of different images"
+            decoded = [self._decoded(self.chunks[draw * each + number]) for draw in range(self.draws)]
+            names, first = decoded[0]
+            if any(also != names for also, _ in decoded) or len(self.chunks) % self.draws:
+                raise DamagedSumsError(
+                    f"The random draws of {self.checkpoint} are of different images; run the probe again with "
+                    "--overwrite."
+                )
             if self.draws == 1:
                 yield names, first
             else:
-                yield names, {name: self._together(name, [part[name] for _, part in drawn]) for name in first}
+                yield (
+                    names,
+                    {name: self._together(name, [part[name] for _, part in decoded]) for name in first},
+                )
 
     def _together(self, name: str, columns: list[NDArray[np.generic]]) -> NDArray[np.generic]:
         if name in _CONSTANT:
             return columns[0]
         return np.concatenate(columns, axis=1) if name.startswith(self.lists) else np.sum(columns, axis=0)
 
-    def _decoded(self, piece: Piece) -> tuple[list[str], Arrays]:
-        table = piece.table(keys=False)
+    def _decoded(self, chunk: SumsChunk) -> tuple[list[str], Arrays]:
+        table = chunk.table(keys=False)
         columns = {
             name: _to_numpy(name, table[name], self.cell.top_k)
             for name in table.column_names
             if name not in (*KEYS, "image_id") and table[name].null_count == 0
         }
+        for name in _LOADS & columns.keys():
+            # Runs from before all choices were counted have the first alone.
+            if (self.cell.top_k or 0) > 1 and not columns.keys() & {f"{name}_any", f"{name}_of_sets"}:
+                columns[f"{name}_of_first"] = np.ones(table.num_rows, dtype=bool)
         return table["image_id"].to_pylist(), columns
 
 
@@ -200,12 +217,16 @@ def in_order(names: Sequence[str]) -> NDArray[np.int64]:
     """Return the rows of the names in ascending order.
 
     Raises:
-        AssertionError: a name occurs twice.
+        ValueError: a name occurs twice.
     """
     array = np.asarray(names, dtype=object)
     order = np.argsort(array, kind="stable")
     ordered = array[order]
-    assert not (ordered[1:] == ordered[:-1]).any(), "an image was counted twice"
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise DamagedSumsError(
+            f"The image {repeated[0]!r} was counted twice; run the probe again with --overwrite."
+        )
     return order
 
 

@@ -1,7 +1,7 @@
 """From sums per image to the lines of a table: values, intervals, and paired differences between checkpoints."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,17 +9,23 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.metrics.base import trial_lists
+from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.stats.linearized import Name
-from moeprobe.metrics.stats.replicates import Replicates
-from moeprobe.results.stored import Stored
+from moeprobe.metrics.stats.replicates import SCORE, Replicates, with_observations
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.sums import Cell
 from moeprobe.results.tables import FLOORS, frame
-from moeprobe.results.values import Analyses, Valuation, Values
+from moeprobe.results.values import Analyses, CellValues, Evaluator
 from moeprobe.routing.finite import COLUMN
 from moeprobe.runtime import processes
 
-# By the number of the cell in its place: lines of its values, and those of its differences.
+# What a line is of, until the whole table is there; no column.
+_REPLICATES = "replicates"
+_NONE = np.empty(0)
+# Cells that a design effect is read off, at least.
+_FEWEST_CELLS = 2
+# By the number of the cell in its site: lines of its values, and those of its differences.
 _Lines = tuple[dict[int, list[dict[str, Any]]], dict[int, list[dict[str, Any]]]]
 
 
@@ -37,45 +43,81 @@ class About:
 
 
 def summarize(
-    images: Stored, *, analyses: Analyses, about: About
+    images: SumsStore, *, analyses: Analyses, run_info: About
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return the table of a run and, with two or more checkpoints, the paired differences from the first.
 
     Where there are random draws, all of them together come first, then each by itself.
 
     Everything is taken in the order of the image names and with resamples that belong to (seed, resample), so the
-    same sums give the same bytes. One place (layer, view, severity, draw, tokens) is held at a time, in each of
-    ``Stored.processes``.
+    same sums give the same bytes. One site (layer, view, severity, draw, tokens) is held at a time, in each of
+    ``SumsStore.processes``.
     """
-    stored = images.with_draws_together(lists=trial_lists(analyses), keep_single=True)
-    order = {id(one): number for number, one in enumerate(stored)}
-    checkpoints = list(dict.fromkeys(one.checkpoint for one in stored))
+    stored = images.pool_draws(lists=trial_lists(analyses), keep_single=True)
+    order = {id(cell): number for number, cell in enumerate(stored)}
+    checkpoints = list(dict.fromkeys(cell.checkpoint for cell in stored))
     paired = len(checkpoints) > 1
-    value = Valuation(analyses, aligned=about.aligned, seed=about.seed, paired=paired)
-    places = stored.places()
+    value = Evaluator(analyses, aligned=run_info.aligned, seed=run_info.seed, paired=paired)
+    sites = stored.sites()
 
     def lines_of(number: int) -> _Lines:
-        return _lines_of(places[number], value, checkpoints[0], about)
+        return _lines_of(sites[number], value, checkpoints[0], run_info)
 
     rows: dict[int, list[dict[str, Any]]] = {}
     differences: dict[int, list[dict[str, Any]]] = {}
-    spread = processes.spread(lines_of, len(places), processes=stored.processes)
-    for place, (found, different) in zip(places, spread, strict=True):
-        rows |= {order[id(place[at])]: lines for at, lines in found.items()}
-        differences |= {order[id(place[at])]: lines for at, lines in different.items()}
-    table = frame([line for number in sorted(rows) for line in rows[number]])
+    spread = processes.spread(lines_of, len(sites), processes=stored.processes)
+    for site, (line_values, different) in zip(sites, spread, strict=True):
+        rows |= {order[id(site[at])]: lines for at, lines in line_values.items()}
+        differences |= {order[id(site[at])]: lines for at, lines in different.items()}
+    table = frame(_unseen([line for number in sorted(rows) for line in rows[number]]))
     if not paired:
         return table, None
     lines = [line for number in sorted(differences) for line in differences[number]]
     return table, frame(lines, comparison=True)
 
 
-def _lines_of(place: Sequence[StoredCell], value: Valuation, reference: str, about: About) -> _Lines:
-    """Return the lines of the cells of a place, and those of their differences from that of the reference."""
-    valued = [value(one) for one in place]
+def _unseen(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of a run; shares of 0 or 1 have intervals by the design effect that others of their metric have.
+
+    The effect is the mean of at least two other cells, of the same kind of tokens, weighted by what was seen in them:
+    a match lends it to its kappa. It grows with the trials of an image, so pooled draws lend to pooled draws alone,
+    and what is counted for one expert to others of one expert.
+    """
+    effects: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for line in lines:
+        number = line[_REPLICATES]
+        if np.isfinite(number.effect):
+            weight = number.trials * min(number.point, 1 - number.point)
+            effects.setdefault(_lender(line, line["metric"]), []).append((number.effect, weight))
+    for line in lines:
+        number, known_effects = (
+            line[_REPLICATES],
+            effects.get(_lender(line, line["metric"].removesuffix(KAPPA)), []),
+        )
+        if line["interval"] == SCORE and number.bounds is not None and len(known_effects) >= _FEWEST_CELLS:
+            effect = float(
+                np.average(
+                    [cell_effect for cell_effect, _ in known_effects],
+                    weights=[weight for _, weight in known_effects],
+                )
+            )
+            interval = with_observations(number, effect).interval()
+            line |= {"ci_low": interval.low, "ci_high": interval.high}
+    return lines
+
+
+def _lender(line: Mapping[str, Any], metric: str) -> tuple[Any, ...]:
+    """Return what cells share that have one design effect."""
+    return metric, line["tokens"], pd.isna(line["draw"]), pd.isna(line["expert"])
+
+
+def _lines_of(site: Sequence[StoredCell], value: Evaluator, reference: str, run_info: About) -> _Lines:
+    """Return the lines of the cells of a site, and those of their differences from that of the reference."""
+    valued = [value(cell) for cell in site]
     rows = {
         at: [
-            row(about, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
+            row(run_info, values.checkpoint, values.cell, name, replicates, not_finite=values.not_finite)
+            | {_REPLICATES: replace(replicates, values=_NONE, influence=None)}
             for name, replicates in values.numbers.items()
         ]
         for at, values in enumerate(valued)
@@ -83,10 +125,12 @@ def _lines_of(place: Sequence[StoredCell], value: Valuation, reference: str, abo
     first = next((values for values in valued if values.checkpoint == reference), None)
     if first is None:
         return rows, {}
-    return rows, {at: _from(first, values, about) for at, values in enumerate(valued) if values is not first}
+    return rows, {
+        at: _from(first, values, run_info) for at, values in enumerate(valued) if values is not first
+    }
 
 
-def _from(reference: Values, values: Values, about: About) -> list[dict[str, Any]]:
+def _from(reference: CellValues, values: CellValues, run_info: About) -> list[dict[str, Any]]:
     """Return the lines of the differences of a cell from that of the reference."""
     if values.cell.view in FLOORS:
         return []  # arithmetic, not routing
@@ -97,7 +141,7 @@ def _from(reference: Values, values: Values, about: About) -> list[dict[str, Any
         )
     return [
         row(
-            about,
+            run_info,
             values.checkpoint,
             values.cell,
             name,
@@ -112,7 +156,7 @@ def _from(reference: Values, values: Values, about: About) -> list[dict[str, Any
 
 
 def row(
-    about: About,
+    run_info: About,
     checkpoint: str,
     cell: Cell,
     name: Name,
@@ -121,14 +165,14 @@ def row(
     not_finite: bool = False,
 ) -> dict[str, Any]:
     """Return the line of one value (or difference), by the names of ``columns.COLUMNS``."""
-    found = replicates.interval()
+    interval = replicates.interval()
     return {
-        "run": about.run,
+        "run": run_info.run,
         "checkpoint": checkpoint,
-        "group": about.groups.get(checkpoint, ""),
-        "train_seed": about.train_seeds.get(checkpoint),
-        "dataset": about.dataset,
-        "split": about.split,
+        "group": run_info.groups.get(checkpoint, ""),
+        "train_seed": run_info.train_seeds.get(checkpoint),
+        "dataset": run_info.dataset,
+        "split": run_info.split,
         "layer": cell.layer,
         "router": cell.router,
         "top_k": cell.top_k or None,
@@ -140,13 +184,13 @@ def row(
         "null": name[1],
         "expert": name[2],
         "expert_b": name[3],
-        "value": found.value,
-        "ci_low": found.low,
-        "ci_high": found.high,
-        "interval": found.method,
+        "value": interval.value,
+        "ci_low": interval.low,
+        "ci_high": interval.high,
+        "interval": interval.method,
         "images": replicates.images,
         "trials": replicates.trials,
-        "seed": about.seed,
+        "seed": run_info.seed,
         # Above all others: what else there is to say is said of the images that are left.
-        "flag": COLUMN if not_finite else found.flag,
+        "flag": COLUMN if not_finite else interval.flag,
     }

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """What a set of sums is about; empty where it is about none (an output has no layer, a pair no severity).
+
+    Cells are compared by ``key``, since a missing severity (NaN) does not equal itself.
 
     ``draw`` is 1, 2, … where there are several random draws; 0 = there are none, or all of them together.
     ``top_k``: the experts that a token chooses, 0 where tokens do not choose.
@@ -27,12 +29,18 @@ class Cell:
     draw: int = 0
     tokens: str = ""
 
+    def __eq__(self, other: object) -> bool:
+        return self.key() == other.key() if isinstance(other, Cell) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
     def key(self) -> tuple[object, ...]:
-        """Return a key that is equal for equal cells (a missing severity is no number, and equals nothing)."""
+        """Return the fields with None for a missing severity: equal for equal cells, and stable in a table."""
         severity = None if np.isnan(self.severity) else self.severity
         return (self.layer, self.router, self.top_k, self.view, severity, self.draw, self.tokens)
 
-    def place(self) -> tuple[object, ...]:
+    def site(self) -> tuple[object, ...]:
         """Return what cells of two checkpoints must share to be compared; their routers may differ."""
         return replace(self, router="", top_k=0).key()
 
@@ -49,12 +57,13 @@ class CellSums:
         """Return image names and columns ``(n, ...)`` in the order of the names.
 
         Raises:
-            AssertionError: an image occurs twice: shards must be disjoint and are never padded.
+            ValueError: an image occurs twice: shards must be disjoint and are never padded.
         """
         names = np.concatenate(self.image_ids)
         order = np.argsort(names, kind="stable")
         names = names[order]
-        assert len(np.unique(names)) == len(names), "an image was counted twice"
+        if (names[1:] == names[:-1]).any():
+            raise ValueError(f"An image was counted twice in {self.cell}.")
         joined = {
             name: np.concatenate([chunk[name] for chunk in self.columns])[order] for name in self.columns[0]
         }
@@ -65,24 +74,32 @@ class Accumulator:
     """All cells of one checkpoint's run."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[object, ...], CellSums] = {}
+        self._cells: dict[Cell, CellSums] = {}
 
     def add(self, cell: Cell, image_ids: Iterable[str], columns: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add the sums of some images to a cell; whole numbers or float64, the same columns each time."""
+        """Add the sums of some images to a cell.
+
+        Raises:
+            ValueError: a column has another length than ``image_ids``, or holds neither whole numbers nor float64; or
+                the columns are not those of the cell's other images.
+        """
         names = np.asarray(list(image_ids), dtype=np.str_)
-        assert all(len(column) == len(names) for column in columns.values()), cell
-        assert all(column.dtype.kind == "i" or column.dtype == np.float64 for column in columns.values()), (
-            cell
-        )
-        sums = self._cells.setdefault(cell.key(), CellSums(cell))
-        assert not sums.columns or sums.columns[0].keys() == columns.keys(), cell
+        for name, column in columns.items():
+            if len(column) != len(names):
+                raise ValueError(f"{name} has {len(column)} rows for {len(names)} images in {cell}.")
+            if column.dtype.kind != "i" and column.dtype != np.float64:
+                raise ValueError(f"{name} is {column.dtype}, neither whole numbers nor float64, in {cell}.")
+        sums = self._cells.setdefault(cell, CellSums(cell))
+        if sums.columns and sums.columns[0].keys() != columns.keys():
+            odd = ", ".join(sorted(sums.columns[0].keys() ^ columns.keys()))
+            raise ValueError(f"Not all images of {cell} have the columns {odd}.")
         sums.image_ids.append(names)
         sums.columns.append(columns)
 
-    def merge(self, other: "Accumulator") -> "Accumulator":
+    def merge(self, accumulator: "Accumulator") -> "Accumulator":
         """Return the union of two disjoint sets of images."""
         merged = Accumulator()
-        for source in (self, other):
+        for source in (self, accumulator):
             for sums in source._cells.values():
                 for names, columns in zip(sums.image_ids, sums.columns, strict=True):
                     merged.add(sums.cell, names.tolist(), columns)

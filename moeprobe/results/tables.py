@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moeprobe.metrics.reading_order import agreement
-from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS
+from moeprobe.metrics.reading_order import agreement, set_match
+from moeprobe.results.columns import COLUMNS, COMPARISON_COLUMNS, WHOLE
 from moeprobe.results.sums import Accumulator, Cell
 
 # The view of a clean image run again unchanged: in the same batch; in halves of it; in a narrower dtype.
@@ -94,14 +94,14 @@ def open_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, schema, **packing)
 
 
-def _leaves(schema: pa.Schema, wanted: Callable[[pa.DataType], bool]) -> list[str]:
+def _leaves(schema: pa.Schema, predicate: Callable[[pa.DataType], bool]) -> list[str]:
     """Return the columns of a file, as Parquet names those in lists, whose values are of a wanted type."""
     fields = [(field.name, field.type) for field in schema]
     leaves = [
         (f"{name}.list.element", kind.value_type) if pa.types.is_list(kind) else (name, kind)
         for name, kind in fields
     ]
-    return [name for name, kind in leaves if wanted(kind)]
+    return [name for name, kind in leaves if predicate(kind)]
 
 
 def read_note(path: Path) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def frame(rows: list[dict[str, Any]], *, comparison: bool = False, judged: bool 
     if judged:
         names += [name for name in COMPARISON_COLUMNS if name not in names]
     # Numbers of draws and experts stay whole where most lines are about none.
-    return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(("draw", "expert", "expert_b"), "Int64"))
+    return pd.DataFrame(rows, columns=names).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
 def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -128,6 +128,11 @@ def with_rows(table: pd.DataFrame, rows: list[dict[str, Any]]) -> pd.DataFrame:
 def agreement_of(table: pd.DataFrame) -> str:
     """Return the agreement that is read first of a table: the first one that all its checkpoints have."""
     return agreement(zip(table["checkpoint"], table["metric"], strict=True))
+
+
+def set_match_of(table: pd.DataFrame) -> str:
+    """Return the match of the sets that process tokens, which all checkpoints of a table have; empty without one."""
+    return set_match(zip(table["checkpoint"], table["metric"], strict=True))
 
 
 def by_first_seen(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from moeprobe.metrics.base import Analysis, Columns
 from moeprobe.metrics.declaration import Estimator
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import share_equal
+from moeprobe.metrics.stats.chance.levels import share_equal
 from moeprobe.metrics.stats.linearized import Name
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.metrics.stats.statistic import is_linear
@@ -31,7 +31,7 @@ _PER_EXPERT = ("weight_reference", "churn_reference", "load")
 
 
 @dataclass(frozen=True)
-class Values:
+class CellValues:
     """One cell of one checkpoint.
 
     Attributes:
@@ -53,7 +53,7 @@ class Values:
     num_experts: int | None
 
 
-class Valuation:
+class Evaluator:
     """How cells are valued in one run.
 
     Args:
@@ -82,86 +82,104 @@ class Valuation:
         self._keep, self._paired = influences or paired, paired
         self._bootstraps: dict[int, Bootstrap] = {}
 
-    def __call__(self, stored: StoredCell) -> Values:
+    def __call__(self, stored: StoredCell) -> CellValues:
         """Return the numbers of one cell."""
         resampled = stored.num_images <= self._largest
         return self._resampled(stored) if resampled else self._linearized(stored)
 
-    def _resampled(self, stored: StoredCell) -> Values:
-        names, columns = stored.whole()
-        known = self._estimators(columns)
-        share_equal([one.statistic for one in known])
+    def _resampled(self, stored: StoredCell) -> CellValues:
+        names, columns = stored.load_all()
+        all_estimators = self._estimators(columns)
+        share_equal([estimator.statistic for estimator in all_estimators])
         bootstrap = self._bootstraps.setdefault(len(names), Bootstrap(len(names), seed=self._seed))
-        resampled = [one for one in known if not is_linear(one.statistic)]
-        asked = [(one.statistic, one.counted) for one in resampled]
-        values = iter(bootstrap.replicate(asked, paired=self._paired))
+        resampled = [estimator for estimator in all_estimators if not is_linear(estimator.statistic)]
+        requests = [(estimator.statistic, estimator.counted) for estimator in resampled]
+        values = iter(bootstrap.replicate(requests, paired=self._paired))
         numbers = [
-            linearized.of_all(one.statistic, one.counted) if is_linear(one.statistic) else next(values)
-            for one in known
+            linearized.of_all(estimator.statistic, estimator.counted)
+            if is_linear(estimator.statistic)
+            else next(values)
+            for estimator in all_estimators
         ]
-        influences = {one.key: one.statistic.influence() for one in known} if self._influences else {}
-        return Values(
+        influences = (
+            {estimator.key: estimator.statistic.influence() for estimator in all_estimators}
+            if self._influences
+            else {}
+        )
+        return CellValues(
             stored.checkpoint,
             stored.cell,
             names,
-            dict(zip([one.key for one in known], numbers, strict=True)),
+            dict(zip([estimator.key for estimator in all_estimators], numbers, strict=True)),
             influences,
             not_finite(columns),
             _num_experts(columns),
         )
 
-    def _linearized(self, stored: StoredCell) -> Values:
+    def _linearized(self, stored: StoredCell) -> CellValues:
         names = stored.names()
         order = in_order(names)
-        seen: dict[str, bool | int | None] = {"left out": False, "experts": None}
+        flags: dict[str, bool | int | None] = {"left out": False, "experts": None}
 
         def blocks() -> Iterator[tuple[slice, Arrays]]:
             for rows, columns in stored.blocks():
-                seen["left out"] = seen["left out"] or not_finite(columns)
-                seen["experts"] = seen["experts"] or _num_experts(columns)
+                flags["left out"] = flags["left out"] or not_finite(columns)
+                flags["experts"] = flags["experts"] or _num_experts(columns)
                 yield rows, columns
 
-        additive, others = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
+        additive, remaining = linearized.linearize(blocks, len(names), self._estimators, keep=self._keep)
         numbers = {
-            name: one if one.influence is None else replace(one, influence=one.influence[order])
-            for name, one in additive.items()
+            name: replicates
+            if replicates.influence is None
+            else replace(replicates, influence=replicates.influence[order])
+            for name, replicates in additive.items()
         }
-        if others:
-            numbers |= self._of_some(stored, order, others)
-        return Values(
+        if remaining:
+            numbers |= self._of_sample(stored, order, remaining)
+        return CellValues(
             stored.checkpoint,
             stored.cell,
             [names[row] for row in order],
             numbers,
-            {name: one.influence for name, one in numbers.items() if one.influence is not None},
-            bool(seen["left out"]),
-            None if seen["experts"] is None else int(seen["experts"]),
+            {
+                name: replicates.influence
+                for name, replicates in numbers.items()
+                if replicates.influence is not None
+            },
+            bool(flags["left out"]),
+            None if flags["experts"] is None else int(flags["experts"]),
         )
 
-    def _of_some(
-        self, stored: StoredCell, order: NDArray[np.int64], wanted: set[Name]
+    def _of_sample(
+        self, stored: StoredCell, order: NDArray[np.int64], names: set[Name]
     ) -> dict[Name, Replicates]:
         """Return numbers of the largest number of images that is resampled, chosen among the names in ``order``."""
         size = len(order)
-        chosen = np.sort(generator(self._seed, "some").choice(size, self._largest, replace=False))
-        place = np.full(size, -1)
-        place[order[chosen]] = np.arange(len(chosen))
-        parts, places = [], []
+        sampled = np.sort(generator(self._seed, "some").choice(size, self._largest, replace=False))
+        position = np.full(size, -1)
+        position[order[sampled]] = np.arange(len(sampled))
+        parts, positions = [], []
         for rows, columns in stored.blocks():
-            here = np.flatnonzero(place[rows] >= 0)
-            parts.append({name: values[here] for name, values in columns.items()})
-            places.append(place[rows][here])
-        back = np.argsort(np.concatenate(places))
-        some = {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+            rows_here = np.flatnonzero(position[rows] >= 0)
+            parts.append({name: values[rows_here] for name, values in columns.items()})
+            positions.append(position[rows][rows_here])
+        back = np.argsort(np.concatenate(positions))
+        sample_columns = {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
         return {
-            one.key: linearized.embed(linearized.of_all(one.statistic, one.counted), chosen, size)
-            for one in self._estimators(some)
-            if one.key in wanted
+            estimator.key: linearized.embed(
+                linearized.of_all(estimator.statistic, estimator.counted), sampled, size
+            )
+            for estimator in self._estimators(sample_columns)
+            if estimator.key in names
         }
 
     def _estimators(self, columns: Columns) -> list[Estimator]:
-        known = estimators(columns, self._analyses, aligned=self._aligned)
-        return known if self._experts else [one for one in known if one.expert is None]
+        all_estimators = estimators(columns, self._analyses, aligned=self._aligned)
+        return (
+            all_estimators
+            if self._experts
+            else [estimator for estimator in all_estimators if estimator.expert is None]
+        )
 
 
 def estimators(columns: Columns, analyses: Analyses, *, aligned: bool) -> list[Estimator]:

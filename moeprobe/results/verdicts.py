@@ -12,9 +12,10 @@ MARGIN = 0.02
 
 # Images of a side were left out since their gates or scores are no numbers.
 NOT_FINITE = "not finite"
-UNJUDGED = ("few images", "no trials", "unstable", NOT_FINITE)
+UNJUDGED = ("few images", "no mismatch", "no trials", "unstable", NOT_FINITE)
 _FLAGS = {
     "collapsed": "collapsed",
+    "no_mismatch": "no mismatch",
     "no_trials": "no trials",
     "few_images": "few images",
     "unstable": "unstable",
@@ -70,7 +71,7 @@ def sentence(
     reference: str,
     margin: float,
     units: str = "images",
-    whole: bool = False,
+    whole_numbers: bool = False,
 ) -> str:
     """Return what a whole family comes to, each kind of verdict with its number of cells.
 
@@ -80,14 +81,14 @@ def sentence(
         reference: what with.
         margin: up to where a difference is called small.
         units: what is sampled.
-        whole: whether the values are whole numbers.
+        whole_numbers: whether the values are whole numbers.
     """
     words = Counter(line.judgement or line.verdict for line in lines)
     parts = []
     for word, times in words.most_common():
         these = [line for line in lines if (line.judgement or line.verdict) == word]
         share = "" if len(lines) == 1 else f" in {times} of {len(lines)} cells"
-        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole else 3)}")
+        parts.append(f"{word}{share}{_detail(word, these, margin, units, 0 if whole_numbers else 3)}")
     return f"{checkpoint} against {reference}: {'; '.join(parts)}."
 
 
@@ -102,9 +103,9 @@ def _detail(word: str, lines: Sequence[Line], margin: float, units: str, decimal
     if word == "no difference":
         return f" (all inside ±{margin:g})"
     if word == "cannot tell":
-        shown = [line.detectable for line in lines if line.detectable == line.detectable]
+        detectables = [line.detectable for line in lines if line.detectable == line.detectable]
         images = min(line.images for line in lines)
-        return f" ({images:,} {units} would have shown {_range(shown)})" if shown else ""
+        return f" ({images:,} {units} would have shown {_range(detectables)})" if detectables else ""
     return ""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moeprobe.inputs import geometry, regions
+from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.geometry import Correspondence
 from moeprobe.inputs.text_batches import TextBatch
@@ -72,8 +72,10 @@ def _without(pair: LayerPair, bad: Tensor) -> LayerPair:
 def _texts(
     batch: TextBatch, reference: LayerRouting, view: LayerRouting, view_index: int, *, aligned: bool
 ) -> LayerPair:
-    one, other = (batch.places(), batch.places()) if aligned else batch.partners(view_index)
-    first, second = (torch.from_numpy(side).to(view.gates.device) for side in (one, other))
+    reference_tokens, view_tokens = (
+        (batch.aligned_tokens(), batch.aligned_tokens()) if aligned else batch.partners(view_index)
+    )
+    first, second = (torch.from_numpy(side).to(view.gates.device) for side in (reference_tokens, view_tokens))
     ids = batch.views[0].ids.to(view.gates.device)
     return LayerPair(reference, view, first, second, aligned=aligned, token_ids=ids)
 
@@ -86,7 +88,7 @@ def _images(
     shows = (
         None
         if batch.foreground is None
-        else [regions.regions(batch.foreground[v], view.grid) for v in (0, view_index)]
+        else [geometry.regions(batch.foreground[v], view.grid) for v in (0, view_index)]
     )
     if aligned:
         region = None if shows is None else torch.from_numpy(shows[0]).to(device)
@@ -104,8 +106,8 @@ def _images(
     if shows is not None:
         # A slot is a patch of view 1: the one whose center was mapped.
         slot = np.where(pairs.view_first[:, None], pairs.view, pairs.reference).clip(0)
-        own = np.where(pairs.view_first[:, None], shows[1], shows[0])
-        region = torch.from_numpy(np.take_along_axis(own, slot, axis=1)).to(device)
+        region_of_patch = np.where(pairs.view_first[:, None], shows[1], shows[0])
+        region = torch.from_numpy(np.take_along_axis(region_of_patch, slot, axis=1)).to(device)
     return LayerPair(
         reference,
         view,

@@ -83,7 +83,7 @@ def settle_scores(
     """
     import torch
 
-    bad = torch.stack([scores_are_not(one) for one in logits if one is not None]).any(0)
+    bad = torch.stack([scores_are_not(scores) for scores in logits if scores is not None]).any(0)
     if not allow:
         refuse(bad, image_ids, checkpoint=checkpoint)
         return {}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PARTS = ("router", "experts", "attention", "rest")
 _EXPERTS = re.compile(r"experts?|local_experts")
+# Stacked biases, class and mask tokens, position embeddings: ``gate_up_proj_bias``, ``cls_token``, ``pos_embed``.
+_VECTORS = re.compile(r"(.*_)?bias(es)?|(.*_)?(token|pos_emb(ed)?|position_embeddings?|pos_embedding)")
 _ATTENTION = re.compile(r"(.*_)?(attn|attention)")
 
 
@@ -26,12 +28,12 @@ class Weight:
     Attributes:
         part: one of ``PARTS``.
         parameter: the parameter itself.
-        inputs: its axis that is multiplied with what comes in, from the end.
+        inputs: its axis that is multiplied with what comes in, from the end; None of vectors, which are added.
     """
 
     part: str
     parameter: nn.Parameter
-    inputs: int = -1
+    inputs: int | None = -1
 
 
 def weights_of(
@@ -59,20 +61,27 @@ def weights_of(
         Weight(
             inside.get(id(parameter)) or _by_name(path),
             parameter,
-            -2 if parameter.ndim == 3 and is_transposed(module) else -1,
+            _inputs(path.rpartition(".")[2], parameter, is_transposed=is_transposed(module)),
         )
         for path, module, parameter in _parameters(net)
         if parameter.is_floating_point()
     ]
 
 
+def _inputs(name: str, parameter: nn.Parameter, *, is_transposed: bool) -> int | None:
+    """Return the axis of the inputs; None of vectors, also where they are stacked or have an axis for the batch."""
+    if parameter.ndim < 2 or _VECTORS.fullmatch(name):
+        return None
+    return -2 if parameter.ndim == 3 and is_transposed else -1
+
+
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
     """Yield each parameter once, with its path and the module that has it."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     for path, module in net.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
+            if id(parameter) not in ids:
+                ids.add(id(parameter))
                 yield f"{path}.{name}", module, parameter
 
 

@@ -96,22 +96,22 @@ class LayerRouting:
     @cached_property
     def selected_mask(self) -> Tensor:
         """``(B, T, E)`` bool, which experts a token has by choice, before capacity, in no order."""
-        return self._marked(self.selected >= 0)
+        return self._mask(self.selected >= 0)
 
     @cached_property
     def processed_mask(self) -> Tensor:
         """``(B, T, E)`` bool, which experts process a token; all False where every expert gets a share of each."""
-        return self._marked(self.processed & (self.selected >= 0))
+        return self._mask(self.processed & (self.selected >= 0))
 
-    def selects_the_same(self, other: LayerRouting) -> Tensor:
+    def selects_the_same(self, view: LayerRouting) -> Tensor:
         """Return for which tokens ``(B, T)`` the same set of experts is selected, in whatever order."""
-        return (self.selected_mask == other.selected_mask).all(-1)
+        return (self.selected_mask == view.selected_mask).all(-1)
 
-    def processed_the_same(self, other: LayerRouting) -> Tensor:
+    def processed_the_same(self, view: LayerRouting) -> Tensor:
         """Return which tokens ``(B, T)`` are processed by the same set of experts."""
-        return (self.processed_mask == other.processed_mask).all(-1)
+        return (self.processed_mask == view.processed_mask).all(-1)
 
-    def _marked(self, which: Tensor) -> Tensor:
+    def _mask(self, which: Tensor) -> Tensor:
         import torch
 
         marks = torch.zeros(self.gates.shape, dtype=torch.int8, device=self.gates.device)
@@ -141,8 +141,8 @@ def order_choices(selected: Tensor, processed: Tensor, scores: Tensor) -> tuple[
     # Absent ones last already here: an expert may score minus infinity, and is chosen all the same.
     by_expert, order = selected.long().where(selected >= 0, num_experts).sort(dim=-1)
     absent = by_expert == num_experts
-    chosen = scores.gather(-1, by_expert.masked_fill(absent, 0)).masked_fill(absent, -torch.inf)
-    by_score = chosen.sort(dim=-1, descending=True, stable=True).indices
+    selected_scores = scores.gather(-1, by_expert.masked_fill(absent, 0)).masked_fill(absent, -torch.inf)
+    by_score = selected_scores.sort(dim=-1, descending=True, stable=True).indices
     experts = by_expert.masked_fill(absent, -1).gather(-1, by_score).to(torch.int16)
     return experts, processed.gather(-1, order.gather(-1, by_score))
 
@@ -167,11 +167,11 @@ def joined(parts: Sequence[RoutingTrace]) -> RoutingTrace:
         return parts[0]
     layers = {}
     for name, first in parts[0].layers.items():
-        both = [part.layers[name] for part in parts]
-        whole: dict[str, Any] = {
-            field: _cat([getattr(layer, field) for layer in both]) for field in PER_INPUT
+        records = [part.layers[name] for part in parts]
+        fields: dict[str, Any] = {
+            field: _cat([getattr(layer, field) for layer in records]) for field in PER_INPUT
         }
-        layers[name] = replace(first, **whole)
+        layers[name] = replace(first, **fields)
     return RoutingTrace(layers)
 
 
@@ -188,10 +188,10 @@ def split(trace: RoutingTrace, sizes: Sequence[int]) -> list[RoutingTrace]:
             )
     if len(sizes) == 1:
         return [trace]
-    found, start = [], 0
+    traces, start = [], 0
     for size in sizes:
         part = slice(start, start + size)
-        found.append(
+        traces.append(
             RoutingTrace(
                 {
                     name: replace(
@@ -207,7 +207,7 @@ def split(trace: RoutingTrace, sizes: Sequence[int]) -> list[RoutingTrace]:
             )
         )
         start += size
-    return found
+    return traces
 
 
 def _cat(values: Sequence[Tensor | None]) -> Tensor | None:

@@ -44,10 +44,10 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     kinds = get_args(annotation)
     if not isinstance(annotation, UnionType) or NoneType not in kinds:
         return annotation, False
-    rest = [kind for kind in kinds if kind is not NoneType]
-    kind = rest[0]
-    for other in rest[1:]:
-        kind = kind | other
+    kinds_left = [kind for kind in kinds if kind is not NoneType]
+    kind = kinds_left[0]
+    for alternative in kinds_left[1:]:
+        kind = kind | alternative
     return kind, True
 
 
@@ -83,11 +83,11 @@ def _of(kinds: Any, value: Any) -> Any:
 
 def _wholes(value: Any) -> list[float]:
     # As the command line reads them, 5.0 is 5; what is not whole is refused where it is known what is counted.
-    return [int(one) if float(one).is_integer() else one for one in _numbers(value)]
+    return [int(number) if float(number).is_integer() else number for number in _numbers(value)]
 
 
 def _numbers(value: Any) -> list[float]:
-    return [_number(one) for one in _many(value)]
+    return [_number(number) for number in _many(value)]
 
 
 def _many(value: Any) -> list[Any]:
@@ -96,11 +96,11 @@ def _many(value: Any) -> list[Any]:
 
 
 def _texts(value: Any) -> list[str]:
-    return [_text(one) for one in several(value)]
+    return [_text(text) for text in several(value)]
 
 
 def _files(value: Any) -> list[str | Path]:
-    return [_of((str, Path), one) for one in several(value)]
+    return [_of((str, Path), file) for file in several(value)]
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ from typing import Any
 
 from moeprobe.errors import UserError
 from moeprobe.runtime import plugins
-from moeprobe.runtime.likeness import nearest
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.suggestions import nearest
 
 # All that there are; those of further packages join when they are made.
 CATALOGS: "list[Catalog]" = []
@@ -43,12 +44,16 @@ class Catalog:
         base: name of the contract's class in the package's ``base``.
         others: what is in the package and is no plug-in, apart from ``base``, the contract, and from names with a
             leading underscore.
+        contract: module of that class; default: ``base`` in the package.
     """
 
-    def __init__(self, package: str, kind: str, *, base: str, others: Iterable[str] = ()) -> None:
+    def __init__(
+        self, package: str, kind: str, *, base: str, others: Iterable[str] = (), contract: str = ""
+    ) -> None:
         self.package = package
         self.kind = kind
         self.base = base
+        self.contract = contract or f"{package}.base"
         self._no_plugins = {"base", *others}
         CATALOGS.append(self)
 
@@ -71,31 +76,31 @@ class Catalog:
         """
         by_name: dict[str, Outside] = {}
         for source in plugins.sources():
-            for made in filter(self.takes, source.classes()):
-                name = plugin_name(made.__name__)
+            for plugin in filter(self.takes, source.classes()):
+                name = plugin_name(plugin.__name__)
                 if name in self.built_in():
                     raise UserError(
-                        f"{source.name} has a {self.kind} {name!r} (class {made.__name__}), and so has moeprobe; give "
-                        "the class another name."
+                        f"{source.name} has a {self.kind} {name!r} (class {plugin.__name__}), and so has moeprobe; "
+                        "give the class another name."
                     )
                 if name in by_name and by_name[name].source != source:
-                    other = by_name[name].source.name
+                    earlier = by_name[name].source.name
                     raise UserError(
-                        f"{other} and {source.name} both have a {self.kind} {name!r}; leave one out."
+                        f"{earlier} and {source.name} both have a {self.kind} {name!r}; leave one out."
                     )
-                if missing := _missing(made):
+                if missing := _missing(plugin):
                     raise UserError(
-                        f"The {self.kind} {made.__name__} of {source.name} does not say its {missing[0]}; see "
-                        f"{self.package}.base.{self.base}."
+                        f"The {self.kind} {plugin.__name__} of {source.name} does not say its {missing[0]}; see "
+                        f"{self.contract}.{self.base}."
                     )
-                by_name[name] = Outside(made, source)
+                by_name[name] = Outside(plugin, source)
         return by_name
 
-    def takes(self, made: type) -> bool:
+    def takes(self, plugin: type) -> bool:
         """Whether a class keeps to the contract; nothing is imported to find out."""
-        wanted = (f"{self.package}.base", self.base)
-        derived = any((one.__module__, one.__name__) == wanted for one in made.__mro__[1:])
-        return derived and not inspect.isabstract(made)
+        contract = (self.contract, self.base)
+        derived = any((base.__module__, base.__name__) == contract for base in plugin.__mro__[1:])
+        return derived and not inspect.isabstract(plugin)
 
     def built_in(self) -> list[str]:
         """Return the sorted names of the package's own plug-ins, without importing any."""
@@ -111,10 +116,10 @@ class Catalog:
         if name not in self.built_in():
             self.check(name)
             return self.outside()[name].made
-        made = getattr(importlib.import_module(f"{self.package}.{name}"), class_name(name), None)
-        if made is None:
+        plugin = getattr(importlib.import_module(f"{self.package}.{name}"), class_name(name), None)
+        if plugin is None:
             raise self._no_class(name)
-        return made
+        return plugin
 
     def check(self, name: str) -> None:
         """Raise what ``get`` raises, and import nothing of the package."""
@@ -168,21 +173,21 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def plugin_name(made: str) -> str:
+def plugin_name(class_name: str) -> str:
     """Return what the class of a plug-in is called by: ``PrcCrops`` -> ``prc_crops``."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", made).lower()
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
 
 
-def _missing(made: type) -> list[str]:
+def _missing(plugin: type) -> list[str]:
     """Return what the contracts declare of every class, and this one lacks."""
     declared = {
         name
-        for one in made.__mro__
-        if one.__module__.startswith("moeprobe.") and one.__module__.endswith(".base")
-        for name, annotation in inspect.get_annotations(one).items()
+        for base in plugin.__mro__
+        if base.__module__.startswith("moeprobe.") and base.__module__.endswith(".base")
+        for name, annotation in inspect.get_annotations(base).items()
         if "ClassVar" in str(annotation)
     }
-    return sorted(name for name in declared if not hasattr(made, name))
+    return sorted(name for name in declared if not hasattr(plugin, name))
 
 
 def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
@@ -196,13 +201,13 @@ def use_plugins(files: str | Path | Iterable[str | Path]) -> None:
     """
     with plugins.added([files] if isinstance(files, str | Path) else files):
         for source in plugins.sources():
-            if not any(catalog.takes(made) for made in source.classes() for catalog in CATALOGS):
+            if not any(catalog.takes(plugin) for plugin in source.classes() for catalog in CATALOGS):
                 for made in filter(inspect.isabstract, source.classes()):
                     lacking = ", ".join(sorted(getattr(made, "__abstractmethods__", ())))
                     raise UserError(
                         f"{source.name} holds no plug-in: its class {made.__name__} lacks {lacking}."
                     )
-                bases = ", ".join(f"{catalog.package}.base.{catalog.base}" for catalog in CATALOGS)
+                bases = ", ".join(f"{catalog.contract}.{catalog.base}" for catalog in CATALOGS)
                 raise UserError(
                     f"{source.name} holds no plug-in: no class in it is derived from one of {bases}."
                 )
@@ -226,10 +231,10 @@ def plugins_in(content: Any) -> list[dict[str, str]]:
 
 def check_plugins(what: Path, used: Any) -> None:
     """Raise ``UserError`` unless the plug-ins are known that ``plugins_in`` named when ``what`` was written."""
-    known = {source.label for source in plugins.sources()}
-    for one in used if isinstance(used, list) else ():
-        name = one.get("source") if isinstance(one, dict) else None
-        if isinstance(name, str) and name not in known:
+    labels = {source.label for source in plugins.sources()}
+    for entry in used if isinstance(used, list) else ():
+        name = entry.get("source") if isinstance(entry, dict) else None
+        if isinstance(name, str) and name not in labels:
             raise UserError(
                 f"{what} was made with the plug-in {name}, which is not known here; name its file with --plugins, "
                 "before the command."
@@ -248,40 +253,22 @@ def _texts(content: Any) -> Iterator[str]:
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence for an unknown name: did-you-mean, and the list."""
     names = list(known)
-    return f"There is no {kind} {name!r}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
+    return f"There is no {kind} {quoted(name)}.{did_you_mean(name, names)} There are: {', '.join(names) or 'none'}."
 
 
 def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return " Did you mean 'X'?" for the name most like this one (with ``prefix`` before it); "" if none is."""
-    near = nearest(name, known)
-    return "" if near is None else f" Did you mean {prefix + near!r}?"
+    suggestion = nearest(name, known)
+    return "" if suggestion is None else f" Did you mean {prefix + suggestion!r}?"
 
 
 ROUTERS = Catalog("moeprobe.models.nn.routers", "router", base="Router", others=("rules",))
 VIEWS = Catalog("moeprobe.inputs.views", "view", base="View", others=("crops", "text"))
 DATA = Catalog("moeprobe.inputs.data", "data set", base="Dataset", others=("readers",))
 OBJECTIVES = Catalog("moeprobe.models.training.objectives", "objective", base="Objective")
-ANALYSES = Catalog(
-    "moeprobe.metrics",
-    "analysis",
-    base="Analysis",
-    others=(
-        "applicable",
-        "contagion",
-        "costs",
-        "declaration",
-        "expert_sets",
-        "key_routes",
-        "nulls",
-        "reading_order",
-        "registry",
-        "stats",
-        "token_experts",
-        "token_kinds",
-    ),
-)
+ANALYSES = Catalog("moeprobe.metrics.analyses", "analysis", base="Analysis", contract="moeprobe.metrics.base")
 PROBES = Catalog("moeprobe.probes", "probe", base="Kind", others=("engine", "registry"))
-READERS = Catalog("moeprobe.routing.traces.readers", "reader", base="Reader")
+READERS = Catalog("moeprobe.recordings.readers", "reader", base="Reader")
 ADAPTERS = Catalog("moeprobe.adapters", "adapter", base="Adapter", others=("inspection", "open"))
 # Models of other programs, ``scheme:reference``, and the adapter that opens them; one from outside is its own scheme.
 SCHEMES = {"py": "hooks", "hf": "huggingface"}

@@ -5,6 +5,11 @@ import re
 # How spreadsheets recognize a formula; the wide forms count in East Asian editions.
 _FORMULA = re.compile("'*[=+\\-@\t\r＝＋－＠]")
 
+# Controls of both sets but the line break, what turns the direction of writing, other line breaks, half characters.
+_STEERING = re.compile(
+    "[\0-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029\ud800-\udfff]"
+)
+
 
 def quoted(name: str) -> str:
     """Return a name as a sentence may hold it: quoted, escaped, and not too long."""
@@ -14,7 +19,16 @@ def quoted(name: str) -> str:
 def in_one_line(text: str) -> str:
     """Return a text as a terminal shows it: line breaks are spaces, and what would steer the terminal is escaped."""
     joined = " ".join(line.strip() for line in text.splitlines())
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in joined)
+    return "".join(map(_escaped, joined))
+
+
+def harmless(text: str) -> str:
+    """Return a text with escapes in place of what would steer a terminal; line breaks stay."""
+    return _STEERING.sub(lambda match: _escaped(match[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def is_unicode(text: str) -> bool:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = ("cpu", "cuda", "mps")
+_LABELS = {"cpu": "CPU", "cuda": "CUDA", "mps": "MPS"}
 _NAME = re.compile(rf"({'|'.join(_KINDS)})(:\d+)?")
 
 
@@ -39,7 +40,11 @@ def choose_device(name: str) -> "torch.device":
     if name == "auto":
         return torch.device(available[0])
     if name.partition(":")[0] not in available:
-        raise UserError(f"There is no device {name!r} here; choose auto or one of {', '.join(available)}.")
+        devices = " and ".join(_LABELS[kind] for kind in reversed(available))
+        raise UserError(
+            f"{_LABELS[name.partition(':')[0]]} is not available: this PyTorch sees only a {devices}. Use --device "
+            "auto, or run moeprobe doctor."
+        )
     try:
         return torch.device(name)
     except RuntimeError:

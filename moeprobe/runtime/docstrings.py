@@ -29,9 +29,9 @@ def read(text: str) -> Docstring:
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(text).replace("``", ""))
     paragraphs, arguments = [], dict[str, str]()
     for block in blocks:
-        first, _, rest = block.partition("\n")
+        first, _, body = block.partition("\n")
         if first.strip() == _ARGUMENTS:
-            for entry in re.split(r"\n(?=\S)", textwrap.dedent(rest)):
+            for entry in re.split(r"\n(?=\S)", textwrap.dedent(body)):
                 name, _, meaning = entry.partition(": ")
                 arguments[name] = " ".join(meaning.split())
         elif first.strip() not in _SECTIONS:

@@ -60,9 +60,17 @@ def _optional(name: str, extra: str) -> Finding:
 
 
 def _torchvision() -> Finding:
-    from moeprobe.runtime.torchvision_compat import declare_operators
+    from moeprobe.runtime.torchvision_compat import import_with_operators, operators_were_declared
 
-    if not declare_operators():
+    try:
+        import_with_operators("torchvision")
+    # A library that was built for another torch fails in as many ways as there are releases.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        return Finding(
+            "wrong", "torch and torchvision", f"do not fit together, importing torchvision fails: {reason}"
+        )
+    if not operators_were_declared():
         return Finding("ok", "torch and torchvision", "fit together")
     return Finding(
         "note",

@@ -1,10 +1,12 @@
 """Files are written whole or not at all; what is read is a regular file of a bounded size."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import pickle
+import secrets
 import shutil
 import stat
 import struct
@@ -68,7 +70,6 @@ def guard_of(path: Path) -> Guard | None:
 
 # A description of a checkpoint or a run has some kilobytes, or megabytes with very many classes or images.
 JSON_LIMIT = 16 * 2**20
-_MOST_FILES = 100_000
 
 # What a run folder of training calls its checkpoint of the full budget.
 LAST = "last.safetensors"
@@ -80,15 +81,20 @@ def open_regular(path: Path, *, buffered: bool = True) -> Any:
     Raises:
         UserError: it cannot be opened, or is something else than a regular file.
     """
+    handle = None
     try:
         # Not to block is what makes it safe to open first and look afterwards, at what was opened indeed.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except (OSError, ValueError) as error:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UserError(f"Cannot read {path}: it is not a regular file.")
+        return os.fdopen(handle, "rb", buffering=-1 if buffered else 0)
+    except (OSError, ValueError, UserError) as error:
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(handle)
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"Cannot read {path}: {getattr(error, 'strerror', None) or error}.") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise UserError(f"Cannot read {path}: it is not a regular file.")
-    return os.fdopen(handle, "rb", buffering=-1 if buffered else 0)
 
 
 def expanded(location: str | Path) -> Path:
@@ -96,14 +102,45 @@ def expanded(location: str | Path) -> Path:
     return Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises
 
 
+def status(path: Path, *, follow: bool = True) -> os.stat_result | None:
+    """Return what the file system says of a path, and None only where it says that nothing is there.
+
+    ``os.path.exists`` and its kin return False for every error. A server that does not answer would then look like a
+    file that is missing, and what is decided by that may cost results.
+
+    Args:
+        path: what is looked for; a name that no file can have is of none.
+        follow: of a link, look at what it leads to.
+
+    Raises:
+        UserError: the file system cannot tell.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow)  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        # Of what a user types: a name that is too long, a link to itself.
+        if follow and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return None
+        raise UserError(f"Cannot read {shown(path)}: {error.strerror or error}.") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything is at a path, be it a link that leads nowhere; raises what ``status`` raises."""
+    return status(path, follow=False) is not None
+
+
 def is_file(path: Path) -> bool:
-    """Whether a regular file is there; False as well for a name that no file can have (``Path.is_file`` raises)."""
-    return os.path.isfile(path)  # noqa: PTH113
+    """Whether a regular file is there; raises what ``status`` raises."""
+    found = status(path)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder is there; False as well for a name that no folder can have (``Path.is_dir`` raises)."""
-    return os.path.isdir(path)  # noqa: PTH112
+    """Whether a folder is there; raises what ``status`` raises."""
+    found = status(path)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def check_regular(path: Path) -> None:
@@ -143,37 +180,6 @@ def read_json(path: Path, *, limit: int = JSON_LIMIT) -> Any:
         raise UserError(f"Cannot read {path}: it is not JSON ({error}).") from error
 
 
-def check_regular_files(folder: Path, pattern: str) -> None:
-    """Raise ``UserError`` if a library that reads a folder would meet a FIFO, a device, or files without end.
-
-    Args:
-        folder: what is looked at; links in it are not followed to other folders.
-        pattern: of the names, e.g. ``"*"`` or ``"**/*"``.
-    """
-    try:
-        for number, path in enumerate(folder.glob(pattern)):
-            if number == _MOST_FILES:
-                raise UserError(
-                    f"{folder} holds more than {_MOST_FILES:,} files; name the folder of the data alone."
-                )
-            if path.exists() and not path.is_dir() and not path.is_file():
-                raise UserError(f"Cannot read {path}: it is not a regular file.")
-    except OSError as error:
-        raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from error
-
-
-def check_can_write(folder: Path) -> None:
-    """Raise ``UserError`` unless a folder is there that can be written to, or could be made; nothing is made.
-
-    A later attempt may fail nevertheless; it is for what comes before hours of computing.
-    """
-    existing = next(one for one in (absolute(folder), *absolute(folder).parents) if os.path.lexists(one))
-    if not existing.is_dir():
-        raise UserError(f"Cannot write {folder}: {shown(existing)} is no folder.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"Cannot write {folder}: {shown(existing)} is not writable.")
-
-
 class Scratch:
     """A temporary folder that lives as long as the object."""
 
@@ -186,6 +192,8 @@ class Scratch:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary name next to ``path``; when the block succeeds it is flushed to disk and renamed to ``path``.
 
+    Who may read the file is up to the ``umask``.
+
     Raises:
         UserError: the folder cannot be written to, or the disk is full. No partial file remains.
     """
@@ -196,19 +204,22 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        # Not by tempfile, whose files are for the owner alone; the name is one that ``records`` knows.
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        temporary = name
         os.close(handle)
-        temporary = Path(name)
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
+        temporary = None
     except OSError as error:
         raise UserError(f"Cannot write {shown(path)}: {error.strerror or error}.") from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what went wrong before is what counts
+                temporary.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:

@@ -19,10 +19,10 @@ from moeprobe.runtime.records import (
     Family,
     Record,
     list_names,
-    look,
     read_record,
+    scan,
 )
-from moeprobe.runtime.removal import make_folder, remove_empty, remove_files
+from moeprobe.runtime.removal import make_folder, remove_empty, remove_empty_around, remove_files
 from moeprobe.runtime.replacing import check_family, check_replaceable
 
 # Seconds for which those who share a folder wait for one who opens or closes it.
@@ -49,31 +49,38 @@ class RunFolder:
         self.family = family
         self._written: set[str] = set()
         self._made = make_folder(path)
-        try:
+        self._descriptor = -1
+        with contextlib.ExitStack() as undo:
+            undo.callback(remove_empty, self._made)
             self._lock = Lock(path / LOCK, shared=shared, patience=_PATIENCE if shared else 0)
+            undo.callback(self._lock.release)
             self._alone = not shared or self._lock.make_exclusive()
-            try:
-                contents = look(path, family)
-                check_family(path, contents, family)
-                if self._alone:
-                    # Those of a run inside may be those of a process that is at it.
-                    remove_files(
-                        path, [name for name in contents.temporary if not name.startswith(contents.runs)]
-                    )
-                self._open_record(contents)
-            except BaseException:
-                self._lock.release()
-                raise
-        except BaseException:
-            remove_empty(self._made)
-            raise
-        if shared and self._alone:
-            self._lock.share()
-        self._alone = not shared
-        outer = files.guard_of(self.path / RECORD)
-        if isinstance(outer, RunFolder) and outer.family.name == family.name:
-            outer._add(f"{self.path.relative_to(outer.path).as_posix()}/")
+            contents = scan(path, family)
+            check_family(path, contents, family)
+            if self._alone:
+                # Those of a run inside may be those of a process that is at it.
+                remove_files(
+                    path, [name for name in contents.temporary if not name.startswith(contents.runs)]
+                )
+            undo.callback(self._give_up_record, contents)
+            self._open_record(contents)
+            if shared and self._alone:
+                self._lock.share()
+            self._alone = not shared
+            outer = files.guard_of(self.path / RECORD)
+            if isinstance(outer, RunFolder) and outer.family.name == family.name:
+                outer._add(f"{self.path.relative_to(outer.path).as_posix()}/")
+            undo.pop_all()
         files.GUARDS[self.path] = self
+
+    def _give_up_record(self, contents: Contents) -> None:
+        """Undo ``_open_record``, which may have failed at any point."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            if self._alone and not contents.own:
+                with contextlib.suppress(OSError):
+                    (self.path / RECORD).unlink()
 
     def _open_record(self, contents: Contents) -> None:
         path = self.path / RECORD
@@ -94,7 +101,9 @@ class RunFolder:
                 self._add(name)
 
     def _append(self, line: Any) -> None:
-        os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+        rest = json.dumps(line).encode() + b"\n"
+        while rest:  # a disk may take a part at a time
+            rest = rest[os.write(self._descriptor, rest) :]
 
     def _add(self, name: str) -> None:
         if name not in self._names:
@@ -138,7 +147,7 @@ class RunFolder:
 
     def _check_own(self, name: str, path: Path) -> None:
         """Raise ``UserError`` if there is a file that is not on the record."""
-        if name not in self._names and os.path.lexists(path):
+        if name not in self._names and files.is_there(path):
             # Of those who share a folder each has written its own part of the record.
             self._names |= set((read_record(self.path) or Record()).names)
             if name not in self._names:
@@ -147,11 +156,8 @@ class RunFolder:
                 )
 
     def _check_not_removed(self) -> None:
-        try:
-            is_ours = os.path.samestat((self.path / RECORD).stat(), os.fstat(self._descriptor))
-        except OSError:
-            is_ours = False
-        if not is_ours:
+        record = files.status(self.path / RECORD)
+        if record is None or not os.path.samestat(record, os.fstat(self._descriptor)):
             raise UserError(
                 f"{shown(self.path)} was removed or emptied while this run wrote to it; give its command again."
             )
@@ -164,7 +170,7 @@ class RunFolder:
         """
         self._check_not_removed()
         wanted = [name for name in self._written if not (ignored and name.startswith(f"{ignored}/"))]
-        gone = tuple(sorted(name for name in wanted if not os.path.lexists(self.path / name)))
+        gone = tuple(sorted(name for name in wanted if not files.is_there(self.path / name)))
         if gone:
             raise UserError(
                 f"{list_names(gone)} vanished from {shown(self.path)} while this run wrote to it; give its command "
@@ -178,7 +184,7 @@ class RunFolder:
             UserError: there is something else, the folder is one that is never emptied, or another process uses it or
                 a run inside.
         """
-        contents = look(self.path, self.family)
+        contents = scan(self.path, self.family)
         check_replaceable(self.path, contents, self.family)
         if not self._alone and not self._lock.make_exclusive():
             raise UserError(f"{shown(self.path)} is in use by another process; --overwrite must wait for it.")
@@ -186,7 +192,7 @@ class RunFolder:
             for run in contents.runs:
                 locks.enter_context(Lock(self.path / run / LOCK))
             # Once more, when nobody else can add to it.
-            contents = look(self.path, self.family)
+            contents = scan(self.path, self.family)
             check_replaceable(self.path, contents, self.family)
             remove_files(self.path, (*contents.own, *contents.temporary))
         self._names = set()
@@ -205,30 +211,30 @@ class RunFolder:
     def remove_runs(self, prefix: str) -> None:
         """Remove the runs in a folder of this one, which nobody else has any more, and the folder."""
         folder = self.path / prefix
-        if folder.exists():
+        if files.is_there(folder):
             self.discard((f"{prefix}/",))
             remove_empty((*folder.glob("*/"), folder))
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[bool]:
+    def exclusive(self) -> Iterator[bool]:
         """Keep others out who share the folder; yields whether that worked: False while another process has it."""
-        exclusive = self._alone or self._lock.make_exclusive()
+        is_exclusive = self._alone or self._lock.make_exclusive()
         try:
-            yield exclusive
+            yield is_exclusive
         finally:
-            if exclusive and not self._alone:
+            if is_exclusive and not self._alone:
                 self._lock.share()
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files, and runs inside (ending in ``/``) with all that moeprobe wrote into them; the rest stays.
 
-        For a folder that nobody else has (``alone``); a file that is missing is passed over.
+        For a folder that nobody else has (``exclusive``); a file that is missing is passed over.
 
         Raises:
             UserError: a run inside is in use, or something cannot be removed.
         """
         wanted = tuple(paths)
-        contents = look(self.path, self.family)
+        contents = scan(self.path, self.family)
         with contextlib.ExitStack() as locks:
             for run in contents.runs:
                 if run.startswith(wanted):
@@ -240,35 +246,43 @@ class RunFolder:
         self._compact()
 
     def _compact(self) -> None:
-        """Leave on the record what is there, in order: the same run leaves the same record, interrupted or not."""
-        existing = sorted(name for name in self._names if os.path.lexists(self.path / name))
-        remove_files(self.path, self._names - set(existing))  # with the folders that they were alone in
+        """Leave on the record what is there, in order; no file is removed but the record.
+
+        The same run leaves the same record, interrupted or not.
+        """
+        existing = sorted(name for name in self._names if files.is_there(self.path / name))
+        remove_empty_around(self.path, self._names - set(existing))
         lines = [json.dumps(line) for line in ({"moeprobe": "files", "of": self.family.name}, *existing)]
         content = "".join(f"{line}\n" for line in lines)
         new = self.path / NEW_RECORD
         with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)  # one of an earlier run, or a link that would be written through
             if (self.path / RECORD).read_text(encoding="ascii", errors="replace") == content:
                 return
-            new.unlink(missing_ok=True)  # rather than to write through a link
             new.write_text(content, encoding="ascii")
             new.replace(self.path / RECORD)
-            descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
-            os.close(self._descriptor)
-            self._descriptor = descriptor
+            earlier = self._descriptor
+            self._descriptor = os.open(self.path / RECORD, os.O_WRONLY | os.O_APPEND)
+            os.close(earlier)
+            return
+        with contextlib.suppress(OSError):  # the record stays as it is, which is enough
+            new.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give the folder back; one that was made here and holds nothing goes again."""
         if files.GUARDS.get(self.path) is not self:
             return
         del files.GUARDS[self.path]
-        with contextlib.suppress(UserError):
+        # What cannot be put in order is left to the next who opens it: all that was written is there.
+        with contextlib.suppress(UserError, OSError):
             self._check_not_removed()
             if self._alone or self._lock.make_exclusive():
                 self._names |= set((read_record(self.path) or Record()).names)
                 self._compact()
-                if not look(self.path, self.family).own:
+                if not scan(self.path, self.family).own:
                     (self.path / RECORD).unlink(missing_ok=True)
-        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
         self._lock.release()
         remove_empty(self._made)
 

@@ -27,28 +27,36 @@ def checked(function: F, *, defaults: Mapping[str, Any] = NO_DEFAULTS) -> F:
         function: what is called.
         defaults: of those keys.
     """
-    own = inspect.signature(function)
-    parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-    for unpacked in (one.annotation for one in own.parameters.values() if one.kind is one.VAR_KEYWORD):
+    signature_read = inspect.signature(function)
+    parameters = [
+        parameter
+        for parameter in signature_read.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for unpacked in (
+        parameter.annotation
+        for parameter in signature_read.parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    ):
         [keywords] = get_args(unpacked)
-        named = {one.name for one in parameters}
+        declared = {parameter.name for parameter in parameters}
         parameters += [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, ...), annotation=kind
             )
             for name, kind in get_type_hints(keywords).items()
-            if name not in named
+            if name not in declared
         ]
-    signature = own.replace(parameters=parameters)
+    signature = signature_read.replace(parameters=parameters)
     name = f"api.{function.__name__}"
 
     @functools.wraps(function)
     def wrapper(*positional: Any, **named: Any) -> Any:
         bound = _bound(name, signature, positional, named)
         # What is unpacked from keywords is read by ``Options``.
-        for one in bound.arguments.keys() & own.parameters.keys():
-            annotation = own.parameters[one].annotation
-            bound.arguments[one] = arguments.read(one, annotation, bound.arguments[one])
+        for key in bound.arguments.keys() & signature_read.parameters.keys():
+            annotation = signature_read.parameters[key].annotation
+            bound.arguments[key] = arguments.read(key, annotation, bound.arguments[key])
         return function(*bound.args, **bound.kwargs)
 
     wrapper.__signature__ = signature  # type: ignore[attr-defined]
@@ -71,20 +79,20 @@ def checked_class(made: type[T]) -> type[T]:
 
 def signature_of(made: type) -> inspect.Signature:
     """Return what the constructor of a class takes, but for the object itself."""
-    own = inspect.signature(made.__init__)  # type: ignore[misc]
-    return own.replace(parameters=list(own.parameters.values())[1:])
+    signature = inspect.signature(made.__init__)  # type: ignore[misc]
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 def check_keywords(name: str, signature: inspect.Signature, named: Mapping[str, Any]) -> None:
     """Raise ``UserError`` where a keyword is none of a signature; ``name`` is what is called."""
-    if any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return
     for keyword, value in named.items():
         if keyword not in signature.parameters:
-            known = list(signature.parameters)
+            parameters = list(signature.parameters)
             meant = keyword_for(keyword, value)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, known)
-            raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(known)}.")
+            hint = f" Did you mean {meant}?" if meant else did_you_mean(keyword, parameters)
+            raise UserError(f"{name} has no argument {keyword!r}.{hint} There are: {', '.join(parameters)}.")
 
 
 def _bound(

@@ -102,13 +102,13 @@ class Lock:
             os.close(descriptor)
 
     def _write_holder(self) -> None:
-        about = {
+        info = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[:_LONGEST_COMMAND],
             "since": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         }
-        content = json.dumps(about).encode()
+        content = json.dumps(info).encode()
         with contextlib.suppress(OSError):  # a full disk: the lock is held nevertheless
             os.pwrite(self._descriptor, content, 0)
             os.ftruncate(self._descriptor, len(content))
@@ -162,13 +162,13 @@ def _release(descriptor: int, path: Path, pid: int) -> None:
     if pid != os.getpid():
         return
     _HELD.discard(descriptor)
-    try:
-        if _flock(descriptor, exclusive=True, wait=False):
-            with contextlib.suppress(OSError):
-                # The folder may have been removed meanwhile, and another made in its place.
-                if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                    path.unlink()
-    finally:
+    with contextlib.suppress(OSError):
+        # The folder may have been removed meanwhile, and another made in its place.
+        if _flock(descriptor, exclusive=True, wait=False) and os.path.samestat(
+            os.fstat(descriptor), path.lstat()
+        ):
+            path.unlink()
+    with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
@@ -178,8 +178,8 @@ def _in_use(path: Path) -> InUseError:
 
 def _holder(path: Path) -> str:
     try:
-        about = read_json(path, limit=_LARGEST)
-        return f"process {int(about['pid'])} on {about['host']}, since {about['since']}: {about['command']}"
+        info = read_json(path, limit=_LARGEST)
+        return f"process {int(info['pid'])} on {info['host']}, since {info['since']}: {info['command']}"
     except (UserError, ValueError, LookupError, TypeError):
         return "another process"
 

@@ -22,7 +22,7 @@ def check_size(path: Path, about: Any, *, whole: bool) -> None:
         raise UserError(f"{path} holds {rows:,} rows, more than the {_MOST_ROWS:,} that are read at once.")
     for number in range(about.num_row_groups):
         group = about.row_group(number)
-        values = max((group.column(place).num_values for place in range(group.num_columns)), default=0)
+        values = max((group.column(column).num_values for column in range(group.num_columns)), default=0)
         if values > _MOST_VALUES:
             raise UserError(
                 f"{path} holds {values:,} values in one row group; at most {_MOST_VALUES:,} are read at once."

@@ -20,6 +20,9 @@ def shortest_ends(paths: Sequence[Path], *, least: int = 1, each: bool = False) 
 
 def _depth(path: Path, paths: Sequence[Path], least: int) -> int:
     depth = least
-    while depth < len(path.parts) and sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
+    while (
+        depth < len(path.parts)
+        and sum(path_compared.parts[-depth:] == path.parts[-depth:] for path_compared in paths) > 1
+    ):
         depth += 1
     return depth

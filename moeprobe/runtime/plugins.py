@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from moeprobe.errors import UserError
+from moeprobe.runtime import torchvision_compat
 
 VARIABLE, GROUP, OPTION = "MOEPROBE_PLUGINS", "moeprobe.plugins", "--plugins"
 # What a plug-in file is imported as; its path is a part of it, so that two files may have one name.
@@ -53,13 +54,13 @@ class Source:
 
     def classes(self) -> list[type]:
         """Return the public classes that are defined in the module, or below it."""
-        own = self.module.__name__
+        module_name = self.module.__name__
         return [
             value
             for name, value in vars(self.module).items()
             if isinstance(value, type)
             and not name.startswith("_")
-            and (value.__module__ == own or value.__module__.startswith(f"{own}."))
+            and (value.__module__ == module_name or value.__module__.startswith(f"{module_name}."))
         ]
 
 
@@ -93,11 +94,11 @@ def added(more: Iterable[str | Path]) -> Iterator[None]:
 
 def asked(arguments: Sequence[str]) -> list[str]:
     """Return the values of ``--plugins`` before the command among the arguments of the command line."""
-    values, rest = [], list(arguments)
-    while rest and rest[0].startswith("-"):
-        option, equals, value = rest.pop(0).partition("=")
-        if option == OPTION and (equals or rest):
-            values.append(value if equals else rest.pop(0))
+    values, remaining = [], list(arguments)
+    while remaining and remaining[0].startswith("-"):
+        option, equals, value = remaining.pop(0).partition("=")
+        if option == OPTION and (equals or remaining):
+            values.append(value if equals else remaining.pop(0))
     return values
 
 
@@ -133,8 +134,8 @@ def _installed() -> tuple[Source, ...]:
 
     points = [
         point
-        for one in metadata.distributions(path=folders)
-        for point in one.entry_points
+        for distribution in metadata.distributions(path=folders)
+        for point in distribution.entry_points
         if point.group == GROUP
     ]
     installed = []
@@ -174,7 +175,7 @@ def module_name(path: Path) -> str:
 def _imported(name: str, described: str) -> ModuleType:
     """Import a module; raises ``UserError`` with the place of what went wrong."""
     try:
-        return importlib.import_module(name)
+        return torchvision_compat.import_with_operators(name)
     except UserError as error:
         raise UserError(f"Cannot import {described}: {error.sentence}") from error
     except (Exception, SystemExit) as error:
@@ -185,7 +186,7 @@ def _where(error: BaseException) -> str:
     """Return the first line after the import system's, which is one of the plug-in's file: "line 3: "."""
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"line {error.lineno}: "
-    machinery = (__file__, importlib.__file__)
+    machinery = (__file__, torchvision_compat.__file__, importlib.__file__)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [
         frame.lineno

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 # Each holds a piece in memory.
 _MOST = 4
+# Loader processes: more than any machine feeds, and fewer than would bring one down.
+MOST_WORKERS = 256
 
 
 def usable() -> int:

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.files import is_folder, is_there, read_bytes
 
 LOCK, RECORD, NEW_RECORD = ".moeprobe.lock", ".moeprobe.files", ".moeprobe.files.new"
 _RECORD_LIMIT = 64 * 2**20
@@ -71,14 +71,14 @@ class Contents:
         return not self.own and not self.foreign
 
 
-def look(path: Path, family: Family) -> Contents:
+def scan(path: Path, family: Family) -> Contents:
     """Return the contents of a folder; nothing is changed.
 
     Raises:
         UserError: the folder or its record cannot be read, or ``path`` is no folder.
     """
-    if not os.path.isdir(path):  # noqa: PTH112  (which raises nothing)
-        if os.path.lexists(path):
+    if not is_folder(path):
+        if is_there(path):
             raise UserError(f"{path} is a file; give a folder.")
         return Contents()
     record = read_record(path)
@@ -91,9 +91,9 @@ def look(path: Path, family: Family) -> Contents:
     foreign: list[str] = []
     runs: list[str] = []
     try:
-        for name, is_folder in _walk(path, names):
-            if is_folder and names.holds(name):
-                inner = look(path / name, family)
+        for name, below in _walk(path, names):
+            if below and names.holds(name):
+                inner = scan(path / name, family)
                 nested = (*inner.own, *((RECORD,) if inner.recorded else ()))
                 own += [name + one for one in nested]
                 temporary += [name + one for one in inner.temporary]
@@ -132,7 +132,7 @@ class Record:
 
 def read_record(path: Path) -> Record | None:
     """Return the record of a folder; None where there is none. Lines that are no names inside the folder are none."""
-    if not os.path.lexists(path / RECORD):
+    if not is_there(path / RECORD):
         return None
     content = read_bytes(path / RECORD, limit=_RECORD_LIMIT)
     names, of = set(), ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from moeprobe.errors import UserError
-from moeprobe.runtime.files import shown
+from moeprobe.runtime.files import shown, status
 from moeprobe.runtime.records import LOCK
 
 
@@ -16,7 +16,7 @@ def make_folder(path: Path) -> list[Path]:
     Raises:
         UserError: it cannot be made.
     """
-    missing = [folder for folder in (path, *path.parents) if not os.path.exists(folder)]  # noqa: PTH110  (which raises nothing)
+    missing = [folder for folder in (path, *path.parents) if status(folder) is None]
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -37,15 +37,21 @@ def remove_files(path: Path, names: Iterable[str]) -> None:
     Raises:
         UserError: one cannot be removed.
     """
-    held = set()
+    names = tuple(names)
     for name in names:
-        held |= {path / parent for parent in PurePosixPath(name).parents} - {path}
         try:
             (path / name).unlink(missing_ok=True)
         except OSError as error:
             raise UserError(f"Cannot replace {shown(path / name)}: {error.strerror or error}.") from error
-    for folder in held:
-        # A lock that nobody else holds is all that may be left of a run inside.
-        if folder.is_dir() and [item.name for item in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink(missing_ok=True)
-    remove_empty(sorted(held, key=lambda folder: len(folder.parts), reverse=True))
+    remove_empty_around(path, names)
+
+
+def remove_empty_around(path: Path, names: Iterable[str]) -> None:
+    """Remove the folders inside a folder that held these files and hold nothing any more; no file is removed."""
+    around = {path / parent for name in names for parent in PurePosixPath(name).parents} - {path}
+    for folder in around:
+        with contextlib.suppress(OSError):
+            # A lock that nobody else holds is all that may be left of a run inside.
+            if os.listdir(folder) == [LOCK]:  # noqa: PTH208
+                (folder / LOCK).unlink(missing_ok=True)
+    remove_empty(sorted(around, key=lambda folder: len(folder.parts), reverse=True))

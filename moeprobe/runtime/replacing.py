@@ -29,9 +29,9 @@ def check_replaceable(path: Path, contents: Contents, family: Family) -> None:
             "--overwrite leaves them alone; move them away, or choose another folder."
         )
     resolved = path.resolve()
-    for place, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
+    for find_folder, what in ((Path.cwd, "the working directory"), (Path.home, "your home")):
         with contextlib.suppress(OSError, RuntimeError):  # a folder that was removed, a user without a home
-            if place().resolve().is_relative_to(resolved):
+            if find_folder().resolve().is_relative_to(resolved):
                 raise UserError(
                     f"{shown(path)} is or holds {what}, which --overwrite never empties; choose another folder."
                 )

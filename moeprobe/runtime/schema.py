@@ -18,13 +18,13 @@ def sentence(error: ValidationError, schema: type[BaseModel], *, what: str) -> s
     *sections, key = path = _key(problem["loc"], schema)
     where = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        known = _fields(sections, schema)
-        hint = did_you_mean(key, known, prefix="".join(f"{section}." for section in sections))
-        return f"There is no {what} key {where!r}.{hint} Known here: {', '.join(sorted(known))}."
+        names = _fields(sections, schema)
+        hint = did_you_mean(key, names, prefix="".join(f"{section}." for section in sections))
+        return f"There is no {what} key {where!r}.{hint} Known here: {', '.join(sorted(names))}."
     if problem["type"] == "missing" and key == "name" and sections:
         place = ".".join(sections)
-        others = ", ".join(map(str, problem["input"])) or "nothing"
-        return f"In the {what}, {place} has no name, only {others}: add {where}=NAME to say whose parameters these are."
+        keys = ", ".join(map(str, problem["input"])) or "nothing"
+        return f"In the {what}, {place} has no name, only {keys}: add {where}=NAME to say whose parameters these are."
     got = "" if problem["type"] == "missing" or not where else f"; got {shortened(problem['input'])}"
     if problem["type"] == "model_type":
         inside = ", ".join(f"{where}.{name}" for name in _fields(path, schema))
@@ -106,11 +106,11 @@ def make_plugin(kind: Any, plugin: Plugin, *, what: str, **fixed: Any) -> Any:
         UserError: it has no such parameter (the message names ``what`` it is), or a value has the wrong type.
     """
     hints = get_type_hints(kind.__init__)
-    known = list(inspect.signature(kind).parameters)
+    parameters = list(inspect.signature(kind).parameters)
     values = plugin.parameters | fixed
     for key, value in values.items():
-        if key not in known:
-            free = [name for name in known if name not in fixed]
+        if key not in parameters:
+            free = [name for name in parameters if name not in fixed]
             raise UserError(unknown(f"parameter of the {what} {plugin.name!r} called", key, free))
         try:
             TypeAdapter(hints.get(key, Any)).validate_python(value, strict=True)

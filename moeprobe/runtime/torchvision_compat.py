@@ -1,53 +1,50 @@
-"""Let a CPU build of torch live with a torchvision whose C++ library was built against CUDA.
+"""Import torchvision beside a torch that it was not built for.
 
-timm imports torchvision, whose only wheels are built against CUDA. With a CPU torch the C++ library does not
-load, and ``import torchvision`` stops at operators that the library would have declared. Declaring the two that
-are looked up at import time is enough for the transforms and for timm, which are all that moeprobe uses.
+The only wheels of torchvision are built for CUDA. Beside a torch for the CPU its C++ library does not load, and
+``import torchvision`` stops at operators that this library would have declared. Declaring the two that are looked up
+at import time is enough for the transforms and for timm, which are all that moeprobe uses.
 
-``declare_operators()`` must run before timm or torchvision is imported; ``moeprobe doctor`` reports whether it was
-needed.
+They must be declared after the import has failed, never before: a library that does load declares them itself, and a
+second declaration ends the process.
 """
 
-from importlib.machinery import PathFinder
-from pathlib import Path
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
 
-import torch
-
+_ERROR = "operator torchvision::nms does not exist"
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 # A torch.library.Library undeclares its operators when it is collected, so it has to live as long as the process.
-_declared: list[torch.library.Library] = []
+_declared: list[Any] = []
 
 
-def declare_operators() -> bool:
-    """Declare the missing operators if torchvision's C++ library cannot be loaded.
+def import_with_operators(name: str) -> ModuleType:
+    """Import a module that is torchvision, or may import it; declare the operators only where that fails for them.
 
-    Returns:
-        Whether that was needed (now or by an earlier call).
+    Raises:
+        Exception: whatever importing the module raises otherwise.
     """
-    if _declared:
-        return True
-    if hasattr(torch.ops.torchvision, "nms") or _library_loads():
-        return False
+    try:
+        return importlib.import_module(name)
+    except RuntimeError as error:
+        if _declared or _ERROR not in str(error):
+            raise
+    import torch
+
     library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
         library.define(schema)
     _declared.append(library)
-    return True
+    # Of what was imported before the failure, no module may be left that knows only a part of the package.
+    for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    return importlib.import_module(name)
 
 
-def _library_loads() -> bool:
-    """Whether torchvision's own C++ library loads with this torch; True where torchvision is not installed."""
-    spec = PathFinder.find_spec("torchvision")  # not by way of moeprobe's own finder
-    if spec is None or spec.origin is None:
-        return True
-    libraries = sorted(Path(spec.origin).parent.glob("_C.*"))
-    if not libraries:
-        return False
-    try:
-        torch.ops.load_library(str(libraries[0]))
-    except OSError:
-        return False
-    return True
+def operators_were_declared() -> bool:
+    """Return whether torchvision lacked its operators when it was imported here."""
+    return bool(_declared)

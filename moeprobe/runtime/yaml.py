@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ _LIMIT = 2**20
 _DEEPEST, _MOST = 50, 100_000
 _INTEGER, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+# The end of a sentence; after an initial ("C. Teo"), "et al." and "eq." it goes on.
+_SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!et al)(?<!eq)[.](?:\n| (?=[A-Z`]))")
 
 
 class NotYamlError(Exception):
@@ -110,3 +115,11 @@ def _measure(node: Any, known: dict[int, int], above: tuple[int, ...]) -> int:
         raise NotYamlError(f"it holds more than {_MOST:,} values")
     known[id(node)] = size
     return size
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of the comment that a file of the package begins with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = takewhile(lambda line: line.startswith("# "), lines)
+    text = "\n".join(line.removeprefix("# ") for line in comment)
+    return f"{' '.join(_SENTENCE_END.split(text, maxsplit=1)[0].split()).rstrip('.')}."

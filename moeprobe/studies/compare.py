@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -9,7 +10,7 @@ from typing import Any, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Models
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, RunWarning, UserError
 from moeprobe.metrics.base import trial_lists
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.run import plan
@@ -17,13 +18,14 @@ from moeprobe.probes.engine.work import Plan
 from moeprobe.probes.registry import comparable_kind, to_compare
 from moeprobe.results import differences, verdicts
 from moeprobe.results.finished import Measured
-from moeprobe.results.folder import output_folder
+from moeprobe.results.folder import OutputFolder, output_folder
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, heading, one_line
 from moeprobe.results.summaries import About
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import shown
 from moeprobe.runtime.progress import Progress, progress_of
 from moeprobe.studies.compare_gate import check_metric, check_named, failing
 from moeprobe.studies.compare_sources import analyses_of, are_runs, gather, is_aligned
@@ -105,7 +107,7 @@ def compare(
         UserError: something named does not exist or does not fit.
     """
     options = combine(options, changes, defaults=_defaults(given, probe))
-    asked: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
+    settings: dict[str, Any] = {"probe": probe, "data": data, "view": view, "severities": severities}
     watcher, started = progress_of(watcher), time.perf_counter()
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"--margin takes a number from 0 up; got {margin}.")
@@ -123,19 +125,20 @@ def compare(
         _check_two(models)
         if fail_if_worse is not None:
             check_named(fail_if_worse, to_compare(probe, view=view, severities=severities))
-    gathered = gather(models, asked, options)
+    gathered = gather(models, settings, options)
     if fail_if_worse is not None:
         check_metric(fail_if_worse, gathered.sample())
-    _check_two(gathered.asked().checkpoints)
-    request = _request(gathered.asked(), margin)
+    _check_two(gathered.outline().checkpoints)
+    request = _request(gathered.outline(), margin)
     if fail_if_worse is not None:
         request["judged_together"] = fail_if_worse
-    with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+
+    def find(folder: OutputFolder | None) -> Comparison:
         measured = gathered.measure(watcher)
         table = _differences(
             measured, margin=margin, together=fail_if_worse, options=options, watcher=watcher
         )
-        said = differences.sentences(table)
+        sentences = differences.sentences(table)
         failures = failing(table, fail_if_worse, allowed)
         sidecar = {
             "request": request,
@@ -143,20 +146,30 @@ def compare(
             "checkpoints": measured.checkpoints,
             "colours": colors(list(measured.checkpoints)),
             "runs": dict(measured.runs),
-            "verdicts": said.to_dict("records"),
+            "verdicts": sentences.to_dict("records"),
             "fail_if_worse": fail_if_worse,
             "fail_unless_no_worse_than": allowed,
             "failures": len(failures),
             "wall_seconds": time.perf_counter() - started,
         } | provenance()
-        result = Comparison(table, said, failures, sidecar)
+        result = Comparison(table, sentences, failures, sidecar)
         if folder is not None:
             from moeprobe.results.figures import save_all
 
             write_csv(folder.path / "comparison.csv", table)
             save_all(result.plot(), folder.path / "figures", svg=options.svg)
             folder.finish(sidecar)
-    return result
+        return result
+
+    try:
+        with output_folder(options.out, request, overwrite=options.overwrite) as folder:
+            return find(folder)
+    except FinishedError as error:
+        # What was measured is in its folder; what may fail a continuous integration is found anew.
+        warnings.warn(
+            RunWarning(f"{shown(error.folder)} is finished; add --overwrite to repeat it."), stacklevel=2
+        )
+        return find(None)
 
 
 @with_options
@@ -178,8 +191,8 @@ def plan_comparison(
     models = several(given)
     if are_runs(models):
         raise UserError("Finished runs need no forward passes; leave --dry-run out.")
-    asked = to_compare(probe, view=view, severities=severities)
-    return plan(asked, models, data=data, options=combine(options, changes, defaults=asked.defaults))
+    kind = to_compare(probe, view=view, severities=severities)
+    return plan(kind, models, data=data, options=combine(options, changes, defaults=kind.defaults))
 
 
 def _check_two(checkpoints: Sized) -> None:
@@ -187,9 +200,9 @@ def _check_two(checkpoints: Sized) -> None:
         raise UserError("A comparison needs at least two checkpoints, or finished runs that hold as many.")
 
 
-def _defaults(given: Models, probe: str | None) -> Mapping[str, Any]:
+def _defaults(models: Models, probe: str | None) -> Mapping[str, Any]:
     """Return the common options that the probe of a comparison has where none are given."""
-    return {} if are_runs(several(given)) else comparable_kind(probe).defaults
+    return {} if are_runs(several(models)) else comparable_kind(probe).defaults
 
 
 def _request(measured: Measured, margin: float) -> dict[str, Any]:
@@ -200,7 +213,7 @@ def _request(measured: Measured, margin: float) -> dict[str, Any]:
         "margin": margin,
         "probe": measured.request,
         "checkpoints": {
-            name: {key: about.get(key) for key in keys} for name, about in measured.checkpoints.items()
+            name: {key: info.get(key) for key in keys} for name, info in measured.checkpoints.items()
         },
         "runs": sorted(measured.runs.values()),
     }
@@ -211,7 +224,7 @@ def _differences(
 ) -> pd.DataFrame:
     request = measured.request
     groups, seeds = measured.training("group"), measured.training("seed")
-    about = About(
+    run_info = About(
         run="compare" if options.out is None else options.out.name,
         dataset=request["data"],
         split=request["split"],
@@ -221,13 +234,13 @@ def _differences(
         groups=groups,
     )
     analyses = analyses_of(measured)
-    sums = measured.sums.with_draws_together(lists=trial_lists(analyses))
-    watcher.start("differences", sum(one.num_images for one in sums))
+    sums = measured.sums.pool_draws(lists=trial_lists(analyses))
+    watcher.start("differences", sum(cell.num_images for cell in sums))
     table = differences.compare(
         sums,
         analyses=analyses,
-        about=about,
-        wanted=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
+        run_info=run_info,
+        selected_pairs=differences.pairs(list(measured.checkpoints), groups=groups, seeds=seeds),
         margin=margin,
         together=together,
         progress=watcher.advance,

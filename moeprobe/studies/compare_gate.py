@@ -25,43 +25,45 @@ def check_named(metric: str, kind: Kind) -> None:
     measured = {*measured_by(kind)}
     names = (
         name
-        for one in registry.names()
-        for name in (one, f"{one}_kappa")
+        for base in registry.names()
+        for name in (base, f"{base}_kappa")
         if measured & {*registry.analyses_of(name)}
     )
-    known = sorted(name for name in names if registry.find(name).declared and registry.find(name).direction)
+    with_direction = sorted(
+        name for name in names if registry.find(name).declared and registry.find(name).direction
+    )
     form = registry.find(metric)
     if form.declared and measured & {*registry.analyses_of(metric)} and form.direction:
         return
-    raise _no_metric(metric, known)
+    raise _no_metric(metric, with_direction)
 
 
-def _no_metric(metric: str, known: Sequence[str]) -> UserError:
+def _no_metric(metric: str, names: Sequence[str]) -> UserError:
     if registry.find(metric).declared and not registry.find(metric).direction:
-        return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(known)}.")
+        return UserError(f"More {metric} is neither better nor worse; take one of: {', '.join(names)}.")
     commands = ", ".join(measuring(metric))
     where = f" {metric} is measured by: {commands}." if commands else ""
-    return UserError(unknown("metric", metric, known) + where)
+    return UserError(unknown("metric", metric, names) + where)
 
 
 def check_metric(metric: str, measured: Measured) -> None:
     """Raise ``UserError`` unless the metric can be measured in several checkpoints, and can become worse."""
-    found = {
-        (one.name, stored.cell.place(), stored.checkpoint)
+    measured_metrics = {
+        (estimator.name, stored.cell.site(), stored.checkpoint)
         for stored in measured.sums
-        for one in estimators(_some(stored), analyses_of(measured), aligned=is_aligned(measured))
+        for estimator in estimators(_first_block(stored), analyses_of(measured), aligned=is_aligned(measured))
     }
-    names = {name for name, _, _ in found}
-    known = sorted(name for name in names if registry.find(name).direction)
-    if metric not in known:
-        raise _no_metric(metric, known)
-    times = Counter((name, place) for name, place, _ in found)
+    names = {name for name, _, _ in measured_metrics}
+    with_direction = sorted(name for name in names if registry.find(name).direction)
+    if metric not in with_direction:
+        raise _no_metric(metric, with_direction)
+    times = Counter((name, site) for name, site, _ in measured_metrics)
     shared = {name for (name, _), number in times.items() if number > 1}
     if len(measured.checkpoints) > 1 and metric not in shared:
         raise _not_shared(metric, shared)
 
 
-def _some(stored: StoredCell) -> Arrays:
+def _first_block(stored: StoredCell) -> Arrays:
     """Return the columns of some of its images: enough to know which metrics there are."""
     return next(columns for _, columns in stored.blocks())
 
@@ -95,9 +97,9 @@ def failing(table: pd.DataFrame, metric: str | None, allowed: float | None) -> p
         lowest = rows["sim_low"] if registry.find(metric).direction > 0 else -rows["sim_high"]
         # What is the same by construction: how far the clean input agrees with itself.
         itself = rows["severity"].eq(0) & (not registry.find(metric).metric.of_labels)
-        shown = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
+        excluded = (lowest > -allowed) | (itself & (rows["verdict"] == "identical"))
         # Where nothing can be judged, prefix tokens are judged as without.
         without = (rows["tokens"] == "prefix") & (unjudged | (rows["collapsed"] != ""))
-        failed = ~shown & (~without | (rows["collapsed"] == "checkpoint"))
+        failed = ~excluded & (~without | (rows["collapsed"] == "checkpoint"))
     failed |= rows["verdict"] == verdicts.NOT_FINITE
     return rows[failed | (unjudged & (rows["tokens"] != "prefix"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moeprobe.adapters.base import Checkpoint, Model
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.base import CLEAN, arg_of, fields_of, flag_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Options
@@ -15,8 +15,8 @@ from moeprobe.probes.engine.run import prepare, run
 from moeprobe.probes.registry import to_compare
 from moeprobe.results import finished
 from moeprobe.results.finished import Measured
-from moeprobe.results.folder import FinishedError, Result
-from moeprobe.results.stored import Stored
+from moeprobe.results.folder import Result
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.values import Analyses
 from moeprobe.runtime.catalog import VIEWS
 from moeprobe.runtime.progress import Progress
@@ -31,7 +31,7 @@ _PROBE = "probe"
 class Gathered(Protocol):
     """What is to be compared, before and after it is measured."""
 
-    def asked(self) -> Measured:
+    def outline(self) -> Measured:
         """Return the request and the checkpoints; sums only where there are some already."""
 
     def sample(self) -> Measured:
@@ -47,7 +47,7 @@ class FinishedRuns:
 
     measured: Measured
 
-    def asked(self) -> Measured:
+    def outline(self) -> Measured:
         """Return the runs."""
         return self.measured
 
@@ -66,14 +66,14 @@ class ToProbe:
 
     work: "Measurement[Result]"
 
-    def asked(self) -> Measured:
+    def outline(self) -> Measured:
         """Return the request and the checkpoints, without sums."""
         request = dict(self.work.request)
-        return Measured(Stored(()), request, request.pop("checkpoints"), {})
+        return Measured(SumsStore(()), request, request.pop("checkpoints"), {})
 
     def sample(self) -> Measured:
         """Return the sums of a batch of every checkpoint."""
-        return dataclasses.replace(self.asked(), sums=self.work.sample(self.work.options.batch_size))
+        return dataclasses.replace(self.outline(), sums=self.work.sample(self.work.options.batch_size))
 
     def measure(self, watcher: Progress) -> Measured:
         """Probe; with an output folder, in a run of its own inside, which goes on where it stopped."""
@@ -90,36 +90,38 @@ class ToProbe:
         except FinishedError:
             assert out is not None
             return dataclasses.replace(finished.read(out), runs={})
-        return dataclasses.replace(self.asked(), sums=result.sums, checkpoints=result.sidecar["checkpoints"])
+        return dataclasses.replace(
+            self.outline(), sums=result.sums, checkpoints=result.sidecar["checkpoints"]
+        )
 
 
-def gather(given: Sequence[Model], asked: dict[str, Any], options: Options) -> Gathered:
+def gather(models: Sequence[Model], settings: dict[str, Any], options: Options) -> Gathered:
     """Return finished runs or checkpoints; ``asked`` holds probe, data, view and severities, None = the usual.
 
     Raises:
         UserError: something named does not exist or does not fit.
     """
-    _spare(given, options.out)
-    if are_runs(given):
-        return FinishedRuns(_of_runs([Path(str(path)) for path in given], asked, options))
-    probe = to_compare(asked["probe"], view=asked["view"], severities=asked["severities"])
-    work = prepare(probe, given, data=asked["data"], options=options)
+    _spare(models, options.out)
+    if are_runs(models):
+        return FinishedRuns(_of_runs([Path(str(path)) for path in models], settings, options))
+    probe = to_compare(settings["probe"], view=settings["view"], severities=settings["severities"])
+    work = prepare(probe, models, data=settings["data"], options=options)
     from moeprobe.probes.engine.measurement import Measurement  # here, since it imports torch
 
     assert isinstance(work, Measurement)
     return ToProbe(work)
 
 
-def are_runs(given: Sequence[Model]) -> bool:
+def are_runs(models: Sequence[Model]) -> bool:
     """Whether all that is given are folders of runs.
 
     Raises:
         UserError: some are and some are not.
     """
-    runs = [isinstance(item, str | Path) and finished.is_run(Path(item)) for item in given]
+    runs = [isinstance(item, str | Path) and finished.is_run(Path(item)) for item in models]
     if any(runs) and not all(runs):
-        run, other = given[runs.index(True)], given[runs.index(False)]
-        name = other.name if isinstance(other, Checkpoint) else other
+        run, checkpoint = models[runs.index(True)], models[runs.index(False)]
+        name = checkpoint.name if isinstance(checkpoint, Checkpoint) else checkpoint
         raise UserError(
             f"{run} is a finished run and {name} is not; give runs only, or checkpoints only "
             "(those of the run are named in its table.json)."
@@ -127,18 +129,18 @@ def are_runs(given: Sequence[Model]) -> bool:
     return bool(runs) and all(runs)
 
 
-def _spare(given: Sequence[Model], out: Path | None) -> None:
+def _spare(models: Sequence[Model], out: Path | None) -> None:
     """Raise ``UserError`` if the output folder is, or contains, something to be compared."""
-    for item in given:
+    for item in models:
         if out is not None and isinstance(item, str | Path):
             path, folder = Path(item).resolve(), out.resolve()
             if path == folder or folder in path.parents:
                 raise UserError(f"{item} is in {out}; choose another --out.")
 
 
-def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> Measured:
+def _of_runs(paths: Sequence[Path], settings: dict[str, Any], options: Options) -> Measured:
     usual = Options()
-    changed = [f"--{name}" for name, value in asked.items() if value is not None]
+    changed = [f"--{name}" for name, value in settings.items() if value is not None]
     changed += [
         flag_of(Options, name)
         for name in fields_of(Options)
@@ -146,17 +148,19 @@ def _of_runs(paths: Sequence[Path], asked: dict[str, Any], options: Options) -> 
     ]
     if changed:
         raise UserError(f"Finished runs fix these options; remove {', '.join(changed)}.")
-    measured = finished.together(paths)
+    measured = finished.read_all(paths)
     if options.layers is None:
         return measured
-    there = measured.sums.layers
+    run_layers = measured.sums.layers
     for layer in options.layers:
-        if layer not in there:
-            raise UserError(f"There is no MoE layer {layer!r} in these runs; there are: {', '.join(there)}.")
+        if layer not in run_layers:
+            raise UserError(
+                f"There is no MoE layer {layer!r} in these runs; there are: {', '.join(run_layers)}."
+            )
     layers = {*options.layers, ""}
     return dataclasses.replace(
         measured,
-        sums=measured.sums.where(lambda stored: stored.cell.layer in layers),
+        sums=measured.sums.select(lambda stored: stored.cell.layer in layers),
         request=measured.request | {"layers": list(options.layers)},
     )
 

@@ -1,7 +1,5 @@
 """Learning curves of several trainings in one figure and one table: from their ``metrics.csv``, without any weights."""
 
-import io
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,11 +18,12 @@ from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import did_you_mean
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import CELLS
-from moeprobe.runtime.files import read_bytes, read_json
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.records import Family, look
+from moeprobe.runtime.records import Family, scan
 from moeprobe.runtime.replacing import check_family, check_replaceable
+from moeprobe.studies.training_files import read_curve
 
 _METRICS, _CSV = "metrics.csv", "curves.csv"
 # Bytes of a training's curve.
@@ -60,10 +59,12 @@ class Curves:
         """
         ends = self.table.drop_duplicates("run", keep="last")
         lines = []
-        for panel, here in ends.groupby("panel", sort=False, dropna=False):
-            first = here[here["group"] == here["group"].iloc[0]].drop_duplicates("train_seed")
+        for panel, panel_ends in ends.groupby("panel", sort=False, dropna=False):
+            first = panel_ends[panel_ends["group"] == panel_ends["group"].iloc[0]].drop_duplicates(
+                "train_seed"
+            )
             reference = first.set_index("train_seed")["value"]
-            for number, (group, rows) in enumerate(here.groupby("group", sort=False)):
+            for number, (group, rows) in enumerate(panel_ends.groupby("group", sort=False)):
                 apart = (
                     (rows["value"] - rows["train_seed"].map(reference)).dropna()
                     if number
@@ -123,27 +124,27 @@ def curves(
     folder = None if out is None else Path(out)
     if folder is not None:
         _check(folder, overwrite=overwrite)
-    trainings = _distinct([one for source in several(runs) for one in _read(Path(source))])
+    trainings = _distinct([training for source in several(runs) for training in _read(Path(source))])
     if not trainings:
         raise UserError("Name the folders of trainings, e.g. checkpoints/digits-baseline.")
     table = _table(trainings, metric=metric, by=by)
-    found = Curves(table, by or "", x)
+    curves = Curves(table, by or "", x)
     if folder is None:
-        return found
+        return curves
     from moeprobe.results.figures import save
 
-    with RunFolder(folder, _FAMILY) as own:
+    with RunFolder(folder, _FAMILY) as run_folder:
         _check(folder, overwrite=overwrite)
         if overwrite:
-            own.clear()
-        write_csv(own.path / _CSV, table)
-        files = save(found.plot(), own.path / "curves", svg=svg)
-        own.check()
+            run_folder.clear()
+        write_csv(run_folder.path / _CSV, table)
+        files = save(curves.plot(), run_folder.path / "curves", svg=svg)
+        run_folder.check()
     return Curves(table, by or "", x, (folder / _CSV, *(folder / path.name for path in files)))
 
 
 def _check(folder: Path, *, overwrite: bool) -> None:
-    contents = look(folder, _FAMILY)
+    contents = scan(folder, _FAMILY)
     check_family(folder, contents, _FAMILY)
     if contents.foreign and not contents.own:
         raise UserError(f"{folder} is not empty and holds no curves of moeprobe; choose another --out.")
@@ -165,16 +166,16 @@ def _is_table(path: Path) -> bool:
 def _read(path: Path) -> list[_Training]:
     """Return the training of a folder, or those of a trade-off's."""
     packed = read_pack(path)
-    unpacked = sorted(one.parent.name for one in (path / CELLS).glob(f"*/{_METRICS}"))
+    unpacked = sorted(file.parent.name for file in (path / CELLS).glob(f"*/{_METRICS}"))
     cells = [*packed, *(name for name in unpacked if name not in packed)]
     if cells:
         return [_cell(path / CELLS / name) for name in cells]
     if find_cell(path) is not None:
         return [_cell(path)]
-    if not os.path.lexists(path / _METRICS) or not (path / "config.yaml").is_file():
+    if not is_there(path / _METRICS) or not is_file(path / "config.yaml"):
         raise UserError(
             f"{path} holds no learning curve: a training's folder has config.yaml and {_METRICS}"
-            f"{', from its first evaluation on' if path.is_dir() else ''}."
+            f"{', from its first evaluation on' if is_folder(path) else ''}."
         )
     return [_training(path.resolve().name, load(str(path / "config.yaml")), _text(path / _METRICS), path)]
 
@@ -182,9 +183,9 @@ def _read(path: Path) -> list[_Training]:
 def _cell(folder: Path) -> _Training:
     """Return a cell of a trade-off, packed or not."""
     packed = find_cell(folder)
-    about = read_json(folder / "cell.json") if packed is None else packed.about
+    info = read_json(folder / "cell.json") if packed is None else packed.about
     text = _text(folder / _METRICS) if packed is None else packed.metrics
-    return _training(folder.name, parse(about["config"]), text or "", folder)
+    return _training(folder.name, parse(info["config"]), text or "", folder)
 
 
 def _text(path: Path) -> str:
@@ -192,53 +193,50 @@ def _text(path: Path) -> str:
 
 
 def _training(name: str, config: TrainConfig, text: str, path: Path) -> _Training:
-    try:
-        metrics = pd.read_csv(io.StringIO(text))
-        if metrics.empty or not {"step", "epoch"} <= set(metrics):
-            raise ValueError("it has no steps")
-    except ValueError as error:
-        raise UserError(f"The {_METRICS} of {path} cannot be read: {error}.") from None
+    metrics = read_curve(text, path, needed=("step", "epoch"))
+    if metrics.empty:
+        raise UserError(f"The {_METRICS} of {path} cannot be read: it has no steps.")
     return _Training(name, path.resolve(), config, metrics)
 
 
 def _distinct(trainings: list[_Training]) -> list[_Training]:
     """Return them with the folder above in the name where several are called the same, as stages of pipelines are."""
-    counts = Counter(one.name for one in trainings)
-    longer = Counter(f"{one.path.parent.name}/{one.name}" for one in trainings)
+    counts = Counter(training.name for training in trainings)
+    longer = Counter(f"{training.path.parent.name}/{training.name}" for training in trainings)
     return [
-        replace(one, name=name)
-        if counts[one.name] > 1 and longer[name := f"{one.path.parent.name}/{one.name}"] == 1
-        else one
-        for one in trainings
+        replace(training, name=name)
+        if counts[training.name] > 1 and longer[name := f"{training.path.parent.name}/{training.name}"] == 1
+        else training
+        for training in trainings
     ]
 
 
 def _table(trainings: Sequence[_Training], *, metric: str, by: str | None) -> pd.DataFrame:
-    names = [one.name for one in trainings]
+    names = [training.name for training in trainings]
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
-            places = {one.path for one in trainings if one.name == name}
-            cure = "name it once" if len(places) == 1 else "draw them in separate calls, or rename a folder"
+            paths = {training.path for training in trainings if training.name == name}
+            cure = "name it once" if len(paths) == 1 else "draw them in separate calls, or rename a folder"
             raise UserError(
                 f"{names.count(name)} trainings are called {name}; the table could not tell them apart, so {cure}."
             )
-    known = dict.fromkeys(
-        column for one in trainings for column in one.metrics if column not in ("step", "epoch")
+    metrics = dict.fromkeys(
+        column for training in trainings for column in training.metrics if column not in ("step", "epoch")
     )
-    if metric not in known:
+    if metric not in metrics:
         raise UserError(
-            f"No training has a metric {metric!r}; there are {', '.join(known)}.{did_you_mean(metric, known)}"
+            f"No training has a metric {metric!r}; there are {', '.join(metrics)}.{did_you_mean(metric, metrics)}"
         )
     parts = []
-    for one in trainings:
-        value = None if by is None else _value(one, by)
-        rows = one.metrics.reindex(columns=["step", "epoch", metric]).rename(columns={metric: "value"})
-        group = one.config.group or one.name
-        about = {
-            "run": one.name, "group": group if by is None else _without(group, by, value),
-            "train_seed": one.config.seed, "panel": "" if by is None else _said(by, value), "metric": metric,
+    for training in trainings:
+        value = None if by is None else _value(training, by)
+        rows = training.metrics.reindex(columns=["step", "epoch", metric]).rename(columns={metric: "value"})
+        group = training.config.group or training.name
+        columns = {
+            "run": training.name, "group": group if by is None else _without(group, by, value),
+            "train_seed": training.config.seed, "panel": "" if by is None else _as_text(by, value), "metric": metric,
         }  # fmt: skip
-        parts.append(rows.assign(**about)[rows["value"].notna()])
+        parts.append(rows.assign(**columns)[rows["value"].notna()])
     table = pd.concat([part for part in parts if len(part)], ignore_index=True)
     return table.reindex(columns=list(CURVE_COLUMNS))
 
@@ -248,17 +246,17 @@ def _value(training: _Training, key: str) -> Any:
     value: Any = training.config.model_dump()
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            known = list(value) if isinstance(value, Mapping) else []
+            keys = list(value) if isinstance(value, Mapping) else []
             prefix = key.rpartition(".")[0]
             raise UserError(
                 f"No key {key!r} in the configuration of {training.name}."
-                f"{did_you_mean(part, known, prefix=f'{prefix}.' if prefix else '')}"
+                f"{did_you_mean(part, keys, prefix=f'{prefix}.' if prefix else '')}"
             )
         value = value[part]
     return value
 
 
-def _said(key: str, value: Any) -> str:
+def _as_text(key: str, value: Any) -> str:
     """Return a value as text; a plug-in is its name and its parameters."""
     return grid.part(key, value) if isinstance(value, Mapping) else str(value)
 

@@ -10,7 +10,7 @@ from moeprobe.models.checkpoints.header import read_header
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.models.training.reporting import Report
-from moeprobe.runtime.files import LAST, is_folder, read_json, sha256
+from moeprobe.runtime.files import LAST, is_file, is_folder, is_there, read_json, sha256
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.replacing import in_use_first
 from moeprobe.studies.train import check_run_folder, clear, train
@@ -37,7 +37,7 @@ def train_pipeline(
         overrides: ``key=value`` strings; ``pipeline.STAGE.key=value`` of one stage.
         folder: folder of the stages' folders; None = ``checkpoints/NAME``.
         device: as in ``load_model``.
-        resume: take a finished pipeline as it is.
+        resume: changes nothing: what is finished is always taken as it is.
         overwrite: replace all stages that are there.
         begin: called with the name of a stage; returns what is called now and then with where it is.
         svg: write the training curves as SVG too.
@@ -49,69 +49,59 @@ def train_pipeline(
         raise UserError(
             "--resume goes on with an earlier run and --overwrite replaces it; leave one of them out."
         )
-    found = (
+    loaded = (
         source
         if isinstance(source, Pipeline)
         else pipeline.load(str(source), overrides, folder=None if folder is None else Path(folder))
     )
-    _check_folder(found)
-    states = {stage: _state(found, stage, overwrite=overwrite) for stage in found.stages}
-    if not resume and not overwrite and set(states.values()) == {"finished"}:
-        raise UserError(
-            f"{found.folder} holds a finished pipeline; add --resume to take it as it is, --overwrite to replace it, "
-            "or choose another name."
-        )
+    _check_folder(loaded)
+    for stage in loaded.stages:
+        _check_stage(loaded, stage, overwrite=overwrite)
     if overwrite:
         # What starts from weights that are replaced goes first: a kill leaves nothing that does not fit.
-        for stage in reversed(found.stages):
-            clear(found.folder / stage)
+        for stage in reversed(loaded.stages):
+            clear(loaded.folder / stage)
     summaries: dict[str, Any] = {}
-    for stage, config in found.stages.items():
+    for stage, config in loaded.stages.items():
         summaries[stage] = train(
             config,
-            folder=found.folder / stage,
+            folder=loaded.folder / stage,
             device=device,
-            resume=True,
             report=begin(config.name),
             svg=svg,
         )
     last = summaries[list(summaries)[-1]]
-    kept = all(summary["kept"] for summary in summaries.values())
-    return last | {"kept": kept, "stages": summaries}
+    all_kept = all(summary["kept"] for summary in summaries.values())
+    return last | {"kept": all_kept, "stages": summaries}
 
 
-def _check_folder(found: Pipeline) -> None:
+def _check_folder(pipe: Pipeline) -> None:
     """Raise ``UserError`` where the folder holds something that is no stage."""
-    if not found.folder.exists():
+    if not is_there(pipe.folder):
         return
-    if not is_folder(found.folder):
-        raise UserError(f"{found.folder} is a file; choose another name.")
-    others = sorted({path.name for path in found.folder.iterdir()} - found.stages.keys())
-    if others:
+    if not is_folder(pipe.folder):
+        raise UserError(f"{pipe.folder} is a file; choose another name.")
+    strangers = sorted({path.name for path in pipe.folder.iterdir()} - pipe.stages.keys())
+    if strangers:
         raise UserError(
-            f"{found.folder} holds {', '.join(others[:3])}, which is no stage of {found.name} "
-            f"({', '.join(found.stages)}); choose another name, or move it away."
+            f"{pipe.folder} holds {', '.join(strangers[:3])}, which is no stage of {pipe.name} "
+            f"({', '.join(pipe.stages)}); choose another name, or move it away."
         )
 
 
-def _state(found: Pipeline, stage: str, *, overwrite: bool) -> str:
-    """Return what the folder of a stage holds: new, unfinished or finished.
-
-    Raises:
-        UserError: it holds another run, or one that began from other weights than those of the stage before.
-    """
-    folder = found.folder / stage
+def _check_stage(pipe: Pipeline, stage: str, *, overwrite: bool) -> None:
+    """Raise ``UserError`` where a stage's folder holds another run, or one that began from other weights than now."""
+    folder = pipe.folder / stage
     with in_use_first(folder):
-        state = check_run_folder(folder, found.stages[stage], resume=True, overwrite=overwrite)
-    before = _weights_before(found.stages[stage])
+        state = check_run_folder(folder, pipe.stages[stage], overwrite=overwrite)
+    before = _weights_before(pipe.stages[stage])
     if state != "new" and before is not None:
-        now = sha256(before) if before.is_file() else None
+        now = sha256(before) if is_file(before) else None
         if _started_from(folder, state) != now:
             raise UserError(
                 f"{folder} was trained from other weights than {before} holds now; add --overwrite to train all "
                 f"stages again, or remove {folder}."
             )
-    return state
 
 
 def _weights_before(config: TrainConfig) -> Path | None:
@@ -124,8 +114,8 @@ def _weights_before(config: TrainConfig) -> Path | None:
 def _started_from(folder: Path, state: str) -> str | None:
     """Return the hash of the weights that a run began with."""
     if state == "finished":
-        about = read_json(folder / "finished.json")
+        description = read_json(folder / "finished.json")
     else:
-        about = read_header(folder / "state.safetensors").description
-    start = about.get("started_from") if isinstance(about, dict) else None
+        description = read_header(folder / "state.safetensors").description
+    start = description.get("started_from") if isinstance(description, dict) else None
     return start.get("sha256") if isinstance(start, dict) else None

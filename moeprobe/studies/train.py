@@ -1,30 +1,26 @@
 """Train a model as configured, in a folder of its own."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.open import open_images, open_training_view
 from moeprobe.models.checkpoints.header import is_written_by_moeprobe
 from moeprobe.models.config import TrainConfig, load
-from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
+from moeprobe.models.training.checks import PartlyLabeled, choose_labeled
 from moeprobe.models.training.loop import Trainer
 from moeprobe.models.training.reporting import Report
-from moeprobe.models.training.sharded_state import remove_parts
+from moeprobe.models.training.sharded_state import discard
 from moeprobe.runtime.device import choose_device
-from moeprobe.runtime.distributed import Ranks
-from moeprobe.runtime.files import LAST, is_folder, read_json, remove
+from moeprobe.runtime.distributed import Ranks, own_device
+from moeprobe.runtime.files import LAST, is_file, is_folder, is_there
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.records import LOCK, Contents, Family, look
+from moeprobe.runtime.records import LOCK, NEW_RECORD, Contents, Family, scan
 from moeprobe.runtime.replacing import check_family, check_replaceable, in_use_first
+from moeprobe.studies import training_files
 
-# What a finished run says of itself, at least.
-_SUMMARY = {"name", "steps", "images_per_second"}
 _WEIGHTS = ("last.safetensors", "best.safetensors", "state.safetensors")
 _CURVE = "training.png"
 FAMILY = Family(
@@ -57,14 +53,14 @@ def train(
         overrides: ``key=value`` strings.
         folder: run folder; None = ``checkpoints/NAME``.
         device: as in ``load_model``.
-        resume: take a finished run of this configuration as it is, without training; any other is started or gone on
-            with, as always.
+        resume: changes nothing: a run of this configuration is always taken as it is where it is finished, and gone
+            on with where it is not.
         overwrite: replace what an earlier run left there.
         report: called now and then with where the run is.
         svg: write the training curve as SVG too.
 
     Raises:
-        UserError: the configuration is wrong, the folder holds another or a finished run, the loss is not finite.
+        UserError: the configuration is wrong, the folder holds another run, the loss is not finite.
     """
     if resume and overwrite:
         raise UserError(
@@ -73,22 +69,26 @@ def train(
     resolved = config if isinstance(config, TrainConfig) else load(str(config), overrides)
     folder = Path("checkpoints") / resolved.name if folder is None else Path(folder)
     with in_use_first(folder):
-        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+        state = check_run_folder(folder, resolved, overwrite=overwrite)
     if state == "finished":
         return complete(folder, resolved) | {"folder": str(folder), "kept": True}
     trainer = make_trainer(resolved, folder=folder, device=device)
     # Only now, when everything fits together, is the folder made, or an earlier run given up.
-    with RunFolder(folder, FAMILY) as own:
+    with RunFolder(folder, FAMILY) as run_folder:
         # Once more, when no other process can change it.
-        state = check_run_folder(folder, resolved, resume=resume, overwrite=overwrite)
+        state = check_run_folder(folder, resolved, overwrite=overwrite)
         if state == "finished":
             return _complete(folder, resolved) | {"folder": str(folder), "kept": True}
         if state == "unfinished":
             trainer.resume()
         elif overwrite:
-            own.clear()
-        summary = trainer.run(report, draw=partial(draw_curve, own.path, resolved, svg=svg))
-        own.check()
+            run_folder.clear()
+
+        def draw() -> None:
+            draw_curve(run_folder.path, resolved, svg=svg)
+            run_folder.check()
+
+        summary = trainer.run(report, draw=draw)
     return summary | {"folder": str(folder), "kept": False}
 
 
@@ -98,9 +98,9 @@ def clear(folder: Path) -> None:
     Raises:
         UserError: it holds something else, or is in use.
     """
-    if folder.exists():
-        with RunFolder(folder, FAMILY) as own:
-            own.clear()
+    if is_there(folder):
+        with RunFolder(folder, FAMILY) as run_folder:
+            run_folder.clear()
 
 
 def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
@@ -117,17 +117,16 @@ def complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
 
 def _complete(folder: Path, config: TrainConfig) -> dict[str, Any]:
     summary = read_summary(folder)
-    if not (folder / _CURVE).is_file():
+    if not is_file(folder / _CURVE):
         draw_curve(folder, config)
-    remove(folder / "state.safetensors")
-    remove_parts(folder)
+    discard(folder)
     return summary
 
 
 def _at_its_end(folder: Path) -> bool:
     """Whether a finished run was not killed before it had put everything in order."""
-    left = any((folder / name).exists() for name in ("state.safetensors", "state", LOCK))
-    return (folder / _CURVE).is_file() and not left
+    has_state = any(is_there(folder / name) for name in ("state.safetensors", "state", LOCK, NEW_RECORD))
+    return is_file(folder / _CURVE) and not has_state
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -137,10 +136,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         UserError: it cannot be read, or the weights are gone.
     """
     path = folder / "finished.json"
-    summary = read_json(path)
-    if not isinstance(summary, dict) or not summary.keys() >= _SUMMARY:
-        raise UserError(f"{path} is not what a training writes at its end; add --overwrite to train again.")
-    if not (folder / "last.safetensors").is_file():
+    summary = training_files.read_summary(path)
+    if not is_file(folder / "last.safetensors"):
         raise UserError(
             f"{folder} holds a finished run without its last.safetensors; add --overwrite to train again."
         )
@@ -152,12 +149,12 @@ def draw_curve(folder: Path, config: TrainConfig, *, svg: bool = False) -> None:
     from moeprobe.results.figures import save
     from moeprobe.results.figures.training import draw
 
+    path = folder / training_files.CURVE
     try:
-        metrics = pd.read_csv(folder / "metrics.csv")
+        text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder / 'metrics.csv'} cannot be read; add --overwrite to train again."
-        ) from error
+        raise UserError(f"{path} cannot be read; add --overwrite to train again.") from error
+    metrics = training_files.read_curve(text, folder)
     save(draw(metrics, name=config.name), folder / "training", svg=svg)
 
 
@@ -188,16 +185,14 @@ def make_trainer(config: TrainConfig, *, folder: Path, device: str, ranks: Ranks
 
 
 def check_run_folder(
-    folder: Path, config: TrainConfig, *, resume: bool, overwrite: bool
+    folder: Path, config: TrainConfig, *, overwrite: bool
 ) -> Literal["new", "unfinished", "finished"]:
     """Return what the folder holds of this configuration that can be continued; nothing is changed.
 
-    A finished run is taken as it is with ``resume``, or where its last moment is missing.
-
     Raises:
-        UserError: the folder holds something else, another run, or a finished one that is not to be taken as it is.
+        UserError: the folder holds something else, or a run of another configuration.
     """
-    contents = look(folder, FAMILY)
+    contents = scan(folder, FAMILY)
     if not contents.empty and not contents.own:
         raise UserError(f"{folder} is not empty and not a run folder of moeprobe; choose another name.")
     check_family(folder, contents, FAMILY)
@@ -207,24 +202,17 @@ def check_run_folder(
         return "new"
     if not contents.own:
         return "new"
-    finished = (folder / "finished.json").exists()
+    finished = is_there(folder / "finished.json")
     if not _is_of(folder / "config.yaml", config):
         state = "a finished run" if finished else "a run"
         raise UserError(
             f"{folder} holds {state} of another configuration; add --overwrite to replace it, or choose another name."
         )
-    left = (folder / "state.safetensors").exists()
-    if not finished and not left:
+    has_state = is_there(folder / "state.safetensors")
+    if not finished and not has_state:
         _check_start(folder, contents, config)
         return "new"
-    if not finished:
-        return "unfinished"
-    if resume or not _at_its_end(folder):
-        return "finished"
-    raise UserError(
-        f"{folder} holds a finished run; add --resume to take it as it is, --overwrite to replace it, or choose "
-        "another name."
-    )
+    return "finished" if finished else "unfinished"
 
 
 def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
@@ -241,12 +229,12 @@ def _check_start(folder: Path, contents: Contents, config: TrainConfig) -> None:
             )
 
 
-def same_training(one: TrainConfig, other: TrainConfig) -> bool:
+def same_training(first_config: TrainConfig, second_config: TrainConfig) -> bool:
     """Whether two configurations are of one training; how it is loaded and shared changes nothing but rounding."""
     shared = {"accumulate": 1, "parallel": "replicas", "expert_ranks": None}
     first, second = (
         config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})} | shared)
-        for config in (one, other)
+        for config in (first_config, second_config)
     )
     return first == second
 
@@ -257,3 +245,73 @@ def _is_of(path: Path, config: TrainConfig) -> bool:
         return same_training(load(str(path)), config)
     except UserError:
         return False
+
+
+# One training by several processes, as torchrun starts them: each has a part of every batch, the first one writes.
+
+
+def train_together(
+    config: TrainConfig,
+    *,
+    folder: Path | None,
+    device: str,
+    overwrite: bool,
+    report: Callable[[Report], None],
+    svg: bool,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """Train a model as ``train`` does, as one of several processes; returns the summary, the same in each.
+
+    A run goes on with another number of processes: its state is that of one.
+
+    Raises:
+        UserError: what ``train`` raises, in any of the processes; or one of them is gone.
+    """
+    folder = Path("checkpoints") / config.name if folder is None else folder
+    first = ranks.rank == 0
+    state = None
+    if first:
+        with in_use_first(folder):
+            state = check_run_folder(folder, config, overwrite=overwrite)
+    state = ranks.exchange(state)[0]
+    if state == "finished":
+        summary = complete(folder, config) if first else None
+        return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": True}
+    trainer = make_trainer(config, folder=folder, device=own_device(device), ranks=ranks)
+    if not first:
+        ranks.exchange("ready")
+        summary = _run(
+            trainer, ranks, resumed=state == "unfinished", report=lambda _: None, draw=lambda: None
+        )
+    else:
+        with RunFolder(folder, FAMILY) as run_folder:
+            # Once more, when no other process can change it.
+            check_run_folder(folder, config, overwrite=overwrite)
+            if overwrite:
+                run_folder.clear()
+            ranks.exchange("ready")
+
+            def draw() -> None:
+                draw_curve(run_folder.path, config, svg=svg)
+                run_folder.check()
+
+            summary = _run(trainer, ranks, resumed=state == "unfinished", report=report, draw=draw)
+    return ranks.exchange(summary)[0] | {"folder": str(folder), "kept": False}
+
+
+def _run(
+    trainer: Trainer,
+    ranks: Ranks,
+    *,
+    resumed: bool,
+    report: Callable[[Report], None],
+    draw: Callable[[], None],
+) -> dict[str, Any]:
+    if resumed:
+        trainer.resume()
+    try:
+        return trainer.run(report, draw=draw)
+    except KeyboardInterrupt:
+        if trainer.stop_request.granted:
+            ranks.leave()
+        raise

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.huggingface import Huggingface
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import TokenBatch
 
 pytest.importorskip("transformers")
 

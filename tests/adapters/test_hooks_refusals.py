@@ -187,7 +187,7 @@ def test_models_with_the_same_parameters_have_hashes_of_their_own(
 
 def test_part_files_of_a_checkpoint_without_a_hash_are_not_used() -> None:
     path = Path(__file__)  # anything that is there: it must not even be read
-    assert loop._kept(path, {"checkpoint": None}) is None
+    assert loop._read_part(path, {"checkpoint": None}) is None
 
 
 JUNK = {

@@ -11,8 +11,8 @@ from torch import Tensor
 from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.errors import UserError
+from moeprobe.recordings.reading import TraceFile
 from moeprobe.routing.record import LayerRouting, RoutingTrace
-from moeprobe.routing.traces.reading import TraceFile
 from tests.adapters import zoo
 from tests.adapters.test_hooks import SQUARE, images, normalized
 from tests.adapters.zoo import VIT

@@ -15,9 +15,7 @@ from moeprobe.adapters import open
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.huggingface import Huggingface
 from moeprobe.errors import UserError
-from moeprobe.inputs.alignment import align
-from moeprobe.inputs.texts import TextFraming, stack
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import TextFraming, TokenBatch, align, stack
 from moeprobe.inputs.views.embedding_noise import EmbeddingNoise
 from moeprobe.runtime import hub
 from tests.adapters import families
@@ -358,3 +356,78 @@ def test_an_encoder_has_no_probabilities_of_texts() -> None:
     texts = TokenBatch(torch.tensor([[3, 4, 5]]), *(torch.ones(1, 3, dtype=torch.bool),) * 2, 0)
     with pytest.raises(UserError, match="gives no scores of the next token"):
         Huggingface(families.small("switch_transformers")).log_probabilities(texts)
+
+
+def copied(folder: Path, into: Path, **changes: Any) -> Path:
+    """A model's folder with other values in its configuration."""
+    into.mkdir()
+    for file in folder.iterdir():
+        (into / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (into / "config.json").write_text(json.dumps(config | changes))
+    return into
+
+
+@pytest.mark.parametrize(
+    "name", ["../other.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "weights.bin", 3]
+)
+def test_an_index_that_names_weights_elsewhere_is_refused(folder: Path, tmp_path: Path, name: Any) -> None:
+    model = copied(folder, tmp_path / "model")
+    weights = model / "model.safetensors"
+    weights.rename(tmp_path / "other.safetensors")
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="names weights that are not in its folder"):
+        open.load_model(f"hf:{model}")
+
+
+def test_weights_elsewhere_by_the_configuration_or_an_adapter(folder: Path, tmp_path: Path) -> None:
+    model = copied(folder, tmp_path / "a", transformers_weights="../b/model.safetensors")
+    with pytest.raises(UserError, match="names weights that are not in its folder"):
+        open.load_model(f"hf:{model}")
+    adapter = copied(folder, tmp_path / "c")
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/other"}')
+    with pytest.raises(UserError, match="holds an adapter"):
+        open.load_model(f"hf:{adapter}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_attn_implementation": "org/kernel"},
+        {"attn_implementation": "org/kernel"},
+        {"_attn_implementation_internal": "org/kernel", "_experts_implementation_internal": "deepgemm"},
+        {"_experts_implementation": "org/kernel"},
+        {"experts_implementation": "deepgemm"},
+    ],
+)
+def test_no_kernel_that_a_configuration_names_is_fetched(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    from transformers.integrations import hub_kernels
+
+    asked: list[object] = []
+    for name in ("load_and_register_attn_kernel", "lazy_load_kernel", "get_kernel"):
+        monkeypatch.setattr(hub_kernels, name, lambda *args, **_: asked.append(args), raising=False)
+    clean = open.load_model(f"hf:{folder}").model
+    model = open.load_model(f"hf:{copied(folder, tmp_path / 'model', **changes)}").model
+    assert isinstance(model, Huggingface) and isinstance(clean, Huggingface) and not asked
+    for kind in ("_attn_implementation", "_experts_implementation"):
+        assert getattr(model.model.config, kind) == getattr(clean.model.config, kind)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers takes a whole number from 0 to"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers takes a whole number"),
+        ({"num_experts": 10**9}, "num_experts takes a whole number from 0 to 32,767"),
+        ({"num_experts_per_tok": 1_000_000}, "num_experts_per_tok takes a whole number from 1 to 8"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok takes a whole number from 1 to 8"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_before_it_is_built(
+    folder: Path, tmp_path: Path, changes: dict[str, int], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        open.load_model(f"hf:{copied(folder, tmp_path / 'model', **changes)}")

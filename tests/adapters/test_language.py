@@ -12,7 +12,7 @@ import pytest
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.open import load_model
-from moeprobe.cli import tables
+from moeprobe.cli.front import tables
 from moeprobe.errors import UserError
 from moeprobe.inputs.views.token_dropout import TokenDropout
 from moeprobe.probes.confidence import figure as confidence

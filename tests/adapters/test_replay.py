@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeprobe.adapters.huggingface import Huggingface
 from moeprobe.errors import UserError
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import TokenBatch
 from moeprobe.routing.record import RoutingTrace
 
 pytest.importorskip("transformers")

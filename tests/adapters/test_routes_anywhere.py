@@ -34,7 +34,7 @@ LOAD = {"load_entropy", "dead_experts", "expert_share", "max_violation", "load_c
         ({"router": "softmax_token_choice", "top_k": 1}, GATES | WEIGHTS | LOAD),
         (
             {"router": "softmax_token_choice", "top_k": 2},
-            GATES | WEIGHTS | LOAD | PAIRS | {"expert_share_any"},
+            GATES | WEIGHTS | LOAD | PAIRS | {f"{name}_first" for name in LOAD},
         ),
     ],
     ids=["soft", "experts choose", "one expert", "two experts"],

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from moeprobe import api
-from moeprobe.cli import comparison
-from moeprobe.inputs.modality import IMAGE, TEXT, sources
+from moeprobe.cli.front import comparison
+from moeprobe.inputs.modality import IMAGE, TEXT, modality_of, sources
 from moeprobe.metrics.reading_order import routing_along_severity
 from moeprobe.metrics.registry import find
 from moeprobe.probes.s_matrix import figure as s_matrix
@@ -80,6 +80,7 @@ def test_axes_of_a_matrix_of_texts() -> None:
 
 
 def test_requests_are_of_no_data_set() -> None:
-    assert sources(1, TEXT, data="requests", split="") == "1 request"
+    served = modality_of(["token"], data="requests")
+    assert sources(1, served, data="requests", split="") == "1 request"
     assert sources(60, TEXT, data="text:lines.txt", split="test") == "60 texts of text:lines.txt test"
     assert sources(1, IMAGE, data="folder:x", split="") == "1 image of folder:x"

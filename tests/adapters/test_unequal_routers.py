@@ -56,7 +56,7 @@ def test_each_is_told_by_what_applies_and_both_by_one_measure(
     table, comparison = pd.read_csv(out / "table.csv"), pd.read_csv(out / "comparison.csv")
     routing = table.dropna(subset="layer")
     measured = routing.groupby("checkpoint")["metric"].agg(set)
-    only_tokens = {"top1_match", "top2_match", "top2_set_match", "load_entropy", "dead_experts"}
+    only_tokens = {"top1_match", "top2_match", "top2_set_match", "load_entropy", "dead_experts_first"}
     assert only_tokens <= measured["baseline"] and not only_tokens & measured["experts"]
     both = {"set_jaccard", "set_jaccard_chance", "set_jaccard_kappa", "weight_distance", "churn", "unserved"}
     assert both <= measured["baseline"] & measured["experts"]

@@ -18,7 +18,7 @@ from moeprobe.models.nn.moe import MoeLayer
 from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.routing.capabilities import Featured, Replayable, Routable, Traceable
 from moeprobe.routing.record import LayerRouting, RoutingTrace
-from tests.golden import assert_golden, oracle
+from tests.golden import assert_golden, golden
 from tests.models.nn.test_vit import released_images, released_model
 from tests.routing.routings import tiny
 
@@ -262,7 +262,7 @@ def test_features_are_routed_as_in_a_trace() -> None:
 @pytest.mark.golden
 def test_released_features() -> None:
     """The released numbers hold the pre-logits before their tanh; the head reads them after it."""
-    expected = oracle("model_small/det_cf1.05.npz")
+    expected = golden("model_small/det_cf1.05.npz")
     traced = Vmoe(released_model(), mean=(0,) * 3, std=(1,) * 3, trained_capacity=True, group_images=4)
     assert_golden(traced.features(released_images()), np.tanh(expected["representation"]))
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.commands import run
-from tests.routing.traces.serving import DEEPSEEK, routing, vllm
+from tests.recordings.serving import DEEPSEEK, routing, vllm
 from tests.security.slots import CHECKPOINT, ROOT
 
 SWEEP = {
@@ -85,14 +85,14 @@ def pipeline(folder: Path) -> Document:
 
 def settings(folder: Path) -> Document:
     """The settings of the user's own module."""
-    from moeprobe.adapters.hooks import settings
+    from moeprobe.adapters.hooks import factory
 
-    return Document(SETTINGS, _file(folder, settings.load), 250)
+    return Document(SETTINGS, _file(folder, factory.load), 250)
 
 
 def response(folder: Path) -> Document:
     """A server's response."""
-    from moeprobe.routing.traces.import_experts import import_routed_experts
+    from moeprobe.recordings.import_experts import import_routed_experts
 
     config = folder / "config.json"
     config.write_text(json.dumps(DEEPSEEK))
@@ -107,14 +107,14 @@ def response(folder: Path) -> Document:
 
 def model_config(folder: Path) -> Document:
     """What says which layers of a served model have experts."""
-    from moeprobe.routing.traces.model_config import read_moe_shape
+    from moeprobe.recordings.model_config import read_moe_shape
 
     return Document(DEEPSEEK, _file(folder, read_moe_shape), 100)
 
 
 def row_of_a_log(folder: Path) -> Document:
     """A line of a log."""
-    from moeprobe.routing.traces.import_log import import_trace
+    from moeprobe.recordings.import_log import import_trace
 
     def load(path: Path) -> None:
         import_trace(path, folder / "out.parquet", overwrite=True)
@@ -173,8 +173,8 @@ def trace(folder: Path) -> Document:
     """The metadata of a trace."""
     import pyarrow.parquet as pq
 
-    from moeprobe.routing.traces.format import KEY
-    from moeprobe.routing.traces.reading import TraceFile
+    from moeprobe.recordings.format import KEY
+    from moeprobe.recordings.reading import TraceFile
 
     assert run("trace", CHECKPOINT, "--limit", 4, "--out", folder / "trace").exit_code == 0
     [recorded] = (folder / "trace").rglob("clean.parquet")

@@ -14,7 +14,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     "--limit": (*NUMBERS, "0", "-1"),
     "--seed": ("x", "", "1.5"),
     "--batch-size": (*NUMBERS, "0", "-1"),
-    "--workers": (*NUMBERS[:3], "-1"),
+    "--workers": (*NUMBERS[:3], "-1", "257", "100000"),
     "--group-images": (*NUMBERS, "0", "-1"),
     "--max-length": ("x", "", "0", "-1"),
     "--device": ("tpu", "", "cuda:99", "cpu:x"),

@@ -13,9 +13,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from moeprobe.cli import listing
 from moeprobe.cli.app import app
-from moeprobe.cli.compare import FAILED
+from moeprobe.cli.commands import listing
+from moeprobe.cli.commands.compare import FAILED
 from moeprobe.results.folder import OutputFolder
 from tests.commands import Trained, refused, run
 
@@ -56,7 +56,6 @@ REFUSALS = {
     "confidence runs/demo-prc --out photos/full": "photos/full is not empty and not a folder of moeprobe",
     "fewshot runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
     "paper runs/demo-prc runs/demo-prc --out lines.txt": "lines.txt is a file; give a folder.",
-    "correspond --data digits --out done": "done holds a finished run; add --overwrite to replace it",
     "confidence runs/demo-prc --out done --overwrite": "did not write: mine.txt",
     "tradeoff nosuch --out x": "There is no sweep and no folder of a training called nosuch",
     "tradeoff routers-digits epoch=5 --out x": "epoch",
@@ -111,7 +110,7 @@ _RUN = """
 import json, sys
 from typer.testing import CliRunner
 from moeprobe.cli.app import app
-from moeprobe.cli.compare import FAILED
+from moeprobe.cli.commands.compare import FAILED
 for line in json.load(sys.stdin):
     result = CliRunner().invoke(app, line.split())
     print(json.dumps([line, result.exit_code, result.stderr, "torch" in sys.modules]), flush=True)

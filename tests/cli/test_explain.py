@@ -1,14 +1,18 @@
 """What a name means, in the terminal."""
 
 import json
+import time
 
 import pytest
+from typer.main import get_command
 
-from moeprobe.cli.meanings import explanations, names
+from moeprobe.cli.app import app
+from moeprobe.cli.front.glossary import explanations, names
 from moeprobe.metrics import registry
 from moeprobe.runtime.catalog import ADAPTERS, ROUTERS, VIEWS
 from tests.commands import refused, run
 
+PROGRAM = get_command(app)
 # What is asked for -> what is printed, in this order.
 MEANINGS = {
     "churn": ["churn, metric", "Of the tokens that an expert processes", "better", "less", "churn, analysis"],
@@ -80,13 +84,13 @@ def test_no_section_of_a_docstring_is_printed_as_it_is(name: str) -> None:
 
 
 def test_all_that_is_named_can_be_explained() -> None:
-    known = names()
+    known = names(PROGRAM)
     assert {"churn", "top{k}_match", "severity", "few_images", "pooled", "fewshot", "kappa", "--limit"} <= {
         *known
     }
     assert {*VIEWS.names(), *ROUTERS.names(), *registry.names()} <= {*known}
     for name in known:
-        found = list(explanations(name))
+        found = list(explanations(name, PROGRAM))
         assert found and all(one.text or one.title for one in found), name
 
 
@@ -108,6 +112,13 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     result = run("explain", "chrun")
     assert result.exit_code == 2
     assert "Did you mean 'churn'?" in result.stderr
+
+
+def test_a_name_of_many_letters_is_refused_at_once_in_a_short_sentence() -> None:
+    started = time.perf_counter()
+    said = refused("explain", "x" * 100_000)
+    assert time.perf_counter() - started < 10
+    assert said.startswith("Error: Nothing is called 'xxx") and len(said) < 500
 
 
 def test_metrics_are_listed() -> None:

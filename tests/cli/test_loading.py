@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from moeprobe.cli.loading import loading
+from moeprobe.cli.front.loading import loading
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = "checkpoints/reference/digits-baseline-k2-seed0"
 
 SEEN = """
 import gc, importlib.util
-from moeprobe.cli import loading
+from moeprobe.cli.front import loading
 {prepare}
 importlib.util.find_spec("torch")  # looked for, not loaded
 runs = []

@@ -101,9 +101,11 @@ def test_where_metrics_apply() -> None:
     tokens, experts, slots = (names(make(seed=1), make(seed=2)) for make in (routing, expert_choice, soft))
     everywhere = {"weight_cosine", "weight_distance", "gate_highest", "s", "s_diagonal"}
     assert everywhere <= tokens & experts & slots
-    load = {"load_entropy", "dead_experts", "expert_share", "expert_share_any", "dropped"}
-    load |= {"max_violation", "load_cv", "load_gini"}
-    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "choice_differs"} | load
+    load = {"load_entropy", "dead_experts", "expert_share", "max_violation", "load_cv", "load_gini"}
+    load |= {f"{name}_first" for name in load} | {"dropped"}
+    assert tokens - experts == {"top1_match", "top{k}_match", "top{k}_set_match", "choice_differs"} | load | {
+        "selection_margin"
+    }
     of_tokens = {f"experts_per_token{number}" for number in ("", "_0", "_1", "_2", "_3_or_more")}
     assert experts - tokens == {"unserved_both"} | of_tokens
     assert slots - tokens == {"slot_match"}

@@ -11,9 +11,9 @@ from typing import Annotated, Any, ClassVar, get_type_hints
 import pytest
 
 from moeprobe import api
-from moeprobe.cli.probe_command import probe_command
+from moeprobe.cli.commands.probe_command import probe_command
 from moeprobe.errors import UserError
-from moeprobe.metrics.load import Load
+from moeprobe.metrics.analyses.load import Load
 from moeprobe.metrics.registry import analyses_of
 from moeprobe.probes import registry
 from moeprobe.probes.base import Agreement, Arg, Kind, Layout, Probe, Views, arg_of, fields_of, flag_of

@@ -60,7 +60,7 @@ def test_a_metric_is_one_file(tmp_path: Path, trained: Trained) -> None:
         "mistyped": ["explain", "toy_sur"],
         "reported": ["report", run, "--out", page],
     }
-    printed = run_with(tmp_path, "metrics/toy.py", TOY, commands, writer="metrics")
+    printed = run_with(tmp_path, "metrics/analyses/toy.py", TOY, commands, writer="metrics")
     codes = printed.codes
     assert codes == dict.fromkeys(codes, 0) | {"mistyped": 2, "compared": codes["compared"]}, printed
     assert codes["compared"] in (0, 3)

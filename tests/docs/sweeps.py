@@ -8,7 +8,7 @@ import pandas as pd
 def table_of(folder: Path) -> pd.DataFrame:
     """Return the numbers of the cells; words that are not there are empty."""
     words = dict.fromkeys(("layer", "tokens", "null", "view"), str)
-    found = pd.read_csv(folder / "table.csv", dtype=words, low_memory=False)
+    found = pd.read_csv(folder / "table.csv.gz", dtype=words, low_memory=False)
     return found.fillna(dict.fromkeys(words, ""))
 
 

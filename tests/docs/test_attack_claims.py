@@ -1,12 +1,11 @@
 """What the page on attacks says in words, held by the committed numbers."""
 
-import importlib
-import sys
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from reports.scripts import attack_tables
 from tests.docs.pages import ROOT
 
 REPORTS = ROOT / "reports" / "attack"
@@ -14,21 +13,13 @@ EPSILONS = (1, 2, 4, 8)
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "reports"))
-    monkeypatch.chdir(ROOT)
-    sys.modules.pop("attack_tables", None)
-    return importlib.import_module("attack_tables")
-
-
-@pytest.fixture
-def numbers(module: Any) -> Any:
-    table = module.read(REPORTS)
+def numbers() -> Any:
+    table = attack_tables.read(REPORTS)
 
     def of(
         view: str, severity: float, metric: str, layer: str = "", *, difference: bool = False
     ) -> pd.DataFrame:
-        found: pd.DataFrame = module.rows(table, metric, layer, view=view, severity=severity)
+        found: pd.DataFrame = attack_tables.rows(table, metric, layer, view=view, severity=severity)
         found = found[(found["reference"] != "") == difference]
         assert len(found) == (3 if difference else 6) and (found["images"] == 360).all()
         return found
@@ -69,7 +60,7 @@ def test_what_is_left_of_the_accuracy(numbers: Any) -> None:
     assert ((strong["ci_low"] <= 0) & (strong["ci_high"] >= 0)).all()
 
 
-def test_how_many_intervals_there_are(module: Any) -> None:
-    rows = [line.split("|") for line in module.lines(REPORTS)[2:]]
+def test_how_many_intervals_there_are() -> None:
+    rows = [line.split("|") for line in attack_tables.lines(REPORTS)[2:]]
     assert 3 * sum(cell.strip().endswith(")") for row in rows for cell in row) == 72
     assert "72 are in the table" in (ROOT / "docs/results/attack.md").read_text(encoding="utf-8")

@@ -1,33 +1,29 @@
 """The report on natural deformations: its numbers are those of the runs, its tables ranges of seeds."""
 
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from moeprobe import api
+from reports.scripts import regenerate_deformations
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    sys.modules.pop("regenerate_deformations", None)
-    import regenerate_deformations  # type: ignore[import-not-found]
-
-    return regenerate_deformations
 
 
-def test_each_number_is_that_of_the_first_layer(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "SEEDS", (1,))
-    monkeypatch.setattr(script, "TOP_KS", (2,))
-    monkeypatch.setattr(script, "PATHS", ())
-    (row,) = script.deformed("digits", limit=24, views={"brightness": 0.2}).to_dict("records")
+def test_each_number_is_that_of_the_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regenerate_deformations, "SEEDS", (1,))
+    monkeypatch.setattr(regenerate_deformations, "TOP_KS", (2,))
+    monkeypatch.setattr(regenerate_deformations, "PATHS", ())
+    (row,) = regenerate_deformations.deformed("digits", limit=24, views={"brightness": 0.2}).to_dict(
+        "records"
+    )
     pair = [ROOT / f"checkpoints/reference/digits-{one}-k2-seed1" for one in ("baseline", "prc")]
     table = api.sweep(pair, view="brightness", severities=[0.0, 0.2], limit=24).table
     table = table[(table["metric"] == "top1_match_kappa") & (table["null"] == "pooled")]
@@ -37,7 +33,7 @@ def test_each_number_is_that_of_the_first_layer(script: Any, monkeypatch: pytest
     assert row["difference_low"] < row["difference"] < row["difference_high"]
 
 
-def test_tables_say_ranges_of_seeds_and_count_intervals(script: Any) -> None:
+def test_tables_say_ranges_of_seeds_and_count_intervals() -> None:
     rows = [
         {
             "top_k": 2, "train_seed": seed, "view": view, "severity": severity, "metric": "top1_match_kappa",
@@ -47,7 +43,7 @@ def test_tables_say_ranges_of_seeds_and_count_intervals(script: Any) -> None:
         for seed in range(3)
         for view, severity in (("rotation", 20.0), ("randaugment", np.nan))
     ]  # fmt: skip
-    text = script.tables({"digits": pd.DataFrame(rows)})
+    text = regenerate_deformations.tables({"digits": pd.DataFrame(rows)})
     assert "## digits, k = 2: κ, 360 images" in text
     assert "| rotation | 20 | 0.400 to 0.420 | 0.500 to 0.520 | -0.100 to +0.100 (1+, 1−) |" in text
     assert "| randaugment |  | 0.400" in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, text
 from tests.docs.sweeps import changed, differences_of, table_of
 
 FOLDER = ROOT / "reports/sweeps/dense-digits"
@@ -14,6 +14,9 @@ def test_no_dense_model_is_less_accurate() -> None:
     differences = differences_of(FOLDER)
     equal = changed(differences, "accuracy", *EQUAL)
     assert ((equal["ci_low"] < 0) & (equal["ci_high"] > 0)).all()
+    assert round(-equal["ci_low"].min(), 3) == 0.036
+    said = " ".join(text("results/groups-experts.md").split())
+    assert "A lead of the experts of up to 3.6 points is inside the intervals" in said
     every = changed(differences, "accuracy", ALL)
     assert (every["ci_low"] > 0).sum() == 1 and not (every["ci_high"] < 0).any()
 

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 import moeprobe
-from moeprobe.adapters.hooks.settings import FileSettings
+from moeprobe.adapters.hooks.factory import FileSettings
 from moeprobe.runtime.catalog import VIEWS
 from tests.commands import run
 from tests.contracts import test_probes as probe_contract

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from moeprobe.models.nn.plans import CapacityRule
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, text
 from tests.docs.sweeps import differences_of, table_of
 
 FOLDER = ROOT / "reports/sweeps/experts-digits"
@@ -36,6 +36,10 @@ def test_no_number_of_experts_is_more_accurate(accuracy: pd.DataFrame) -> None:
     above, below = accuracy[accuracy["ci_low"] > 0], accuracy[accuracy["ci_high"] < 0]
     assert (len(accuracy), len(above), len(below)) == (42, 2, 4)
     assert below["group"].str.startswith("soft_moe").all() and (below["train_seed"] == 0).all()
+    found = (1.96 + 0.84) * (accuracy["ci_high"] - accuracy["ci_low"]) / 2 / 1.96
+    assert (round(found.min(), 3), round(found.max(), 3)) == (0.016, 0.032)
+    said = " ".join(text("results/groups-experts.md").split())
+    assert "find differences of 1.6 to 3.2 points with a power of .8" in said
 
 
 def test_where_experts_choose_more_of_them_do_more_work() -> None:

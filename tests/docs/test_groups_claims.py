@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from moeprobe.models.nn.plans import CapacityRule
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, text
 from tests.docs.sweeps import changed, differences_of, excluding_zero, table_of
 
 TOGETHER, ALONE = (ROOT / f"reports/sweeps/{name}-digits" for name in ("groups", "groups-alone"))
@@ -35,6 +35,9 @@ def test_no_difference_in_accuracy(folder: Path, signs: tuple[int, int], mean: f
     assert ((rows["value"] > 0).sum(), (rows["value"] < 0).sum()) == signs
     assert round(rows["value"].mean(), 3) == mean
     assert (rows["ci_low"] > 0).sum() == above and not (rows["ci_high"] < 0).any()
+    found = (1.96 + 0.84) * (rows["ci_high"] - rows["ci_low"]) / 2 / 1.96
+    assert found.min() > 0.02 and 0.029 < found.max() <= 0.03
+    assert "three points would be, with a power of .8" in text("results/groups-experts.md")
 
 
 def test_each_measured_as_it_was_trained() -> None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from moeprobe.inputs.data.digits import Digits
-from moeprobe.models.training.labels import choose_labeled
+from moeprobe.models.training.checks import choose_labeled
 from tests.docs.pages import ROOT, text
 from tests.docs.sweeps import changed, differences_of, table_of
 
@@ -55,8 +55,8 @@ def test_prc_does_with_few_labels_what_it_does_with_all(
             assert (changed(differences, number, group, layer=layer)["ci_low"] > 0).all()
         accuracy = changed(differences, "accuracy", group)
         assert ((accuracy["ci_low"] <= 0) & (accuracy["ci_high"] >= 0)).all()
-        assert set(seeds(table, group, "dead_experts", FIRST)) <= {1, 2}
-        assert set(seeds(table, BALANCED.format(share), "dead_experts", FIRST)) == {0}
+        assert set(seeds(table, group, "dead_experts_first", FIRST)) <= {1, 2}
+        assert set(seeds(table, BALANCED.format(share), "dead_experts_first", FIRST)) == {0}
 
 
 def test_images_without_labels_do_not_help(differences: pd.DataFrame) -> None:
@@ -87,4 +87,4 @@ def test_what_they_do_to_the_routing(differences: pd.DataFrame) -> None:
 def test_where_labels_say_less_prc_says_more(table: pd.DataFrame) -> None:
     gates = [seeds(table, PRC.format(share, True), "gate_highest", FIRST).mean() for share in SHARES]
     assert gates == sorted(gates, reverse=True)
-    assert set(seeds(table, PRC.format(0.05, True), "dead_experts", FIRST)) == {2}
+    assert set(seeds(table, PRC.format(0.05, True), "dead_experts_first", FIRST)) == {2}

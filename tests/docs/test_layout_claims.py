@@ -79,7 +79,7 @@ def test_expert_choice_by_sets_of_experts(of: dict[str, pd.DataFrame]) -> None:
     """The table has values of these; every one is below that of V-MoE's router with the same k or c and seed."""
     lower, unweighted = {1: 0, 2: 0}, []
     for name in LARGER:
-        table = pd.read_csv(ROOT / "reports/routers" / name / "table.csv", low_memory=False)
+        table = pd.read_csv(ROOT / "reports/routers" / name / "table.csv.gz", low_memory=False)
         table = table[table["draw"].isna() & (table["tokens"] == "patch")]
         table = table[
             table["view"].isin(("random_crop", "prc_crops"))
@@ -122,7 +122,7 @@ def test_the_gap_under_noise_is_of_one_training(of: dict[str, pd.DataFrame]) -> 
     assert outside(gap) == (5, 0, 5)
     left = {}
     for name in ("digits", *LARGER):
-        table = pd.read_csv(ROOT / "reports/routers" / name / "table.csv", low_memory=False)
+        table = pd.read_csv(ROOT / "reports/routers" / name / "table.csv.gz", low_memory=False)
         here = table[(table["metric"] == "accuracy") & table["severity"].eq(0.2) & table["draw"].isna()]
         left[name] = here.assign(group=here["checkpoint"].str.removesuffix("-seed0"))
     values = at(left["digits-deep"], 2).set_index("router")["value"].round(3)

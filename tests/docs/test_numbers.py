@@ -1,17 +1,16 @@
 """The numbers of the pages are those of the committed reports."""
 
-import importlib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
-from moeprobe.results.packed import read_pack
 from moeprobe.studies.paper.tables import markdown
+from reports.scripts import at_once, pages, regenerate, regenerate_routers
+from reports.scripts.contrasts import CONTRASTS
+from reports.scripts.seeds import read, spread
 from tests.docs.pages import PAGES, ROOT, TEXT, name_of, text
 
 FILLED = [page for page in PAGES if "<!-- from " in TEXT[page]]
@@ -22,25 +21,14 @@ def found(page: Path) -> list[tuple[str, str, str]]:
     return re.findall(r"<!-- from ([^:\n]+): ([^\n]+) -->\n(.*?)<!-- end -->", TEXT[page], flags=re.DOTALL)
 
 
-@pytest.fixture
-def regenerating(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Return what imports a script of ``reports`` as a module; they import one another."""
-    monkeypatch.syspath_prepend(str(ROOT / "reports"))
-    return importlib.import_module
-
-
 @pytest.mark.parametrize("page", FILLED, ids=name_of)
-def test_the_tables_of_a_page_are_those_of_the_reports(
-    page: Path, regenerating: Callable[[str], Any]
-) -> None:
-    pages = regenerating("pages")
+def test_the_tables_of_a_page_are_those_of_the_reports(page: Path) -> None:
     assert page in pages.PAGES
     assert all(body.count("\n|") >= 2 for *_, body in found(page))
-    assert pages.filled(TEXT[page]) == TEXT[page], "run: python reports/pages.py"
+    assert pages.filled(TEXT[page]) == TEXT[page], "run: python -m reports.scripts.pages"
 
 
-def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], Any]) -> None:
-    pages = regenerating("pages")
+def test_every_table_of_the_reports_is_on_a_page() -> None:
     every = [block for page in FILLED for block in found(page)]
     assert {folder for folder, *_ in every} == {
         "reports", "reports/digits", "reports/fashion", "reports/shapes",
@@ -60,8 +48,7 @@ def test_every_table_of_the_reports_is_on_a_page(regenerating: Callable[[str], A
     assert {name for _, name, _ in every} == set(pages.MAKERS)
 
 
-def test_a_number_that_is_changed_by_hand_is_put_right(regenerating: Callable[[str], Any]) -> None:
-    pages = regenerating("pages")
+def test_a_number_that_is_changed_by_hand_is_put_right() -> None:
     right = text("results/prc-digits-shapes.md")
     block = re.search(r"<!-- from reports/digits: the first seed -->.*?<!-- end -->", right, flags=re.DOTALL)
     assert block is not None
@@ -70,12 +57,10 @@ def test_a_number_that_is_changed_by_hand_is_put_right(regenerating: Callable[[s
 
 
 @pytest.mark.parametrize("data", ["digits", "shapes"])
-def test_the_papers_tables_are_those_of_the_numbers(data: str, regenerating: Callable[[str], Any]) -> None:
+def test_the_papers_tables_are_those_of_the_numbers(data: str) -> None:
     folder = ROOT / "reports" / data
     table = pd.read_csv(folder / "seeds.csv").fillna({"layer": ""})
-    text = markdown(
-        table, pd.read_csv(folder / "load.csv"), data=data, remarks=regenerating("regenerate").REMARKS
-    )
+    text = markdown(table, pd.read_csv(folder / "load.csv"), data=data, remarks=regenerate.REMARKS)
     assert (folder / "tables.md").read_text(encoding="utf-8") == text
 
 
@@ -83,19 +68,9 @@ def test_the_papers_tables_are_those_of_the_numbers(data: str, regenerating: Cal
 @pytest.mark.parametrize(
     "folder", sorted((ROOT / "reports" / "routers").iterdir()), ids=lambda path: path.name
 )
-def test_the_numbers_of_the_routers_are_those_of_their_reports(
-    folder: Path, regenerating: Callable[[str], Any]
-) -> None:
-    routers = regenerating("regenerate_routers")
-    table, differing = regenerating("seeds").read(folder)
-    assert (folder / "tables.md").read_text(encoding="utf-8") == routers.tables(table, differing)
-    # What the tables follow from is kept: sums per image, training curves, and no weights.
-    cells = read_pack(folder)
-    assert cells.keys() == set(table["checkpoint"])
-    for cell in cells.values():
-        assert cell.metrics and "noise" in cell.runs
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    assert len(files) < 30
+def test_the_numbers_of_the_routers_are_those_of_their_reports(folder: Path) -> None:
+    table, differing = read(folder)
+    assert (folder / "tables.md").read_text(encoding="utf-8") == regenerate_routers.tables(table, differing)
     assert not list(folder.rglob("*.safetensors"))
 
 
@@ -104,15 +79,15 @@ def test_the_numbers_of_the_routers_are_those_of_their_reports(
     [("digits", (1, 2), 3), ("shapes", (2,), 3), ("digits-patch4", (1, 2), 3), ("digits-deep", (1, 2), 1)],
 )
 def test_contrasts_of_routers_are_differences_of_means(
-    data: str, budgets: tuple[int, ...], seeds: int, regenerating: Callable[[str], Any]
+    data: str, budgets: tuple[int, ...], seeds: int
 ) -> None:
     """Of the accuracies in the table of all cells, which are over the same images, and of the paper's values.
 
     The two other layouts are of the paper's routers alone: without sparse token choice.
     """
     folder = ROOT / "reports" / "routers" / data
-    contrasts, names = pd.read_csv(folder / "contrasts.csv"), regenerating("contrasts").CONTRASTS
-    table = pd.read_csv(folder / "table.csv", low_memory=False)
+    contrasts, names = pd.read_csv(folder / "contrasts.csv"), CONTRASTS
+    table = pd.read_csv(folder / "table.csv.gz", low_memory=False)
     budget = table["top_k"].fillna(table["capacity_factor"])
     table = table[table["draw"].isna() & table["layer"].isna() & table["view"].eq("clean")].assign(
         budget=budget
@@ -144,42 +119,79 @@ def test_contrasts_of_routers_are_differences_of_means(
 
 
 def test_folders_are_made_at_once_and_an_error_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, regenerating: Callable[[str], Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # put back afterwards
-    each, names = regenerating("at_once").each, [str(tmp_path / name) for name in "abc"]
+    each, names = at_once.each, [str(tmp_path / name) for name in "abc"]
     each(os.mkdir, names)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
     with pytest.raises(FileExistsError):
         each(os.mkdir, names[1:])
 
 
-def test_a_difference_of_one_training_is_shown_with_its_interval(
-    regenerating: Callable[[str], Any],
-) -> None:
-    spread = regenerating("seeds").spread
+def test_a_difference_of_one_training_is_shown_with_its_interval() -> None:
     one = pd.DataFrame({"value": [-0.0001], "ci_low": [-0.02], "ci_high": [0.03]})
     assert spread(one) == "+0.000 [-0.020, +0.030]"
     assert spread(one.assign(ci_low=float("nan"), ci_high=float("nan"))) == "+0.000"
     assert spread(pd.concat([one, one])) == "+0.000 to +0.000 (0)"
 
 
-def test_prc_starves_experts_of_the_first_layer_on_digits_and_none_on_shapes() -> None:
-    """As README and page say: in every seed and at either k, beyond doubt, with opposite signs of the load entropy."""
-    for data, starved in (("digits", {1, 2}), ("shapes", {0})):
-        table = pd.read_csv(ROOT / "reports" / data / "seeds.csv")
-        dead = table[(table["number"] == "dead experts") & (table["kind"] == "value")]
-        assert len(dead) == 2 * 2 * 2 * 3 and (dead["ci_low"] == dead["ci_high"]).all()
-        first = (dead["layer"] == "blocks.1") & (dead["model"] == "V-MoE with PRC")
-        assert set(dead[first]["value"]) == starved and not dead[~first]["value"].any()
-        load = pd.read_csv(ROOT / "reports" / data / "load.csv")
-        counted = (
-            (load["share"] < 1 / 80)
-            .groupby([load[name] for name in ("layer", "model", "top_k", "seed")])
-            .sum()
-        )
-        found = dead.set_index(["layer", "model", "top_k", "seed"])["value"]
-        assert (counted.reindex(found.index) == found).all()
+@pytest.mark.parametrize(
+    ("data", "choices", "name", "starved"),
+    [
+        # With k = 1 the first choice is the only one; with k = 2 the third seed alone has dead experts.
+        ("digits", "all", "dead experts", {2: [0, 0, 2], 1: [1, 1, 2]}),
+        ("digits", "first", "dead as first choice", {2: [1, 1, 2]}),
+        ("shapes", "all", "dead experts", {2: [0, 0, 0], 1: [0, 0, 0]}),
+        ("shapes", "first", "dead as first choice", {2: [0, 0, 0]}),
+    ],
+)
+def test_with_prc_experts_of_the_first_layer_are_hardly_ever_first_on_digits(
+    data: str, choices: str, name: str, starved: dict[int, list[int]]
+) -> None:
+    """As README and page say: in every seed and at either k, beyond doubt; dead are only some of them."""
+    table = pd.read_csv(ROOT / "reports" / data / "seeds.csv")
+    dead = table[(table["number"] == name) & (table["kind"] == "value")]
+    assert len(dead) == 2 * 2 * 3 * len(starved) and (dead["ci_low"] == dead["ci_high"]).all()
+    first = (dead["layer"] == "blocks.1") & (dead["model"] == "V-MoE with PRC")
+    assert {k: rows["value"].tolist() for k, rows in dead[first].groupby("top_k")} == starved
+    assert not dead[~first]["value"].any()
+    load = pd.read_csv(ROOT / "reports" / data / "load.csv")
+    load = load[load["choices"] == choices]
+    counted = (
+        (load["share"] < 1 / 80).groupby([load[key] for key in ("layer", "model", "top_k", "seed")]).sum()
+    )
+    found = dead.set_index(["layer", "model", "top_k", "seed"])["value"]
+    assert (counted.reindex(found.index) == found).all()
+
+
+def test_experts_that_are_hardly_ever_first_process_what_readme_and_page_say() -> None:
+    load = pd.read_csv(ROOT / "reports/digits/load.csv")
+    load = load[(load["layer"] == "blocks.1") & (load["top_k"] == 2) & (load["model"] == "V-MoE with PRC")]
+    share = load.pivot_table(index=["seed", "expert"], columns="choices", values="share")
+    never_first = share[share["first"] < 1 / 80]["all"]
+    assert never_first.round(3).to_dict() == {(0, 3): 0.035, (1, 5): 0.023, (2, 3): 0.009, (2, 5): 0.008}
+    assert "processes 3.5 and 2.3 % of all choices" in " ".join(text("results/prc-digits-shapes.md").split())
+    assert "process 2 and 4 % of the choices" in " ".join(
+        (ROOT / "README.md").read_text(encoding="utf-8").split()
+    )
+
+
+def test_the_foreground_becomes_steadier_but_the_background_most() -> None:
+    table = pd.read_csv(ROOT / "reports/shapes/seeds.csv")
+    kappa = table[table["number"].str.contains("κ, ") & (table["kind"] == "difference")]
+    kappa = kappa.assign(region=kappa["number"].str.rpartition(", ")[2])
+    front = kappa[kappa["region"] == "foreground"]
+    assert (len(front), (front["value"] > 0).sum(), (front["ci_low"] > 0).sum()) == (24, 24, 21)
+    kappa = kappa.assign(view=kappa["number"].str.partition(":")[0])
+    gains = kappa.pivot_table(index=["top_k", "layer", "seed", "view"], columns="region", values="value")
+    assert len(gains) == 24 and (gains.idxmax(axis=1) == "background").all()
+    assert set(gains.idxmin(axis=1)) == {"foreground", "boundary"}
+    said = " ".join(text("results/prc-digits-shapes.md").split())
+    assert "On the foreground κ rises in 24 of 24 cells" in said and "21 intervals are above zero" in said
+
+
+def test_the_load_is_less_even_with_prc_in_the_first_layer_alone() -> None:
     table = pd.read_csv(ROOT / "reports" / "digits" / "seeds.csv")
     difference = table[(table["number"] == "load entropy") & (table["kind"] == "difference")].set_index(
         "layer"

@@ -10,6 +10,8 @@ from types import ModuleType
 import pytest
 from markdown.extensions.toc import slugify
 
+from moeprobe.runtime.files import sha256
+from reports.scripts.archive import read_manifest
 from tests.docs.pages import PAGES, README, ROOT, TEXT, name_of
 
 DOCS = ROOT / "docs"
@@ -82,12 +84,15 @@ def test_every_page_can_be_reached_from_the_first() -> None:
 
 
 def test_pictures_of_pages_are_the_reports(generate: ModuleType) -> None:
-    copies = {path.name: path.read_bytes() for path in (DOCS / "img").iterdir()}
-    assert copies.keys() == generate.FIGURES.keys()
+    copies = {path.name for path in (DOCS / "img").iterdir()}
+    packed = read_manifest()
+    assert copies == generate.FIGURES.keys()
     for name, source in generate.FIGURES.items():
-        assert copies[name] == (ROOT / source).read_bytes(), f"{name}: run python docs/generate.py"
+        known = packed.get(source)  # not in git, so by its hash
+        wanted = known["sha256"] if known else sha256(ROOT / source)
+        assert sha256(DOCS / "img" / name) == wanted, f"{name}: run python docs/generate.py"
     shown = {target.name for page in PAGES for target, _ in links(page) if target.parent == DOCS / "img"}
-    assert shown == copies.keys()
+    assert shown == copies
 
 
 def test_generated_pages_are_what_generate_writes(generate: ModuleType) -> None:
@@ -98,7 +103,14 @@ def test_generated_pages_are_what_generate_writes(generate: ModuleType) -> None:
     assert marked == {DOCS / name for name in written}, "pages that nothing writes any more"
 
 
+def test_sizes_of_the_tree_are_current(generate: ModuleType) -> None:
+    page = TEXT[generate.ARCHITECTURE]
+    assert generate.with_sizes(page) == page, "run python docs/generate.py"
+
+
 def test_nothing_is_left_to_fill_in() -> None:
-    markers = re.compile(r"<!-- (from [^:\n]+: [^\n]+|end|written by docs/generate.py from [^\n]+) -->")
+    markers = re.compile(
+        r"<!-- (from [^:\n]+: [^\n]+|end|sizes of the tree|written by docs/generate.py from [^\n]+) -->"
+    )
     for page in PAGES:
         assert "<!--" not in markers.sub("", TEXT[page]), page

@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT, blocks
 
 pytest.importorskip("transformers")
 
-from tests.routing.traces.test_sequences import responses, saved_model, written
+from tests.recordings.test_sequences import responses, saved_model, written
 
 PAGE = ROOT / "docs" / "guide" / "servers.md"
 

@@ -6,14 +6,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from tests.browser import needs_browser
+from tests.commands import PATIENCE
 from tests.docs.pages import PAGES, ROOT, TEXT
 
 DOCS = ROOT / "docs"
@@ -46,7 +50,7 @@ def test_every_page_is_in_the_menu_once() -> None:
 def test_nothing_is_fetched_from_elsewhere() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert settings["theme"]["font"] is False
-    assert settings["plugins"] == ["search"]
+    assert settings["plugins"] == ["offline", "search"]
     assert "mermaid" not in str(settings["markdown_extensions"])
 
 
@@ -115,3 +119,73 @@ def test_the_site_builds_and_its_pages_load_nothing_from_elsewhere(tmp_path: Pat
     assert '<svg class="flow"' in (tmp_path / "site/contributing/architecture.html").read_text(
         encoding="utf-8"
     )
+
+
+class Page(HTMLParser):
+    """The links, pictures, names and tables of a built page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.ids: set[str] = set()
+        self.headless = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.targets += [values[name] or "" for name in ("href", "src") if values.get(name)]
+        self.ids |= {values[name] or "" for name in ("id", "name") if values.get(name)}
+        self.headless += {"table": 1, "th": 0}.get(tag, 0)
+        if tag == "th" and self.headless:
+            self.headless -= 1
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    return folder
+
+
+def test_the_built_site_is_whole(site: Path) -> None:
+    """Every picture and link of every page is there, with its section; each table has a header; nothing is fetched."""
+    pages = {path: Page() for path in site.rglob("*.html") if path.name != "404.html"}
+    for path, page in pages.items():
+        page.feed(path.read_text(encoding="utf-8"))
+    missing = []
+    for path, page in pages.items():
+        for target in page.targets:
+            url = urlsplit(target)
+            if url.scheme or url.netloc:
+                continue
+            file = (path.parent / unquote(url.path)).resolve() if url.path else path
+            if not file.is_file() or (url.fragment and file in pages and url.fragment not in pages[file].ids):
+                missing.append(f"{path.relative_to(site)}: {target}")
+    assert len(pages) > 40 and not missing
+    assert not [path.name for path, page in pages.items() if page.headless]
+
+
+def test_the_built_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|img|link|iframe)[^>]*(?:src|href)=\"https?:[^\"]*")
+    pages = {path.name: loaded.findall(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    assert pages and not {name: urls for name, urls in pages.items() if urls}
+
+
+@needs_browser
+def test_the_search_works_from_a_folder(site: Path, browser: Any) -> None:
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.get((site / "results" / "attack.html").as_uri())
+    field = browser.find_element(By.CSS_SELECTOR, "input.md-search__input")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys("collapsed")
+    items = WebDriverWait(browser, PATIENCE).until(
+        lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__item")
+    )
+    assert any("collapsed" in item.text for item in items)
+
+
+def test_intervals_in_tables_are_not_broken(hooks: ModuleType) -> None:
+    cell = "<td>0.883 [0.876, 0.889]</td><td>see [a, b]</td>"
+    assert hooks.on_page_content(cell) == "<td>0.883&nbsp;[0.876,&nbsp;0.889]</td><td>see [a, b]</td>"

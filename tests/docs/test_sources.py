@@ -1,12 +1,11 @@
 """docs/results/sources.md has every row of the five sources, and what it names exists; its numbers are looked up."""
 
-import importlib
 import re
-from typing import Any
 
 import pytest
 
 from moeprobe.runtime import catalog
+from reports.scripts import sources
 from tests.docs.pages import COMMANDS, ROOT
 
 ROWS = [*(f"P{n}" for n in range(1, 58)), *(f"W{n}" for n in range(1, 4)), *(f"C{n}" for n in range(1, 6))]
@@ -22,17 +21,11 @@ KINDS = {
 
 
 @pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "reports"))
-    return importlib.import_module("sources")
-
-
-@pytest.fixture
-def rows(sources: Any) -> list[dict[str, str]]:
+def rows() -> list[dict[str, str]]:
     return [row for name in sources.names() for row in sources.rows(name)]
 
 
-def test_every_row_is_there_once_with_a_state(rows: list[dict[str, str]], sources: Any) -> None:
+def test_every_row_is_there_once_with_a_state(rows: list[dict[str, str]]) -> None:
     assert [row["row"] for row in rows] == ROWS
     assert {row["state"] for row in rows} == set(sources.STATES)
     for row in rows:
@@ -66,7 +59,7 @@ def test_what_a_row_names_exists(rows: list[dict[str, str]]) -> None:
     assert named > 80
 
 
-def test_numbers_of_ours_are_looked_up(rows: list[dict[str, str]], sources: Any) -> None:
+def test_numbers_of_ours_are_looked_up(rows: list[dict[str, str]]) -> None:
     used = set()
     for row in rows:
         used |= set(re.findall(r"\{(\w+)\}", row["ours"]))

@@ -1,13 +1,12 @@
 """Tables 3 to 6 of the thesis, from small trainings: numbers are those of the runs; what is not trained is left out."""
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from moeprobe import api
 from moeprobe.models import grid
+from reports.scripts import regenerate_thesis, thesis_tables
 
 ROOT = Path(__file__).parents[2]
 SMALL = """
@@ -33,22 +32,20 @@ cells:
 """
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "reports"))
+@pytest.fixture(autouse=True)
+def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SMALL, encoding="utf-8")
     (tmp_path / "few.yaml").write_text(SWEEP, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    return importlib.import_module("regenerate_thesis")
 
 
-def test_numbers_are_those_of_the_runs(script: Any, tmp_path: Path) -> None:
+def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     pipelines = grid.load("few.yaml").pipelines
     for name in ("manual-seed0", "moe-seed0", "dense-seed0"):
         api.train_pipeline(pipelines[name], folder=pipelines[name].folder, device="cpu")
-    cells = script.finished("few.yaml")
+    cells = regenerate_thesis.finished("few.yaml")
     assert [one.name for one in cells] == ["manual-seed0", "moe-seed0", "dense-seed0"]
-    models = script.measured(cells, script.THEIRS, limit=24)
+    models = regenerate_thesis.measured(cells, regenerate_thesis.THEIRS, limit=24)
     by_group = {group: rows.set_index("number")["value"] for group, rows in models.groupby("group")}
     assert set(by_group) == {"moe", "dense"}
     where = "checkpoints/few/moe-seed0/experts"
@@ -58,24 +55,27 @@ def test_numbers_are_those_of_the_runs(script: Any, tmp_path: Path) -> None:
     assert 0 < by_group["moe"]["variation, share"] < 1
     assert "variation" not in by_group["dense"] and "accuracy, experts off" not in by_group["dense"]
     assert by_group["dense"]["parameters"] < by_group["moe"]["parameters"]
-    manual = script.measured(cells, script.MANUAL, limit=24)
+    manual = regenerate_thesis.measured(cells, regenerate_thesis.MANUAL, limit=24)
     assert set(manual["group"]) == {"manual"}
     assert "validation accuracy with the labels" in set(manual["number"])
 
     for name, table in (("models", models), ("manual", manual)):
         table.to_csv(tmp_path / f"{name}.csv", index=False)
-    tables = importlib.import_module("thesis_tables")
     row = models[(models["group"] == "moe") & (models["number"] == "accuracy")].iloc[0]
     own = f"{row['value']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]"
-    found = tables.accuracy_and_variation(tmp_path)
+    found = thesis_tables.accuracy_and_variation(tmp_path)
     assert any(line.startswith(f"| MoE, dense to sparse | {own} | 0.751 |") for line in found)
     assert "| priority routing | – | 0.728 | – | 10.2 | – |" in found
-    assert "| token choice | – | 0.887 | – |" in tables.manual_routing(tmp_path)
+    assert "| token choice | – | 0.887 | – |" in thesis_tables.manual_routing(tmp_path)
 
 
-def test_without_any_training_there_are_their_values_alone(script: Any, tmp_path: Path) -> None:
-    assert script.finished("few.yaml") == []
-    tables = importlib.import_module("thesis_tables")
-    made = (tables.accuracy_and_variation, tables.sizes, tables.without_experts, tables.manual_routing)
+def test_without_any_training_there_are_their_values_alone(tmp_path: Path) -> None:
+    assert regenerate_thesis.finished("few.yaml") == []
+    made = (
+        thesis_tables.accuracy_and_variation,
+        thesis_tables.sizes,
+        thesis_tables.without_experts,
+        thesis_tables.manual_routing,
+    )
     assert "0.751" in "".join(made[0](tmp_path))
     assert all(len(make(tmp_path)) > 3 for make in made)

@@ -88,7 +88,7 @@ def rational_views(draw: st.DrawFn) -> tuple[Map, Exact]:
     left, top = draw(st.integers(-20, 50)), draw(st.integers(-20, 40))
     width, height = draw(st.integers(1, 90)), draw(st.integers(1, 90))
     flip, turns = draw(st.booleans()), draw(st.integers(0, 3))
-    turn = geometry.about(geometry.rotation(90 * turns), SIZE / 2, SIZE / 2)
+    turn = geometry.around(geometry.rotation(90 * turns), SIZE / 2, SIZE / 2)
     quick_map = geometry.crop(left, top, width, height, SIZE, flip=flip) @ turn
 
     one, none, size = Fraction(1), Fraction(0), Fraction(SIZE)

@@ -56,7 +56,7 @@ def test_maps_move_known_points() -> None:
         (geometry.shearing(0.5, 0), (5.5, 5)),
         (geometry.shearing(0, 0.5), (3, 6.5)),
         (geometry.horizontal_flip(10), (7, 5)),
-        (geometry.about(geometry.rotation(180), 4, 4), (5, 3)),
+        (geometry.around(geometry.rotation(180), 4, 4), (5, 3)),
         (geometry.crop(10, 20, 50, 30, 100), (10 + 1.5, 20 + 1.5)),  # half and three tenths of a pixel a step
         (geometry.crop(10, 20, 50, 30, 100, flip=True), (10 + 48.5, 20 + 1.5)),
     ]:
@@ -155,7 +155,7 @@ def test_a_view_corresponds_to_itself_patch_by_patch_on_content(matrix: Map) -> 
 @pytest.mark.parametrize("flip", [False, True])
 def test_quarter_turns_and_mirrors_are_permutations(turns: int, *, flip: bool) -> None:
     clean = geometry.crop(0, 0, WIDTH, HEIGHT, SIZE)
-    turn = geometry.about(geometry.rotation(90 * turns), SIZE / 2, SIZE / 2)
+    turn = geometry.around(geometry.rotation(90 * turns), SIZE / 2, SIZE / 2)
     view = clean @ turn @ (geometry.horizontal_flip(SIZE) if flip else geometry.identity())
     # The same motion of an array of patch numbers. Turning *to_source* by +90 degrees shows at the right edge of the
     # view's upper row what lies at the lower right: NumPy's counter-clockwise rot90.

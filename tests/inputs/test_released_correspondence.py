@@ -9,7 +9,7 @@ from hypothesis import given
 
 from moeprobe.inputs import geometry
 from moeprobe.inputs.geometry import Map, PatchGrid
-from tests.golden import oracle
+from tests.golden import golden
 from tests.inputs.exact_geometry import (
     GRID,
     PATCH,
@@ -123,7 +123,7 @@ def from_crops(table: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np
 @pytest.mark.golden
 @pytest.mark.parametrize("size", [384, 224, 128])
 def test_our_crops_compose_to_the_released_map(size: int) -> None:
-    numbers = oracle("prc/correspondence.npz")
+    numbers = golden("prc/correspondence.npz")
     first, second, _ = from_crops(numbers[f"crops_{size}(H,W,oy,ox,h,w,flip,oy,ox,h,w,flip)"], size)
     swap = np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1]])  # theirs acts on (y, x, 1)
     ours = swap @ (np.linalg.inv(second) @ first) @ swap
@@ -138,7 +138,7 @@ def test_our_crops_compose_to_the_released_map(size: int) -> None:
 @pytest.mark.parametrize("size", [384, 224, 128])
 def test_released_correspondence(size: int, *, class_pair: bool, swapped: bool) -> None:
     """The same pairs, from our maps of the crops and from the released matrices, in either order of the views."""
-    numbers = oracle("prc/correspondence.npz")
+    numbers = golden("prc/correspondence.npz")
     expected = numbers[f"corr_{size}_cls{int(class_pair)}"]
     first, second, areas = from_crops(numbers[f"crops_{size}(H,W,oy,ox,h,w,flip,oy,ox,h,w,flip)"], size)
     grid = PatchGrid(rows=size // ORACLE_PATCH, columns=size // ORACLE_PATCH, patch_size=ORACLE_PATCH)

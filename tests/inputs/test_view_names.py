@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.open import open_view
-from moeprobe.inputs.view_names import ViewName, parse_view
+from moeprobe.inputs.open import ViewName, mirroring_omitted, open_view, parse_view
 from tests.commands import Trained, refused, run
 
 
@@ -37,6 +37,23 @@ def test_a_parameter_reaches_the_view() -> None:
     assert open_view("random_crop,first_area=[0.2,0.4]").first_area == (0.2, 0.4)  # type: ignore[union-attr]
     with pytest.raises(UserError, match="Did you mean 'first_area'"):
         open_view("random_crop,frist_area=[0.2,0.4]")
+
+
+@pytest.mark.parametrize(
+    ("view", "omitted"),
+    [
+        *(({"name": name, "flip": False}, True) for name in ("prc_crops", "inception_crop", "randaugment")),
+        ({"name": "autoaugment", "flip": False}, True),
+        ({"name": "autoaugment", "flip": True}, False),
+        # It mirrors only where it is asked to.
+        ({"name": "random_crop", "flip": False}, False),
+        ({"name": "clean"}, False),
+        # Of several recorded views, which name no fields.
+        ({"name": "brightness, rotation"}, False),
+    ],
+)
+def test_which_views_were_made_not_to_mirror(view: dict[str, Any], omitted: bool) -> None:
+    assert mirroring_omitted(view) is omitted
 
 
 def test_a_parameter_is_part_of_the_request(trained: Trained, tmp_path: Path) -> None:

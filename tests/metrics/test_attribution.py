@@ -13,7 +13,7 @@ from torch import Tensor
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
-from moeprobe.metrics.attribution import CORNERS, SHARES, Attribution
+from moeprobe.metrics.analyses.attribution import CORNERS, SHARES, Attribution
 from moeprobe.metrics.base import Corners
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.metrics.stats.replicates import Estimate

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from moeprobe.metrics.analyses.fewshot import Fewshot
 from moeprobe.metrics.base import Estimator, OutputPair
-from moeprobe.metrics.fewshot import Fewshot
 from moeprobe.results.stored import of_table
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
@@ -24,7 +24,7 @@ def measured(labels: torch.Tensor, scores: list[torch.Tensor]) -> dict[str, Esti
         arrays = {name: column.numpy() for name, column in columns.items()}
         sums.add(Cell(draw=draw), [f"{row:02d}" for row in range(len(labels))], arrays)
     ((_, _, _, together),) = cells(
-        of_table(image_table(sums, checkpoint="a")).with_draws_together(lists=Fewshot.trial_lists)
+        of_table(image_table(sums, checkpoint="a")).pool_draws(lists=Fewshot.trial_lists)
     )
     return {metric.name: metric for metric in Fewshot().estimators(together, aligned=True)}
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.load import Load
-from moeprobe.metrics.unserved import Unserved
+from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.unserved import Unserved
 from tests.routing.routings import aligned, routing
 
 
@@ -50,15 +50,16 @@ def test_shares_of_the_first_and_of_all_choices() -> None:
         (one.name, one.expert): one
         for one in Load().estimators({"load": first, "load_any": every}, aligned=False)
     }
-    for name, loads in (("expert_share", first), ("expert_share_any", every)):
+    for name, loads in (("expert_share_first", first), ("expert_share", every)):
         for expert in range(3):
             one = found[name, expert]
             assert one.trials.tolist() == loads.sum(1).tolist()
             assert one.statistic.evaluate(np.array([[1.0], [2.0]]))[0] == pytest.approx(
                 (loads[0, expert] + 2 * loads[1, expert]) / (loads[0].sum() + 2 * loads[1].sum())
             )
-    before = Load().estimators({"load": first}, aligned=False)
-    assert {one.name for one in before} == {"load_entropy", "dead_experts", "expert_share"}
+    alone = {one.name for one in Load().estimators({"load": first}, aligned=False)}
+    assert alone == {"load_entropy", "dead_experts", "expert_share"}
+    assert {name for name, _ in found} == alone | {f"{name}_first" for name in alone}
 
 
 def test_an_expert_is_dead_below_a_tenth_of_an_even_share() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.match import Match, kinds
+from moeprobe.metrics.analyses.match import Match, kinds
 from moeprobe.metrics.stats.alike import encode
 from moeprobe.metrics.stats.statistic import Ratio
 from moeprobe.routing.pairs import LayerPair

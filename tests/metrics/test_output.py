@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.base import OutputPair
-from moeprobe.metrics.output import Output
 
 
 def values(pair: OutputPair) -> dict[str, tuple[float, int]]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeprobe.metrics.buffer_fill import BufferFill
-from moeprobe.metrics.dropped import Dropped
-from moeprobe.metrics.experts_per_token import ExpertsPerToken
+from moeprobe.metrics.analyses.buffer_fill import BufferFill
+from moeprobe.metrics.analyses.dropped import Dropped
+from moeprobe.metrics.analyses.experts_per_token import ExpertsPerToken
 from moeprobe.routing.record import LayerRouting
 from tests.routing.routings import aligned, expert_choice, routing
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.views.random_crop import RandomCrop
+from moeprobe.metrics.analyses.s_matrix import SMatrix
 from moeprobe.metrics.base import Estimator
-from moeprobe.metrics.s_matrix import SMatrix
 from moeprobe.metrics.stats.bootstrap import Bootstrap
 from moeprobe.models.training.objectives.base import Views, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation, paired_tokens
 from moeprobe.probes.engine.loop import run
-from moeprobe.probes.engine.question import recipe
+from moeprobe.probes.engine.run_spec import recipe
 from moeprobe.results.stored import of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
@@ -219,7 +219,7 @@ def test_entries_of_unrelated_experts_are_not_subtracted() -> None:
         accumulator.add(cell, [f"{image:02d}" for image in range(22)], columns)
         parts.append(image_table(accumulator, checkpoint=name))
     about = About("run", "digits", "test", 5, aligned=False, train_seeds={}, groups={})
-    table, comparison = summarize(of_table(concatenate(parts)), analyses=(SMatrix(),), about=about)
+    table, comparison = summarize(of_table(concatenate(parts)), analyses=(SMatrix(),), run_info=about)
     assert comparison is not None and (table["metric"] == "s").sum() == 2 * 16
     # Expert 3 of one model is no relative of expert 3 of another: what is compared is of all experts.
     assert set(comparison["metric"]) == {"s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal"}

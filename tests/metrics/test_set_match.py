@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.metrics.expert_sets import different
-from moeprobe.metrics.set_match import SetMatch
-from moeprobe.metrics.stats.set_chance import SetChance
+from moeprobe.metrics.stats.chance.sets import SetChance
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values, with_tokens

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine, jensenshannon
 
-from moeprobe.metrics import token_kinds, weights
+from moeprobe.metrics import token_kinds
+from moeprobe.metrics.analyses import weights
+from moeprobe.metrics.analyses.churn import Churn
+from moeprobe.metrics.analyses.set_match import SetMatch
+from moeprobe.metrics.analyses.slot_match import SlotMatch
+from moeprobe.metrics.analyses.unserved import Unserved
+from moeprobe.metrics.analyses.weights import Weights
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.metrics.churn import Churn
-from moeprobe.metrics.set_match import SetMatch
-from moeprobe.metrics.slot_match import SlotMatch
-from moeprobe.metrics.unserved import Unserved
-from moeprobe.metrics.weights import Weights
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from tests.metrics.pairing import chance, kappa, mean, scattered, tokens_of, values

@@ -10,12 +10,12 @@ import torch
 
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.images import Framing
-from moeprobe.metrics.balance import Balance
+from moeprobe.metrics.analyses.balance import Balance
+from moeprobe.metrics.analyses.coactivation import Coactivation
+from moeprobe.metrics.analyses.color_bias import ColorBias
+from moeprobe.metrics.analyses.information import Information
+from moeprobe.metrics.analyses.variation import Variation
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.metrics.coactivation import Coactivation
-from moeprobe.metrics.color_bias import ColorBias
-from moeprobe.metrics.information import Information
-from moeprobe.metrics.variation import Variation
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from tests.routing.routings import aligned, expert_choice, routing, soft
@@ -96,17 +96,23 @@ def test_a_token_of_several_experts_counts_once(layer: LayerRouting) -> None:
         assert shares[b, j].tolist() == pytest.approx(expected, abs=1e-7)
 
 
-def test_balance_against_loops() -> None:
-    layer = routing(6, grid=(4, 4), top_k=2, seed=3)
-    counts = np.zeros(5)
-    for b, t in itertools.product(range(6), range(1, 17)):
-        counts[int(layer.selected[b, t, 0])] += 1
-    shares = counts / counts.sum()
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_balance_against_loops(top_k: int, ordered: bool) -> None:
+    layer = dataclasses.replace(routing(6, grid=(4, 4), top_k=top_k, seed=3), ordered=ordered)
     found = values(Balance(), aligned(layer, layer))
-    assert found["max_violation"] == pytest.approx(5 * max(shares) - 1)
-    assert found["load_cv"] == pytest.approx(np.sqrt(np.mean((counts - counts.mean()) ** 2)) / counts.mean())
-    gini = sum(abs(one - other) for one in shares for other in shares) / (2 * 5)
-    assert found["load_gini"] == pytest.approx(gini)
+    forms = {"": top_k} | ({"_first": 1} if top_k > 1 and ordered else {})
+    assert len(found) == 3 * len(forms)
+    for form, choices in forms.items():
+        counts = np.zeros(5)
+        for b, t, k in itertools.product(range(6), range(1, 17), range(choices)):
+            counts[int(layer.selected[b, t, k])] += 1
+        shares = counts / counts.sum()
+        assert found[f"max_violation{form}"] == pytest.approx(5 * max(shares) - 1)
+        variation = np.sqrt(np.mean((counts - counts.mean()) ** 2)) / counts.mean()
+        assert found[f"load_cv{form}"] == pytest.approx(variation)
+        gini = sum(abs(one - other) for one in shares for other in shares) / (2 * 5)
+        assert found[f"load_gini{form}"] == pytest.approx(gini)
 
 
 @pytest.mark.parametrize(

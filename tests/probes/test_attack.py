@@ -16,7 +16,7 @@ from moeprobe import api
 from moeprobe.adapters.hooks import Hooks
 from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.errors import UserError
-from moeprobe.probes.attack.ascent import ascended, at_random
+from moeprobe.probes.attack.measure import ascended, at_random
 from moeprobe.routing.capabilities import Differentiable
 from tests.adapters import zoo
 from tests.commands import Trained, refused, run

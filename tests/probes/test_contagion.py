@@ -95,6 +95,7 @@ def test_a_report_and_a_comparison_tell_of_it(finished: Path, tmp_path: Path) ->
         "Dependence of routing on other tokens",
         "when batch-mates are exchanged",
         "other patches",
+        "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged: each token",
     ):
         assert said_there in said, said_there
     table = pd.read_csv(finished / "table.csv").query("layer == 'blocks.1' and tokens == 'patch'")

@@ -8,7 +8,7 @@ import torch
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import TokenBatch
 from moeprobe.probes.determinism.ways import padded, run, ways
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import refused

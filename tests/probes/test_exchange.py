@@ -17,19 +17,19 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.metrics.attention_contagion import AttentionContagion
-from moeprobe.metrics.batch_contagion import BatchContagion
+from moeprobe.metrics.analyses.attention_contagion import AttentionContagion
+from moeprobe.metrics.analyses.batch_contagion import BatchContagion
+from moeprobe.metrics.analyses.token_contagion import TokenContagion
 from moeprobe.metrics.stats import divergence
-from moeprobe.metrics.token_contagion import TokenContagion
 from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Router
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
 from moeprobe.probes.contagion import exchange as neighbors
-from moeprobe.probes.contagion.donors import Exchange
+from moeprobe.probes.contagion.exchange import Exchange
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.question import Question
-from moeprobe.probes.engine.shard import Cuts
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 from tests.results.stores import cells
 from tests.routing.routings import checkpoint, digits, probe
@@ -134,7 +134,7 @@ def tokens_choose(patches: list[int], *, capacity: int) -> tuple[list[set[int]],
 
 def ask(dataset: ImageDataset, exchange: Exchange, model: Any, **changes: Any) -> dict[str, np.ndarray]:
     """The sums per image of the patches, by name of image."""
-    question = Question(
+    spec = RunSpec(
         dataset=dataset,
         indices=exchange.pool,
         view_name="clean",
@@ -145,10 +145,10 @@ def ask(dataset: ImageDataset, exchange: Exchange, model: Any, **changes: Any) -
     )
     size = exchange.group_images
     images, _ = loop.run(
-        replace(question, **changes),
+        replace(spec, **changes),
         model if isinstance(model, Checkpoint) else Checkpoint("a", model, Framing(4)),
         run_block=partial(neighbors.run_block, exchange=exchange),
-        cuts=Cuts(4 * size, 64 // size * size),
+        sizes=BlockSizes(4 * size, 64 // size * size),
     )
     return {
         f"{cell.layer} {cell.tokens} {name}".removeprefix("blocks.0 patch "): column
@@ -453,7 +453,7 @@ def test_a_model_whose_router_cannot_be_asked_has_no_token_contagion() -> None:
 
 
 def test_the_passes_that_are_announced_are_run() -> None:
-    question = probe("clean", None, analyses=EVERY)
+    spec = probe("clean", None, analyses=EVERY)
     for model in (checkpoint(), checkpoint(router="softmax_expert_choice", group_images=4)):
         exchange = exchanged(digits(), 8, size=4)
         ran: list[int] = []
@@ -461,4 +461,4 @@ def test_the_passes_that_are_announced_are_run() -> None:
         handle = first.register_forward_hook(lambda _, inputs, __, ran=ran: ran.append(len(inputs[0])))
         ask(digits(), exchange, model)
         handle.remove()
-        assert sum(ran) == 8 * neighbors.num_passes(question, model.model, exchange)
+        assert sum(ran) == 8 * neighbors.num_passes(spec, model.model, exchange)

@@ -112,7 +112,7 @@ def test_the_same_command_goes_on_where_it_stopped_and_gives_the_same_bytes(
     for path in finished.rglob("*"):
         if path.suffix in (".csv", ".parquet", ".png"):
             assert (out / path.relative_to(finished)).read_bytes() == path.read_bytes(), path
-    assert "--overwrite" in refused(*arguments)
+    assert "is finished" in run(*arguments).output
 
 
 def test_a_finished_run_is_compared_and_reported(finished: Path, tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.adapters.vmoe import Vmoe
-from moeprobe.cli.screen import footing
+from moeprobe.cli.front.screen import footing
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
-from moeprobe.metrics.match import Match
+from moeprobe.metrics.analyses.match import Match
 from moeprobe.probes.engine import noise_floor
 from moeprobe.probes.engine.loop import run
 from moeprobe.probes.sweep import figure as sweep_figure
 from moeprobe.results.folder import Result
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.tables import FLOORS
 from moeprobe.routing.record import RoutingTrace
@@ -48,7 +48,7 @@ class Fickle(Vmoe):
 def table(model: object, **changes: object) -> pd.DataFrame:
     asked = probe("noise", GaussianNoise(), severities=(0.0, 0.1), analyses=(Match(),), **changes)
     one = Checkpoint("a", model, Framing(32), provenance={})  # type: ignore[arg-type]
-    return summarize(run(asked, one)[0], analyses=asked.analyses, about=ABOUT)[0]
+    return summarize(run(asked, one)[0], analyses=asked.analyses, run_info=ABOUT)[0]
 
 
 def floor(found: pd.DataFrame) -> pd.DataFrame:
@@ -94,9 +94,9 @@ def test_a_router_that_is_random_at_evaluation_is_said_to_be_so() -> None:
         "data": "digits", "split": "test", "seed": 0, "trained_capacity": False, "checkpoints": {}, "labels_used": True,
         "view": {"name": "noise"},
     }  # fmt: skip
-    result = Result(found, None, Stored(()), {"request": request, "skipped_images": [], "checkpoints": {}})
+    result = Result(found, None, SumsStore(()), {"request": request, "skipped_images": [], "checkpoints": {}})
     assert "a is random at evaluation: run again unchanged, only 0." in footing(result)
-    steady = Result(table(checkpoint().model, floor_images=30), None, Stored(()), result.sidecar)
+    steady = Result(table(checkpoint().model, floor_images=30), None, SumsStore(()), result.sidecar)
     assert "random" not in footing(steady)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from moeprobe import api
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.inputs import regions
+from moeprobe.inputs import geometry
 from moeprobe.inputs.images import Framing
 from moeprobe.results.tables import FLOORS
 from moeprobe.studies.report import report
@@ -24,11 +24,11 @@ def test_a_report_of_masked_data_tells_of_the_patches(trained: Trained, tmp_path
     out = tmp_path / "shapes"
     run("match-ratio", *trained.values(), "--data", "shapes:32", "--limit", 30, "--out", out)
     headlines = report([out]).headlines
-    # Raw, chance and kappa of two checkpoints and their difference: of the patches, and of nothing else.
+    # Raw, chance and kappa of two checkpoints and their difference, for first choices, sets, and sets within the image:
+    # of the patches, and of nothing else.
     table = pd.read_csv(out / "table.csv").query("layer == 'blocks.1' and tokens == 'patch'")
-    assert len(headlines) == 9 and set(headlines.loc[headlines["reference"] == "", "value"]) <= set(
-        table["value"]
-    )
+    assert len(headlines) == 27
+    assert set(headlines.loc[headlines["reference"] == "", "value"]) <= set(table["value"])
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_class_of_one_image_is_no_collapse(trained: Trained, tmp_path: Path) -
 
 def test_kappa_and_its_chance_are_about_the_same_trials() -> None:
     """Half of the images have a classmate and match at chance; the others have none, and always match."""
-    from moeprobe.metrics.match import Match
+    from moeprobe.metrics.analyses.match import Match
 
     random = np.random.default_rng(0)
     one, two = random.integers(0, 4, (2, 200, 8))
@@ -227,7 +227,6 @@ def test_an_overlay_of_own_files_is_not_of_the_data_set(trained: Trained, tmp_pa
 
 def test_the_region_is_that_of_the_view_that_covers_less() -> None:
     """The whole image against its upper left quarter: all patches of the quarter are object, few of the whole are."""
-    from moeprobe.inputs import geometry
     from moeprobe.inputs.batches import Batch
     from moeprobe.routing import correspondence
     from tests.routing.routings import routing
@@ -243,7 +242,7 @@ def test_the_region_is_that_of_the_view_that_covers_less() -> None:
             views=[torch.zeros(1, 3, 32, 32)] * 2,
             to_source=[to_source[None] for to_source in maps],
             source_size=np.array([[32.0, 32.0]]),
-            foreground=[regions.foreground(mask, to_source, 32)[None] for to_source in maps],
+            foreground=[geometry.foreground(mask, to_source, 32)[None] for to_source in maps],
             skipped=[],
         )
         pair = correspondence.pair_up(batch, layer, layer, 1, aligned=False, symmetric=False)
@@ -286,7 +285,7 @@ def test_an_undefined_resample_does_not_make_two_of_a_kind_differ() -> None:
 def test_a_narrow_window_cuts_no_interval(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from moeprobe.cli import tables
+    from moeprobe.cli.front import tables
 
     result = api.noise_sweep(list(trained.values()), sigmas=[0, 0.1], attribute="recomputed", limit=22)
     narrow = Console(width=80, force_terminal=False, highlight=False)

@@ -18,7 +18,7 @@ from moeprobe.probes.engine.options import Keywords, Options
 from moeprobe.probes.match_ratio import MatchRatio
 from moeprobe.runtime import arguments
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.likeness import nearest
+from moeprobe.runtime.suggestions import nearest
 
 Trained = dict[str, Path]
 PROBES = ("match_ratio", "s_matrix", "confidence", "sweep", "noise_sweep", "evaluate", "fewshot", "contagion",
@@ -54,7 +54,7 @@ def test_the_keyword_that_was_meant() -> None:
         UserError, match=r"too many positional arguments; its arguments are models, data=, view="
     ):
         api.match_ratio("x", "y")  # type: ignore[call-arg]
-    with pytest.raises(UserError, match="missing a required argument: 'view'"):
+    with pytest.raises(UserError, match=r"missing a required (keyword-only )?argument: 'view'"):
         api.sweep("x")  # type: ignore[call-arg]
 
 
@@ -66,7 +66,7 @@ def test_the_keyword_that_was_meant() -> None:
         ({"limit": True}, "limit takes a whole number, or None; got True."),
         ({"limit": 0}, "limit takes a positive number of images; got 0."),
         ({"batch_size": -1}, "batch_size takes a positive number of images; got -1."),
-        ({"workers": -1}, "workers takes a number of processes from 0 up; got -1."),
+        ({"workers": -1}, "workers takes a number of processes from 0 to 256; got -1."),
         ({"seed": None}, "seed takes a whole number; got None."),
         ({"split": 3}, "split takes a string; got 3."),
         ({"layers": 3}, "layers takes a name, or a list of names; got 3."),

@@ -19,8 +19,8 @@ from torch import Tensor
 from moeprobe import api
 from moeprobe.inputs.views.affine import Affine
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
-from moeprobe.probes.overlay import animation
-from moeprobe.probes.overlay.figure import draw, patches
+from moeprobe.probes.overlay.figure import draw, patches, strip
+from moeprobe.probes.overlay.figure import frame as frame_figure
 from moeprobe.probes.overlay.record import Overlay
 from moeprobe.results.figures import save
 from moeprobe.results.palette import expert_color
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused(trained: Trained) -> None:
 
 
 def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -> None:
-    from moeprobe.probes.overlay import exhibits
+    from moeprobe.probes.overlay import measure
 
     model = checkpoint()
     seen: list[Tensor] = []
@@ -188,7 +188,7 @@ def test_one_clean_pass_serves_all_severities(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(model.model, "trace", counted)
     asked = probe("gaussian_noise", GaussianNoise(), severities=(0.0, 0.1, 0.3), indices=[0, 5])
-    found = exhibits.overlays(asked, [model])
+    found = measure.record_overlays(asked, [model])
     assert len(seen) == 3
     assert len(found) == 3 * 2 * 2
     assert all((item.perturbed == item.clean).all() for item in found if item.severity == 0)
@@ -222,7 +222,7 @@ def made(checkpoint: str, severity: float, *, changed: int, compared: int = 16, 
 def strip_of(names: Sequence[str]) -> Figure:
     shown = [made(name, 0.1 * step, changed=step + place, compared=8)
              for place, name in enumerate(names) for step in range(3)]  # fmt: skip
-    return animation.strip(shown, title="t", unit="noise σ", colors={"z": "red", "a": "blue", "b": "green"})
+    return strip(shown, title="t", unit="noise σ", colors={"z": "red", "a": "blue", "b": "green"})
 
 
 def test_the_strip_says_severity_and_how_many_changed() -> None:
@@ -249,10 +249,10 @@ def test_the_clean_image_stands_beside_in_its_own_colors() -> None:
         for image in "ij"
         for name in "ab"
     ]
-    framed = animation.frame(shown, title="t")
+    framed = frame_figure(shown, title="t")
     first = np.array(framed.axes).reshape(2, 3)[:, 0]
-    strip = animation.strip(shown[:2], title="t", unit="u", colors={"a": "red", "b": "blue"})
-    for axes, pixels in ((first[0], clean), (first[1], clean / 2), (strip.axes[0], clean)):
+    film = strip(shown[:2], title="t", unit="u", colors={"a": "red", "b": "blue"})
+    for axes, pixels in ((first[0], clean), (first[1], clean / 2), (film.axes[0], clean)):
         (picture,) = axes.get_images()
         np.testing.assert_array_equal(np.asarray(picture.get_array()), pixels)
         assert not axes.texts and not axes.collections, "no numbers, no outlines"
@@ -264,7 +264,7 @@ def test_legends_say_where_clean_patches_meet() -> None:
     met = [apart[0], dataclasses.replace(apart[1], meeting=3)]
     for items, expected in ((apart, False), (met, True)):
         figures = [
-            words(animation.strip(items, title="t", unit="u", colors={"a": "red"})),
+            words(strip(items, title="t", unit="u", colors={"a": "red"})),
             words(draw(items[1:], title="t")),
         ]
         assert ["clean patches meet" in " ".join(text.split()) for text in figures] == [expected] * 2
@@ -274,9 +274,7 @@ def test_legends_say_where_clean_patches_meet() -> None:
 
 
 def test_nothing_compared() -> None:
-    figure = animation.strip(
-        [made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colors={"a": "red"}
-    )
+    figure = strip([made("a", 0.5, changed=0, compared=0)], title="t", unit="u", colors={"a": "red"})
     assert figure.axes[1].get_xlabel() == "0 of 0"
 
 
@@ -284,7 +282,7 @@ def test_frames_are_of_one_size_and_hold_still(tmp_path: Path) -> None:
     files = []
     for number, severity in enumerate((0.0, 0.05, 0.125)):
         shown = [made(name, severity, changed=5 * number, image=image) for image in "ij" for name in "ab"]
-        files += save(animation.frame(shown, title="t"), tmp_path / f"{number}")
+        files += save(frame_figure(shown, title="t"), tmp_path / f"{number}")
     assert len(files) == 3
     pictures = [np.asarray(Image.open(file).convert("RGB"), float) for file in files]
     assert len({picture.shape for picture in pictures}) == 1

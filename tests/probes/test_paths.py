@@ -20,10 +20,10 @@ from moeprobe.inputs.geometry import identity
 from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.inputs.views.gaussian_noise import GaussianNoise
-from moeprobe.metrics.discontinuity import Discontinuity
-from moeprobe.metrics.discontinuity import Path as OutputPath
+from moeprobe.metrics.analyses.discontinuity import Discontinuity
+from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import follow as paths
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.routing.record import RoutingTrace
 from tests.commands import Trained, names_in, refused, run
 from tests.routing.routings import checkpoint, probe, routing
@@ -163,7 +163,7 @@ def test_against_a_walk_in_small_steps() -> None:
     image = asked.dataset.example(3)
     scores, chosen = [], []
     for piece in np.split(fine, [2000, 4000, 6000]):
-        pixels = paths._perturb(image.image, image.image_id, piece.tolist(), question=asked, checkpoint=one)
+        pixels = paths._perturb(image.image, image.image_id, piece.tolist(), spec=asked, checkpoint=one)
         logits, routing = one.model.trace(pixels)
         assert logits is not None
         scores.append(logits.double().softmax(1)[:, path.target].numpy())
@@ -362,7 +362,7 @@ def test_a_bad_image_costs_neither_the_tables_nor_the_figure(trained: Trained, t
 
 
 def test_bad_images_are_named_or_skipped() -> None:
-    asked: Question = probe(
+    asked: RunSpec = probe(
         "gray", Gray(), severities=(0.0, 1.0), analyses=(Discontinuity(),), indices=range(4)
     )
 

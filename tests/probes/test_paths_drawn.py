@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from moeprobe import api
-from moeprobe.metrics.discontinuity import Path
+from moeprobe.metrics.analyses.discontinuity import Path
 from moeprobe.probes.discontinuity import Discontinuity, figure
 from moeprobe.results.tables import frame
 from tests.commands import Trained, refused
@@ -74,7 +74,7 @@ def test_the_enlarged_jump_covers_no_line_where_there_is_room(level: float, plac
     drawn = figure.draw(
         frame([{"checkpoint": "a", "view": "noise", "metric": "switches_above_0.01", "tokens": "", "images": 1,
                 "value": 1.0, "dataset": "d", "split": "test"}]),
-        [path], colors={"a": "red"}, unit="u", class_names={}, chosen="image chosen for its jump, among 1",
+        [path], colors={"a": "red"}, unit="u", class_names={}, selection="image chosen for its jump, among 1",
     )["paths"]  # fmt: skip
     drawn.draw_without_rendering()
     (axes,) = (one for one in drawn.axes if one.child_axes)

@@ -27,7 +27,7 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     assert len(entries) == 2 * 2 * 64 and set(entries["tokens"]) == {"patch"}
     assert entries["expert"].tolist()[:64] == [i for i in range(8) for _ in range(8)]
     assert entries["expert_b"].tolist()[:64] == list(range(8)) * 8
-    assert set(table[table["expert"].notna()]["metric"]) == {"s", "expert_share", "expert_share_any"}
+    assert set(table[table["expert"].notna()]["metric"]) == {"s", "expert_share", "expert_share_first"}
     for _, rows in entries.groupby(["checkpoint", "layer"]):
         assert abs(rows["value"].sum() - 8) < 1e-5
         # Both loss terms follow from the entries that are written.
@@ -41,7 +41,8 @@ def test_it_writes_what_it_says(trained: Trained, tmp_path: Path) -> None:
     comparison = pd.read_csv(tmp_path / "one" / "s" / "comparison.csv")
     # S_ij of one model is about other experts than S_ij of another; the means are about none.
     assert set(comparison["metric"]) == {
-        *("s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal", "load_entropy", "dead_experts")
+        *("s_diagonal", "s_offdiagonal", "prc_diagonal", "prc_offdiagonal", "load_entropy", "dead_experts"),
+        *("load_entropy_first", "dead_experts_first"),
     }
     # The screen shows means and loss terms, with intervals, and not the matrix.
     assert len(result.output.splitlines()) < 25

@@ -29,13 +29,13 @@ def test_the_products_of_all_pairs_of_an_image_are_its_part_of_s(
     images = api.s_matrix(models, view=view, data="digits", options=options).images.to_pandas()
     images = images[images["layer"] == "blocks.1"].set_index(["checkpoint", "image_id"])
     first_views = set()
-    for index in measured.question.indices:
-        example = measured.question.dataset.example(index)
+    for index in measured.spec.indices:
+        example = measured.spec.dataset.example(index)
         sums = {model.name: np.zeros((8, 8)) for model in models}
-        (first, *_) = steps.steps_of(measured.question, models, example)
+        (first, *_) = steps.steps_of(measured.spec, models, example)
         for patch in np.flatnonzero(first.pairs.partner >= 0):
             monkeypatch.setattr(steps, "nearest_to_center", lambda _, patch=patch: int(patch))
-            for one in steps.steps_of(measured.question, models, example):
+            for one in steps.steps_of(measured.spec, models, example):
                 assert one.layer == "blocks.1"
                 sums[one.checkpoint] += one.product
         monkeypatch.undo()
@@ -52,8 +52,8 @@ def test_the_pair_nearest_to_the_center_is_drawn(trained: Trained) -> None:
     figures = result.plot()
     assert set(figures) == {"s-matrix", "s-matrix-steps"}
     measured = SMatrixMeasurement(SMatrix(), models, "digits", api.Options(limit=4))
-    example = measured.question.dataset.example(measured.question.indices[0])
-    found = steps.steps_of(measured.question, models, example)
+    example = measured.spec.dataset.example(measured.spec.indices[0])
+    found = steps.steps_of(measured.spec, models, example)
     for one in found:
         pairs = one.pairs
         distances = {

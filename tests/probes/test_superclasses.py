@@ -12,8 +12,8 @@ import pytest
 
 from moeprobe import api
 from moeprobe.inputs.data.digits import Digits
-from moeprobe.probes.routes.sentences import sentences
-from moeprobe.probes.routes.superclasses import shared
+from moeprobe.probes.routes.sheets import shared
+from moeprobe.probes.routes.tables import sentences
 from tests.commands import Trained
 
 

@@ -22,8 +22,8 @@ from moeprobe.inputs.views.gaussian_noise import GaussianNoise
 from moeprobe.inputs.views.random_crop import RandomCrop
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.loop import run
-from moeprobe.probes.engine.question import Question, choose_images, recipe
-from moeprobe.results.stored import Stored, write
+from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
+from moeprobe.results.stored import SumsStore, write
 from moeprobe.results.summaries import About, summarize
 from moeprobe.routing.record import RoutingTrace
 from moeprobe.runtime.catalog import ANALYSES, VIEWS
@@ -48,11 +48,11 @@ class Damaged(ImageDataset):
         return digits().example(index)
 
 
-def noise(**changes: Any) -> Question:
+def noise(**changes: Any) -> RunSpec:
     return probe(*NOISE, severities=(0.0, 0.1, 0.3), **changes)
 
 
-def kept_whole(images: Stored) -> dict[tuple[object, ...], dict[str, NDArray[np.generic]]]:
+def kept_whole(images: SumsStore) -> dict[tuple[object, ...], dict[str, NDArray[np.generic]]]:
     """The whole-number columns of each cell, and the names."""
     return {
         cell.key(): {name: column for name, column in columns.items() if column.dtype.kind == "i"}
@@ -61,7 +61,7 @@ def kept_whole(images: Stored) -> dict[tuple[object, ...], dict[str, NDArray[np.
     }
 
 
-def assert_same(one: Stored, two: Stored) -> None:
+def assert_same(one: SumsStore, two: SumsStore) -> None:
     """Whole numbers exactly, sums of floats to the rounding of a forward pass."""
     assert one.table().schema.equals(two.table().schema) and one.num_rows == two.num_rows
     for (_, cell, names, first), (_, other, also, second) in zip(cells(one), cells(two), strict=True):
@@ -75,9 +75,9 @@ def assert_same(one: Stored, two: Stored) -> None:
                 )
 
 
-def files(images: Stored, asked: Question, folder: Path) -> tuple[bytes, bytes]:
+def files(images: SumsStore, asked: RunSpec, folder: Path) -> tuple[bytes, bytes]:
     folder.mkdir()
-    table, _ = summarize(images, analyses=asked.analyses, about=ABOUT)
+    table, _ = summarize(images, analyses=asked.analyses, run_info=ABOUT)
     write_csv(folder / "table.csv", table)
     write(folder / "images.parquet", images)
     return (folder / "table.csv").read_bytes(), (folder / "images.parquet").read_bytes()
@@ -212,7 +212,7 @@ def test_only_the_layers_asked_for() -> None:
 
 def test_labels_that_are_not_the_models_are_left_out() -> None:
     asked = noise(labeled=False)
-    table, _ = summarize(run(asked, checkpoint())[0], analyses=asked.analyses, about=ABOUT)
+    table, _ = summarize(run(asked, checkpoint())[0], analyses=asked.analyses, run_info=ABOUT)
     assert "accuracy" not in set(table["metric"]) and "prediction_agreement" in set(table["metric"])
 
 

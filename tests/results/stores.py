@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from moeprobe.results.stored import Stored, of_table
+from moeprobe.results.stored import SumsStore, of_table
 from moeprobe.results.sums import Cell
 
 Whole = tuple[str, Cell, list[str], dict[str, NDArray[np.generic]]]
 
 
-def cells(sums: Stored | pa.Table) -> Iterator[Whole]:
+def cells(sums: SumsStore | pa.Table) -> Iterator[Whole]:
     """Checkpoint, cell, names and columns, in the order in which the cells first came."""
     for one in of_table(sums) if isinstance(sums, pa.Table) else sums:
-        yield one.checkpoint, one.cell, *one.whole()
+        yield one.checkpoint, one.cell, *one.load_all()
 
 
 def read_images(path: Path) -> pa.Table:

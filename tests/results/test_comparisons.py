@@ -10,11 +10,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 from numpy.typing import NDArray
 
-from moeprobe.cli.comparison import failures, footing, tables
+from moeprobe.cli.front.comparison import failures, footing, tables
 from moeprobe.errors import UserError
-from moeprobe.metrics.load import Load
-from moeprobe.metrics.match import Match
-from moeprobe.metrics.output import Output
+from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.match import Match
+from moeprobe.metrics.analyses.output import Output
 from moeprobe.metrics.registry import find
 from moeprobe.metrics.stats.families import Difference, Judged
 from moeprobe.metrics.stats.replicates import Replicates
@@ -80,8 +80,8 @@ def compare(
     return differences.compare(
         of_table(concatenate(parts)),
         analyses=ANALYSES,
-        about=ABOUT,
-        wanted=[(other, first) for other in others],
+        run_info=ABOUT,
+        selected_pairs=[(other, first) for other in others],
         margin=margin,
         together=together,
     )
@@ -106,7 +106,7 @@ def test_values_and_own_intervals_are_those_of_the_probe() -> None:
         accumulator = Accumulator()
         accumulator.add(cell(), [f"{image:03d}" for image in range(100)], placed[cell()])
         parts.append(image_table(accumulator, checkpoint=name))
-    values, comparison = summarize(of_table(concatenate(parts)), analyses=ANALYSES, about=ABOUT)
+    values, comparison = summarize(of_table(concatenate(parts)), analyses=ANALYSES, run_info=ABOUT)
     assert comparison is not None
     values = values[values["expert"].isna()]
     shared = [name for name in comparison.columns if name != "severity"]
@@ -326,7 +326,7 @@ def test_a_difference_smaller_than_the_margin_is_named_as_such() -> None:
 
 def test_differences_of_whole_numbers_have_no_decimals() -> None:
     line = verdicts.Line("higher", "worse", 1.0, 1.0, 1.0, 0.4, 50, "")
-    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole=True)
+    said = verdicts.sentence([line], checkpoint="b", reference="a", margin=np.nan, whole_numbers=True)
     assert said == "b against a: worse (+1)."
     assert find("dead_experts").metric.unit == "whole"
 

@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.speed.made_up import ABOUT, ANALYSES, Size, write
 from moeprobe.errors import UserError
-from moeprobe.metrics.set_match import SetMatch
+from moeprobe.metrics.analyses.set_match import SetMatch
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.results import differences, stored, stored_cell
-from moeprobe.results.stored import Stored, of_file, of_table
+from moeprobe.results.stored import SumsStore, of_file, of_table
 from moeprobe.results.summaries import About, summarize
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
-from moeprobe.results.values import Valuation
+from moeprobe.results.values import Evaluator
 from moeprobe.runtime.csv import write_csv
-from moeprobe.studies.bench.made_up import ABOUT, ANALYSES, Size, write
 
 IMAGES = 2300
 
@@ -29,11 +29,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def tables(sums: Stored) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+def tables(sums: SumsStore) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     analyses = make_analyses(ANALYSES)
-    table, comparison = summarize(sums, analyses=analyses, about=ABOUT)
+    table, comparison = summarize(sums, analyses=analyses, run_info=ABOUT)
     assert comparison is not None
-    judged = differences.compare(sums, analyses=analyses, about=ABOUT, wanted=[("b", "a")], margin=0.02)
+    judged = differences.compare(
+        sums, analyses=analyses, run_info=ABOUT, selected_pairs=[("b", "a")], margin=0.02
+    )
     return table, comparison, judged
 
 
@@ -43,8 +45,8 @@ def test_any_chunks_give_the_same_bytes(path: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stored, "GROUP", 1000)
     # In row groups of another size, and the last images first.
     stored.write(tmp_path / "other.parquet", of_table(of_file(path).table()))
-    others = Stored(replace(one, pieces=one.pieces[::-1]) for one in of_file(tmp_path / "other.parquet"))
-    assert {len(one.pieces) for one in others} == {3}
+    others = SumsStore(replace(one, chunks=one.chunks[::-1]) for one in of_file(tmp_path / "other.parquet"))
+    assert {len(one.chunks) for one in others} == {3}
     for number, (one, other) in enumerate(zip(expected, tables(others), strict=True)):
         for name, table in (("one", one), ("other", other)):
             write_csv(tmp_path / f"{name}-{number}.csv", table)
@@ -87,7 +89,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path) -> 
     with pytest.raises(
         UserError, match=r"sums\.parquet was replaced while it was read; repeat the command\."
     ):
-        cell.whole()
+        cell.load_all()
     assert next(iter(of_file(path))).num_images == 40
 
 
@@ -96,7 +98,7 @@ def test_values_are_those_of_all_images_at_once_and_their_intervals_about_those_
 ) -> None:
     cell = list(of_file(path))[1]
     linear, resampled = (
-        Valuation(make_analyses(ANALYSES), aligned=True, seed=0, largest=largest)(cell).numbers
+        Evaluator(make_analyses(ANALYSES), aligned=True, seed=0, largest=largest)(cell).numbers
         for largest in (2000, IMAGES)
     )
     assert linear.keys() == resampled.keys() and len(linear) > 20
@@ -148,7 +150,7 @@ def test_sets_of_any_size_are_measured_in_some_of_the_images() -> None:
         sums.add(Cell("blocks.1", "expert_choice", 0, "gaussian_noise", 0.1, 0, "patch"), names, columns)
         parts.append(of_table(image_table(sums, checkpoint=checkpoint)))
     about = About("run", "data", "test", 0, aligned=True, train_seeds={}, groups={})
-    table, comparison = summarize(stored.together(parts), analyses=(SetMatch(),), about=about)
+    table, comparison = summarize(stored.concat(parts), analyses=(SetMatch(),), run_info=about)
     images = table.set_index(["metric", "null"])["images"]
     assert (images["set_jaccard"] > 2000).all() and (images["unserved_both"] == IMAGES).all()
     assert (images["set_jaccard_kappa", "position"] <= 2000).all()

@@ -12,6 +12,10 @@ from moeprobe.results.numbers import interval, number
     [
         ((0.5, 0.4, 0.6, ""), False, "0.500 [0.400, 0.600]"),
         ((-0.0001, -0.02, 0.02, ""), True, "+0.000 [-0.020, +0.020]"),
+        ((0.012, -0.0004, 0.02, ""), True, "+0.012 [-0.0004, +0.020]"),
+        ((0.012, 0.00004, 0.02, ""), False, "0.012 [0.00004, 0.020]"),
+        ((0.012, -1e-12, 0.02, ""), True, "+0.012 [+0.000, +0.020]"),
+        ((5000.0, -0.3, 9000.0, ""), True, "+5,000 [-0.3, +9,000]"),
         ((0.0021, 0.0004, 0.0049, ""), False, "0.00210 [0.00040, 0.00490]"),
         ((0.0, 0.0, 0.0, ""), False, "0.000 [0.000, 0.000]"),
         ((0.7, math.nan, math.nan, "few_images"), False, "0.700 (few images)"),
@@ -23,6 +27,15 @@ from moeprobe.results.numbers import interval, number
 def test_a_value_with_its_interval(row: tuple[float, float, float, str], signed: bool, text: str) -> None:
     assert (
         interval(dict(zip(("value", "ci_low", "ci_high", "flag"), row, strict=True)), signed=signed) == text
+    )
+
+
+def test_nothing_seen_says_of_how_many() -> None:
+    row = {"value": 0.0, "ci_low": 0.0, "ci_high": 0.0009, "flag": "", "interval": "score", "trials": 6372}
+    row |= {"metric": "tokens_touched", "null": ""}
+    assert interval(row) == "0.00000 [0.00000, 0.00090] (0 of 6,372)"
+    assert "of" not in interval(row | {"value": 0.0004}) and "of" not in interval(
+        row | {"interval": "percentile"}
     )
 
 

@@ -96,7 +96,7 @@ def test_other_runs_need_overwrite(tmp_path: Path) -> None:
         OutputFolder(tmp_path, other)
     with OutputFolder(tmp_path, REQUEST) as folder:
         folder.finish(result(comparison=True).sidecar)
-    with pytest.raises(UserError, match=r"finished run.*add overwrite=True"):
+    with pytest.raises(UserError, match="is finished; add overwrite=True"):
         OutputFolder(tmp_path, REQUEST)
     with OutputFolder(tmp_path, other, overwrite=True):
         pass
@@ -156,7 +156,7 @@ def test_what_a_run_leaves_that_is_killed_after_its_mark_goes_when_it_is_asked_f
             write_text(folder.parts / "a-00000.parquet", "part")
             folder.finish({})
     (tmp_path / LOCK).touch()
-    with pytest.raises(FinishedError, match="holds a finished run; add"):
+    with pytest.raises(FinishedError, match="is finished; add overwrite=True to repeat it"):
         OutputFolder(tmp_path, REQUEST)
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "table.json", RECORD}
     with pytest.raises(UserError, match="finished run of something else"):
@@ -305,11 +305,11 @@ def test_provenance_says_what_computed() -> None:
 
 
 def test_two_may_begin_the_same_folder_at_once_only_where_they_share_it(tmp_path: Path) -> None:
-    with OutputFolder(tmp_path, REQUEST, again=True), OutputFolder(tmp_path, REQUEST, again=True):
+    with OutputFolder(tmp_path, REQUEST, shared=True), OutputFolder(tmp_path, REQUEST, shared=True):
         with pytest.raises(UserError, match="in use"):
             OutputFolder(tmp_path, REQUEST)
         with pytest.raises(UserError, match="in use"):
-            OutputFolder(tmp_path, REQUEST, again=True, overwrite=True)
+            OutputFolder(tmp_path, REQUEST, shared=True, overwrite=True)
     with OutputFolder(tmp_path, REQUEST) as folder:
         # A run of something else neither: --overwrite is no advice while the folder is being written.
         part = folder.parts / "a-00000.parquet"

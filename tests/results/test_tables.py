@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
-from moeprobe.results import tables
-from moeprobe.results.stored import Stored, of_file, of_table, together, write
+from moeprobe.results import stored, tables
+from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import concatenate, image_table, read_note
 from moeprobe.runtime.csv import write_csv
@@ -27,6 +27,7 @@ def columns(top_k: int, rows: int = 3, patches: int = 4, experts: int = 8) -> Su
         "trials": rng.integers(0, 9, rows),
         "gate_highest": rng.random(rows),
         "load": rng.integers(0, 9, (rows, experts)),
+        "load_any": rng.integers(0, 9, (rows, experts)),
         "reference_selected": rng.integers(-1, experts, (rows, patches, top_k)).astype(np.int16),
     }
 
@@ -51,7 +52,7 @@ def accumulated(rows: slice = slice(None)) -> Accumulator:
     return found
 
 
-def assert_complete(images: Stored | pa.Table) -> None:
+def assert_complete(images: SumsStore | pa.Table) -> None:
     found = list(cells(images))
     assert [cell.key() for _, cell, _, _ in found] == [cell.key() for cell, _ in PLACED]
     for (checkpoint, cell, names, got), (_, expected) in zip(found, PLACED, strict=True):
@@ -75,7 +76,7 @@ def test_cells_of_all_kinds_come_back(tmp_path: Path) -> None:
 def test_shards_give_the_bytes_of_the_whole(tmp_path: Path) -> None:
     whole = of_table(image_table(accumulated(), checkpoint="a"))
     write(tmp_path / "whole.parquet", whole)
-    parts: list[Stored] = []
+    parts: list[SumsStore] = []
     for number, rows in enumerate((slice(2, 3), slice(0, 2))):
         path = tmp_path / f"part-{number}.parquet"
         write(path, of_table(image_table(accumulated(rows), checkpoint="a")), note={"part": number})
@@ -85,7 +86,7 @@ def test_shards_give_the_bytes_of_the_whole(tmp_path: Path) -> None:
     # One part from its file, one from memory, as after an interruption.
     second = of_table(image_table(accumulated(slice(0, 2)), checkpoint="a"))
     for shards in (parts, [parts[0], second]):
-        merged = together(shards)
+        merged = concat(shards)
         assert_complete(merged)
         write(tmp_path / "merged.parquet", merged)
         assert (tmp_path / "merged.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
@@ -109,7 +110,7 @@ def test_checkpoints_of_different_depth_share_a_table() -> None:
 
 def test_an_image_in_two_parts_is_refused() -> None:
     table = image_table(accumulated(), checkpoint="a")
-    with pytest.raises(AssertionError, match="twice"):
+    with pytest.raises(ValueError, match="twice"):
         list(cells(concatenate([table, table.slice(0, 1)])))
 
 
@@ -119,7 +120,7 @@ def test_nothing_is_sums_too(tmp_path: Path) -> None:
     write(tmp_path / "empty.parquet", empty, note={"skipped": ["x"]})
     assert read_note(tmp_path / "empty.parquet") == {"skipped": ["x"]}
     full = of_table(image_table(accumulated(), checkpoint="a"))
-    both = together([of_file(tmp_path / "empty.parquet"), full])
+    both = concat([of_file(tmp_path / "empty.parquet"), full])
     assert_complete(both)
 
 
@@ -161,7 +162,7 @@ def test_draws_are_put_together_image_by_image() -> None:
         sums.add(Cell(view="clean"), NAMES, {"label": np.arange(3), "right": np.ones(3, int)})
         parts.append(image_table(sums, checkpoint=checkpoint))
     images = of_table(concatenate(parts))
-    pooled = list(cells(images.with_draws_together(lists=("chosen",))))
+    pooled = list(cells(images.pool_draws(lists=("chosen",))))
     by_name = [NAMES.index(image) for image in IN_ORDER]
     assert [(name, cell.draw) for name, cell, _, _ in pooled] == [(name, 0) for name in "aabbab"]
     for number, (_, cell, names, columns) in enumerate(pooled[:4]):
@@ -173,7 +174,14 @@ def test_draws_are_put_together_image_by_image() -> None:
         assert np.array_equal(columns["load"], load[number % 2].sum(0)[by_name])
     # What has no draws stays; with ``keep`` so do the single draws.
     assert all(columns["right"].tolist() == [1, 1, 1] for *_, columns in pooled[4:])
-    kept = images.with_draws_together(lists=("chosen",), keep_single=True)
+    kept = images.pool_draws(lists=("chosen",), keep_single=True)
     assert kept.num_rows == images.num_rows + 4 * 3
     assert list(cells(kept))[6:] != [] and {cell.draw for _, cell, _, _ in cells(kept)} == {0, 1, 2, 3}
-    assert_complete(of_table(image_table(accumulated(), checkpoint="a")).with_draws_together(lists=()))
+    assert_complete(of_table(image_table(accumulated(), checkpoint="a")).pool_draws(lists=()))
+
+
+def test_a_file_of_nothing_measured_has_no_columns(tmp_path: Path) -> None:
+    """So that a part of a checkpoint to which nothing applies is told from one whose rows are gone."""
+    stored.write(tmp_path / "nothing.parquet", stored.SumsStore([]))
+    assert not stored.has_columns(tmp_path / "nothing.parquet")
+    assert stored.of_file(tmp_path / "nothing.parquet").num_rows == 0

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from moeprobe.results.figures.direct import Named, beside, spread
 from moeprobe.results.figures.panels import panels
 from moeprobe.results.figures.tradeoff import draw, setting
-from moeprobe.results.figures.tradeoff.groups import deviations, groups
-from moeprobe.results.figures.tradeoff.numbers import numbers_of
+from moeprobe.results.figures.tradeoff.rows import deviations, groups, numbers_of
 
 SEEDS = (0, 1, 2)
 KINDS = (("softmax_token_choice", 1, np.nan), ("softmax_token_choice", 2, np.nan), ("soft_moe", np.nan, 1))

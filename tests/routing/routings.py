@@ -13,7 +13,7 @@ from moeprobe.adapters.vmoe import Vmoe
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
 
@@ -150,7 +150,7 @@ def digits() -> Digits:
     return Digits(split="test")
 
 
-def probe(view_name: str, view: Any, *, severities: tuple[float, ...] = (), **changes: Any) -> Question:
+def probe(view_name: str, view: Any, *, severities: tuple[float, ...] = (), **changes: Any) -> RunSpec:
     """What is asked of a tiny model on some digits."""
     from moeprobe.runtime.catalog import ANALYSES
 
@@ -160,4 +160,4 @@ def probe(view_name: str, view: Any, *, severities: tuple[float, ...] = (), **ch
         "analyses": tuple(ANALYSES.get(name)() for name in ("match", "confidence", "load", "output")),
         "seed": 0,
     }
-    return Question(view_name=view_name, view=view, severities=severities, **(fields | changes))
+    return RunSpec(view_name=view_name, view=view, severities=severities, **(fields | changes))

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.commands import Trained, refused, run
+from tests.conftest import OVERRIDES
 
 
 def test_missing_checkpoint(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_output_folders_are_not_lost(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert run("eval", trained["prc"], "--limit", 20, "--out", out).exit_code == 0
     before = (out / "table.csv").read_bytes()
-    assert "--overwrite" in refused("eval", trained["prc"], "--limit", 20, "--out", out)
+    assert "is finished" in run("eval", trained["prc"], "--limit", 20, "--out", out).output
     assert "--overwrite" in refused("eval", trained["prc"], "--limit", 21, "--out", out)
     assert (out / "table.csv").read_bytes() == before
     assert run("eval", trained["prc"], "--limit", 21, "--out", out, "--overwrite").exit_code == 0
@@ -197,7 +198,9 @@ def test_wrong_configuration_files(tmp_path: Path) -> None:
 
 def test_finished_training_is_not_replaced(trained: Trained) -> None:
     before = (trained["prc"] / "last.safetensors").read_bytes()
-    assert "finished run" in refused("train", "--config", "digits-prc", "--folder", trained["prc"])
+    again = run("train", "--config", "digits-prc", "--folder", trained["prc"], *OVERRIDES, "name=prc")
+    assert again.exit_code == 0, again.output
+    assert "Finished already: nothing was trained" in again.stdout
     assert (trained["prc"] / "last.safetensors").read_bytes() == before
 
 

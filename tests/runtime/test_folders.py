@@ -1,11 +1,13 @@
 """A folder belongs to one process at a time, and what a killed one leaves belongs to nobody."""
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from moeprobe.errors import UserError
 from moeprobe.runtime.files import atomic_file, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.locks import Lock
-from moeprobe.runtime.records import LOCK, NEW_RECORD, RECORD, Family, look
+from moeprobe.runtime.records import LOCK, NEW_RECORD, RECORD, Family, scan
 
 FAMILY = Family("probe", is_ours=lambda path: (path / "run.json").is_file(), known=("run.json",))
 HOLD = """
@@ -183,7 +185,7 @@ def test_a_record_names_nothing_outside_its_folder(tmp_path: Path, line: str) ->
     out.mkdir()
     (out / RECORD).write_text(f'{{"moeprobe": "files", "of": "probe"}}\n{line}\n"run.json"\n"half')
     (out / "run.json").write_text("{}")
-    assert look(out, FAMILY).own == ("run.json",)
+    assert scan(out, FAMILY).own == ("run.json",)
     with RunFolder(out, FAMILY) as folder:
         folder.clear()
         write_text(out / "table.csv", "")
@@ -240,4 +242,47 @@ def test_the_record_is_not_written_through_a_link(tmp_path: Path) -> None:
         (tmp_path / "out" / NEW_RECORD).symlink_to(tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (tmp_path / "out" / RECORD).is_symlink()
-    assert look(tmp_path / "out", FAMILY).own == ("a.csv", "run.json")
+    assert scan(tmp_path / "out", FAMILY).own == ("a.csv", "run.json")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_file_that_cannot_be_looked_at_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A server that does not answer at the end of a run costs no result, and is said."""
+    result = tmp_path / "run" / "table.csv"
+    own = RunFolder(tmp_path / "run", FAMILY)
+    write_text(result, "a\n")
+    with monkeypatch.context() as failing:
+        for name in ("stat", "lstat"):
+            failing.setattr(os, name, _failing(getattr(os, name), result, number))
+        with pytest.raises(UserError, match=r"Cannot read .*table\.csv: "):
+            own.check()
+        own.close()
+    assert result.read_text(encoding="utf-8") == "a\n"
+    assert scan(tmp_path / "run", FAMILY).own == ("table.csv",)
+
+
+def _failing(function: Callable[..., Any], path: Path, number: int) -> Callable[..., Any]:
+    def fail(given: Any, *arguments: Any, **keywords: Any) -> Any:
+        if str(given) == str(path):
+            raise OSError(number, os.strerror(number), str(given))
+        return function(given, *arguments, **keywords)
+
+    return fail
+
+
+def test_a_record_that_cannot_be_put_in_order_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / NEW_RECORD
+    with monkeypatch.context() as failing, RunFolder(tmp_path, FAMILY):
+        write_text(tmp_path / "b.csv", "")
+        write_text(tmp_path / "a.csv", "")
+        failing.setattr(Path, "replace", _failing(Path.replace, new, errno.ESTALE))
+    assert not new.exists()
+    # One that is left of an earlier version goes with the next run, though nothing is to be put in order.
+    RunFolder(tmp_path, FAMILY).close()
+    new.touch()
+    RunFolder(tmp_path, FAMILY).close()
+    assert not new.exists() and scan(tmp_path, FAMILY).own == ("a.csv", "b.csv")

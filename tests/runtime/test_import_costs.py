@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.imports import NAMES, Size, imported, write
-from moeprobe.routing.traces.import_experts import import_routed_experts
+from moeprobe.recordings.import_experts import import_routed_experts
 
 SMALL = Size(tokens=120, layers=3, experts=16, top_k=2, request=50)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.inputs.data import making
-from tests.routing.traces.serving import DEEPSEEK
+from tests.recordings.serving import DEEPSEEK
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "checkpoints/reference/digits-prc-k2-seed0"

@@ -3,11 +3,11 @@
 from PIL import Image
 
 from moeprobe.inputs.data import flowers102, text
-from moeprobe.inputs.data.readers import cifar, idx, shards
+from moeprobe.inputs.data.readers import cifar, mnist, shards
 from moeprobe.inputs.views import synonyms
-from moeprobe.models.checkpoints import orbax
+from moeprobe.models.checkpoints import vmoe_files
+from moeprobe.recordings import model_config, responses
 from moeprobe.results import packed
-from moeprobe.routing.traces import responses
 from moeprobe.runtime import files, parquet, yaml
 from moeprobe.studies.report import pictures
 from tests.security.slots import ROOT
@@ -20,17 +20,19 @@ def test_bounds() -> None:
     rows = [
         f"(YAML) | {yaml._LIMIT // MIB} MiB, {yaml._DEEPEST} levels, {yaml._MOST:,} values",
         f"(JSON) | {files.JSON_LIMIT // MIB} MiB |",
+        f"| {model_config.MOST_LAYERS:,}, and as many as its files have tensors; "
+        f"{model_config.MOST_EXPERTS:,} experts |",
         f"(`cells.json`) | {packed._LIMIT // MIB} MiB |",
         f"in a report | {pictures._LIMIT // 2**30} GiB |",
         f"| image | {(Image.MAX_IMAGE_PIXELS or 0) / 1e6:.0f} million pixels; {shards._LARGEST // MIB} MiB in a tar",
-        f"| idx, packed or not | {idx._MOST // 2**30} GiB |",
+        f"| idx, packed or not | {mnist._MOST // 2**30} GiB |",
         f"| CIFAR's file | {cifar._MOST // 2**30} GiB; its list of names {cifar._LONGEST // MIB} MiB |",
         f"| texts | {text._LIMIT // MIB} MiB |",
         f"| synonyms | {synonyms._LIMIT // MIB} MiB |",
         f"| one response of a server | {responses._MOST // MIB} MiB |",
         f"| Parquet | {parquet._MOST_VALUES / 1e6:.0f} million values in a row group; "
         f"{parquet._MOST_ROWS / 1e6:.0f} million rows",
-        f"at most {orbax._MOST_UNPACKED:,} times its size",
+        f"at most {vmoe_files._MOST_UNPACKED:,} times its size",
     ]
     for row in rows:
         assert row in page, row

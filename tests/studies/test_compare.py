@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.probes import registry
 from moeprobe.probes.engine.measurement import Measurement
 from moeprobe.results.tables import COLUMNS, COMPARISON_COLUMNS
@@ -237,9 +237,12 @@ def test_what_was_interrupted_goes_on(
     before = (out / "probe" / "table.json").stat().st_mtime_ns
     with monkeypatch.context() as patch:
         patch.setattr(Measurement, "run", stop)
-        assert run(*arguments).exit_code == 0
+        first = run(*arguments)
+        assert first.exit_code == 0
     assert (out / "probe" / "table.json").stat().st_mtime_ns == before
-    assert "holds a finished run; add --overwrite" in refused(*arguments)
+    with pytest.warns(RunWarning, match="out is finished; add --overwrite to repeat it"):
+        again = run(*arguments)
+    assert again.exit_code == 0 and again.stdout == first.stdout
     # A probe that was replaced by hand is not the one of this comparison.
     (out / "table.json").unlink()
     by_hand = ("match-ratio", *trained.values(), "--limit", 4, "--out", out / "probe", "--overwrite")

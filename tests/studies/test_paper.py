@@ -10,8 +10,8 @@ import pytest
 
 from moeprobe import api
 from moeprobe.errors import UserError
-from moeprobe.studies.paper.job import PROBES
 from moeprobe.studies.paper.numbers import dead
+from moeprobe.studies.paper.run import PROBES
 from moeprobe.studies.paper.tables import markdown, published
 from tests.commands import Trained, refused, run
 
@@ -66,8 +66,9 @@ def test_a_folder_holds_every_table_and_figure(
     ]
     there = there[(there["checkpoint"] == "prc") & (there["layer"] == "blocks.1")]
     assert own.loc[own["kind"] == "value", "value"].item() == there["value"].item()
-    # Asked again it refuses; unfinished it goes on, and what is there is kept.
-    assert "holds a finished run" in refused(*arguments)
+    # Finished its tables are printed; unfinished it goes on, and what is there is kept.
+    again = run(*arguments)
+    assert again.exit_code == 0 and "is finished" in again.stderr and "| layer |" in again.stdout
     (out / "table.json").unlink()
     (out / "overlay" / "table.json").unlink()
     times = {name: (out / name / "table.json").stat().st_mtime_ns for name in FOLDERS - {"overlay"}}
@@ -117,7 +118,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CutOffError
 
     monkeypatch.setattr("moeprobe.studies.paper.run._figures", end)
-    monkeypatch.setattr("moeprobe.studies.paper.job.PROBES", {"confidence": PROBES["confidence"]})
+    monkeypatch.setattr("moeprobe.studies.paper.run.PROBES", {"confidence": PROBES["confidence"]})
 
 
 def test_an_interrupted_call_does_not_go_on_as_another(
@@ -196,7 +197,7 @@ def test_the_papers_values_are_labeled_and_are_next_to_its_own_layer_alone() -> 
         for layer in ("blocks.5", "blocks.7")
         for kind, model in (("value", "A"), ("value", "B"), ("difference", "B"))
     ]
-    load = pd.DataFrame(columns=["top_k", "seed", "layer", "model", "expert", "share"])
+    load = pd.DataFrame(columns=["top_k", "seed", "layer", "model", "choices", "expert", "share"])
     text = markdown(pd.DataFrame(rows), load, data="photos")
     assert text.count("*reference: V-MoE with PRC in the paper, ImageNet-1K* | | 0.7578") == 1
     assert text.index("0.7578") < text.index("### blocks.7")

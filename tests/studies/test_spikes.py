@@ -1,5 +1,7 @@
 """Spikes of a training's loss, counted by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from moeprobe.studies.tradeoff.table import spikes
@@ -20,9 +22,9 @@ def test_losses_above_twice_the_median_of_those_before(
     losses: list[float], expected: tuple[int | None, int]
 ) -> None:
     rows = "".join(f"{64 * step},{loss}\n" for step, loss in enumerate(losses, 1))
-    assert spikes(f"step,train_loss\n{rows}") == expected
+    assert spikes(f"step,train_loss\n{rows}", Path("cell")) == expected
 
 
 def test_without_a_curve_nothing_is_said() -> None:
-    assert spikes(None) == (None, 0)
-    assert spikes("step,val_loss\n1,2\n") == (None, 0)
+    assert spikes(None, Path("cell")) == (None, 0)
+    assert spikes("step,val_loss\n1,2\n", Path("cell")) == (None, 0)

@@ -490,7 +490,7 @@ def test_a_dense_cell_stands_beside_sparse_ones(
 
 
 def times_of(folder: Path, groups: list[str]) -> Path:
-    """What ``moeprobe bench models`` writes, as far as it is read: a group takes as many seconds as its number."""
+    """What ``benchmarks.speed models`` writes, as far as it is read: a group takes as many seconds as its number."""
     rows = [
         {"part": "models", "race": race, "contestant": group, "median": number * scale, "rounds": 7}
         for race, scale in (("training step", 1.0), ("forward pass", 0.1))

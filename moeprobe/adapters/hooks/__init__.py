@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
 from moeprobe.adapters.hooks import factory
+from moeprobe.adapters.hooks.factory import EARLIER, Activation, Place, Read, checked
 from moeprobe.adapters.hooks.module import HookedModule
 from moeprobe.adapters.hooks.reading import described
 from moeprobe.adapters.hooks.replay import replayed_scores, unforced
-from moeprobe.adapters.hooks.settings import EARLIER, Activation, Place, Read, checked
 from moeprobe.adapters.hooks.trial import batch_dependence, images_to_try, learn
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
@@ -162,11 +162,14 @@ class Hooks(Adapter):
         self, images: Tensor, *, layers: Sequence[str] | None = None, logits: bool = True
     ) -> tuple[Tensor | None, RoutingTrace]:
         """Run the model; see ``routing.Traceable``."""
-        wanted = {name: self._layers[name] for name in wanted_layers(layers, self.layer_names)}
-        assert wanted or logits, "nothing is asked for"
-        passes = [self._module.run(piece, wanted, logits=logits) for piece in self._pieces(images)]
-        scores = [one.scores for one in passes if one.scores is not None]
-        return (torch.cat(scores) if logits else None), joined([RoutingTrace(one.layers) for one in passes])
+        selected_layers = {name: self._layers[name] for name in wanted_layers(layers, self.layer_names)}
+        if not selected_layers and not logits:
+            raise ValueError("Name at least one layer, or ask for the logits.")
+        passes = [self._module.run(piece, selected_layers, logits=logits) for piece in self._pieces(images)]
+        scores = [forward_pass.scores for forward_pass in passes if forward_pass.scores is not None]
+        return (torch.cat(scores) if logits else None), joined(
+            [RoutingTrace(forward_pass.layers) for forward_pass in passes]
+        )
 
     def check_replay(self, layers: Sequence[str] | None = None) -> None:
         """Raise ``UserError`` unless these layers (None = all) can be made to repeat choices."""
@@ -233,28 +236,28 @@ class Hooks(Adapter):
         Raises:
             UserError: it is not there, raises, returns something else, or the settings do not fit.
         """
-        made = factory.make(reference)
-        model, settings = made.value, made.settings
+        built = factory.make(reference)
+        model, settings = built.value, built.settings
         if isinstance(model, nn.Module):
             if settings is None:
                 raise UserError(
-                    f"{made.factory} gives a {type(model).__name__}, of which nothing is known; say how it is probed "
-                    f"in a YAML file, py:{made.factory}@settings.yaml, or let it return a moeprobe Hooks."
+                    f"{built.factory} gives a {type(model).__name__}, of which nothing is known; say how it is probed "
+                    f"in a YAML file, py:{built.factory}@settings.yaml, or let it return a moeprobe Hooks."
                 )
             keywords = settings.model_dump(exclude={"name", "weights"})
             model = cls(model.to(device), **keywords, group_images=group_images)
         elif settings is not None:
-            raise UserError(f"{made.factory} gives a {type(model).__name__}, which takes no settings file.")
-        name = made.factory.rpartition(":")[2] if settings is None else settings.name
+            raise UserError(f"{built.factory} gives a {type(model).__name__}, which takes no settings file.")
+        name = built.factory.rpartition(":")[2] if settings is None else settings.name
         if isinstance(model, Hooks):
             model.to(device).group(group_images)
-            model = factory.with_code(model.checkpoint(name), made)
+            model = factory.with_code(model.checkpoint(name), built)
         if not isinstance(model, Checkpoint):
             raise UserError(
-                f"{made.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
+                f"{built.factory} gives {described(model)}; it should return a torch module, a moeprobe Hooks, or "
                 "a moeprobe.adapters.base.Checkpoint."
             )
-        return dataclasses.replace(model, provenance=factory.of_files(made) | dict(model.provenance))
+        return dataclasses.replace(model, provenance=factory.of_files(built) | dict(model.provenance))
 
     def _check_classes(self, images: Tensor) -> None:
         """Raise ``UserError`` unless there is a name for every class score."""

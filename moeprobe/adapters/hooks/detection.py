@@ -1,4 +1,4 @@
-"""Which submodules are the routers: by name, by class, or by what is done with their outputs.
+"""Find the submodules that are routers: by name, by class, or by the use of their outputs.
 
 A module whose output is followed by a top-k is a router. That is seen by watching one forward pass: what a module
 returns is followed through the functions that keep one number per expert (softmax, casts, reshapes, sums) until it
@@ -30,7 +30,7 @@ _ACTIVATIONS = {"softmax": "softmax", "logsoftmax": "softmax", "sigmoid": "sigmo
 
 @dataclass(frozen=True)
 class DetectedRouter:
-    """A router: its module's name, and what was seen of it (None where nothing was watched, or it is not one thing)."""
+    """A router: its module's name and the observed facts (None if nothing was watched or the facts differ)."""
 
     name: str
     top_k: int | None = None
@@ -46,7 +46,7 @@ class _Origin:
 
 
 @dataclass(frozen=True)
-class Choice:
+class HookedChoice:
     """One choosing.
 
     Attributes:
@@ -63,10 +63,10 @@ class Choice:
 
 
 # What was chosen from.
-Choices = dict[_Origin, list[Choice]]
+Choices = dict[_Origin, list[HookedChoice]]
 
 
-def named(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
+def match_modules(net: nn.Module, routers: str | type[nn.Module]) -> list[str]:
     """Return the submodules of a class, given as such or as ``package.module.Class``, or whose name fits a glob.
 
     Raises:
@@ -150,7 +150,7 @@ def detect(net: nn.Module, run: Callable[[], object]) -> list[DetectedRouter]:
 
 @contextmanager
 def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
-    """Show ``watch`` what the modules return, and what is done with it."""
+    """Show ``watch`` the outputs of the modules and the operations on them."""
 
     def reader(name: str) -> Callable[..., None]:
         return lambda _module, _inputs, output: watch.produced(name, output)
@@ -164,14 +164,14 @@ def _watching(net: nn.Module, watch: "_Watch") -> Iterator[None]:
 
 
 @contextmanager
-def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
+def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[HookedChoice]]]:
     """Watch a forward pass; yields a function that returns which K experts were chosen from a module's output.
 
     If there is a ``topk``, no other choice counts, as for K itself.
     """
     watch = _Watch()
 
-    def chosen(name: str, top_k: int) -> list[Choice]:
+    def choices_of(name: str, top_k: int) -> list[HookedChoice]:
         calls = [
             call
             for origin, followers in watch.choices.items()
@@ -184,7 +184,7 @@ def choosing(net: nn.Module) -> Iterator[Callable[[str, int], list[Choice]]]:
         ]
 
     with _watching(net, watch):
-        yield chosen
+        yield choices_of
 
 
 def _one_of(choices: Choices, name: str) -> int | None:
@@ -204,7 +204,7 @@ def _before(choices: Choices, name: str) -> str | None:
 
 
 class _Watch(TorchFunctionMode):
-    """Follow the outputs of modules to where something is chosen from them.
+    """Follow the outputs of modules to the operations that choose from them.
 
     ``choices`` holds what was chosen from; ``sizes`` E of each module.
     """
@@ -225,38 +225,44 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Do what is called, and look at what it does to what is followed."""
+        """Run the operation, and record its effect on tensors that are followed."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", "").replace("_", "")
         if name in _CHOOSING:
-            self._chosen(name, args, kwargs, result)
+            self._record_choice(name, args, kwargs, result)
         elif name in _KEEPING:
-            self._kept(name, [*args, *kwargs.values()], result)
+            self._record_origin(name, [*args, *kwargs.values()], result)
         return result
 
-    def _chosen(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record_choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         scores = args[0] if args else kwargs.get("input")
         if not isinstance(scores, Tensor) or id(scores) not in self._seen:
             return
-        rest = list(args[1:])
-        count = (kwargs.get("k") or rest.pop(0)) if name == "topk" else None
-        along = kwargs.get("dim", rest[0] if rest else (-1 if name in ("topk", "sort", "argsort") else None))
+        positional = list(args[1:])
+        count = (kwargs.get("k") or positional.pop(0)) if name == "topk" else None
+        along = kwargs.get(
+            "dim", positional[0] if positional else (-1 if name in ("topk", "sort", "argsort") else None)
+        )
         if isinstance(along, int) and along % scores.ndim == scores.ndim - 1:
             origin = self._seen[id(scores)][1]
             best = name in ("argmax", "max")
-            chosen = result if isinstance(result, Tensor) else result[1]
-            if count is None and not best and not kwargs.get("descending", len(rest) > 1 and rest[1]):
-                chosen = chosen.flip(-1)
-            if best and chosen.ndim < scores.ndim:
-                chosen = chosen.unsqueeze(-1)
+            experts = result if isinstance(result, Tensor) else result[1]
+            if (
+                count is None
+                and not best
+                and not kwargs.get("descending", len(positional) > 1 and positional[1])
+            ):
+                experts = experts.flip(-1)
+            if best and experts.ndim < scores.ndim:
+                experts = experts.unsqueeze(-1)
             self.choices.setdefault(origin, []).append(
-                Choice(name, 1 if best else count, chosen, _precision(scores))
+                HookedChoice(name, 1 if best else count, experts, _precision(scores))
             )
             for module in origin.modules:
                 self.sizes[module] = scores.shape[-1]
 
-    def _kept(self, name: str, arguments: list[Any], result: Any) -> None:
+    def _record_origin(self, name: str, arguments: list[Any], result: Any) -> None:
         if not isinstance(result, Tensor) or result.ndim == 0:
             return
         origins = [

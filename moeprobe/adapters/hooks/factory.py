@@ -7,21 +7,132 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.adapters.hooks.settings import FileSettings, load
 from moeprobe.errors import UserError
+from moeprobe.models import config
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.files import DAMAGE, sha256
+from moeprobe.runtime.files import DAMAGE, is_file, sha256
+from moeprobe.runtime.schema import Section, sentence
+from moeprobe.runtime.torchvision_compat import import_with_operators
+
+# What must be known of a torch module before it can be probed: the keys of ``Hooks`` and of its YAML file.
+
+# What can be read off a router's output.
+KEYS = ("logits", "indices", "weights")
+# Given a router, what it was called with and what it returned: {"logits": ..., "indices": ...}.
+Reader = Callable[[nn.Module, tuple[Any, ...], Any], Mapping[str, Any]]
+Place = int | str
+Read = Mapping[str, Place] | Reader
+Activation = Literal["softmax", "sigmoid", "none"]
+# What ``activation`` was called: settings may still say so, and what is written and hashed does.
+EARLIER = "before"
+
+
+class HookSettings(Section):
+    """What ``Hooks`` takes; a YAML file has the same keys, but for those that need Python."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    routers: str | type[nn.Module] | None = None
+    read: Read | None = None
+    activation: Activation | None = None
+    top_k: int | None = Field(None, gt=0)
+    image_size: int = Field(ge=1, le=16_384)
+    patch_size: int | dict[str, int] | None = None
+    num_prefix_tokens: int = Field(0, ge=0)
+    sequence_first: bool = False
+    token_local: bool | None = None
+    mean: list[float] = Field(min_length=3, max_length=3)
+    std: list[Annotated[float, Field(gt=0)]] = Field(min_length=3, max_length=3)
+    crop_fraction: float | None = Field(None, gt=0, le=1)
+    classes: str | list[str] | None = None
+    output: Place | None = None
+    head: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or EARLIER not in content:
+            return content
+        if content.get("activation") is not None:
+            raise ValueError(f"{EARLIER} is the earlier name of activation; omit it")
+        return {key: value for key, value in content.items() if key != EARLIER} | {
+            "activation": content[EARLIER]
+        }
+
+    @field_validator("read")
+    @classmethod
+    def _known_keys(cls, read: Read | None) -> Read | None:
+        if isinstance(read, Mapping) and not {"logits"} <= set(read) <= set(KEYS):
+            raise ValueError("its keys are logits and, if the router returns them, indices and weights")
+        if isinstance(read, Mapping) and "weights" in read and "indices" not in read:
+            raise ValueError("weights are those of the indices, whose place it must say too")
+        return read
+
+    @field_validator("patch_size")
+    @classmethod
+    def _some_pixels(cls, patch_size: int | dict[str, int] | None) -> int | dict[str, int] | None:
+        sizes = patch_size.values() if isinstance(patch_size, dict) else [patch_size]
+        if any(size is not None and size < 1 for size in sizes):
+            raise ValueError("a patch has at least one pixel along its side")
+        return patch_size
+
+    def plain(self) -> dict[str, Any]:
+        """Return the settings as JSON can hold them; classes and functions by their names."""
+        content = self.model_dump(exclude_none=True)
+        if "activation" in content:
+            content[EARLIER] = content.pop("activation")
+        for key in ("routers", "read"):
+            if callable(content.get(key)):
+                content[key] = f"{content[key].__module__}.{content[key].__qualname__}"
+        return content
+
+
+class FileSettings(HookSettings):
+    """A YAML file: what the tables call the model (the file's own name by default), and its parameters' file."""
+
+    name: str
+    weights: str | None = None
+
+
+def checked(content: Mapping[str, Any]) -> HookSettings:
+    """Return the settings given in Python.
+
+    Raises:
+        UserError: a key is missing or has a value of the wrong type.
+    """
+    try:
+        return HookSettings.model_validate(
+            {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}
+        )
+    except ValidationError as error:
+        raise UserError(sentence(error, HookSettings, what="settings of a torch module")) from None
+
+
+def load(path: Path) -> FileSettings:
+    """Return the settings of a YAML file.
+
+    Raises:
+        UserError: it cannot be read, a key is unknown or missing, or has a value of the wrong type.
+    """
+    if not is_file(path):
+        raise UserError(f"There is no settings file {path}.")
+    try:
+        return FileSettings.model_validate(config.read(path))
+    except ValidationError as error:
+        raise UserError(sentence(error, FileSettings, what=f"settings {path}")) from None
+
 
 FORM = "py:package.module:factory or py:package.module:factory@settings.yaml"
 _REFERENCE = re.compile(r"(?P<module>[\w.]+):(?P<factory>[\w.]+)(?:@(?P<settings>.+))?")
@@ -89,7 +200,7 @@ def _import(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     importlib.invalidate_caches()
     try:
-        return importlib.import_module(name)
+        return import_with_operators(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise UserError(f"There is no Python module {name!r}, installed or in {Path.cwd()}.") from None
@@ -104,8 +215,10 @@ def _attribute(module: Any, path: str) -> Any:
     value = module
     for part in path.split("."):
         if not hasattr(value, part):
-            own = [name for name, item in vars(value).items() if callable(item) and not name.startswith("_")]
-            raise UserError(f"There is no {path!r} in {module.__name__}.{did_you_mean(part, own)}")
+            callables = [
+                name for name, item in vars(value).items() if callable(item) and not name.startswith("_")
+            ]
+            raise UserError(f"There is no {path!r} in {module.__name__}.{did_you_mean(part, callables)}")
         value = getattr(value, part)
     return value
 
@@ -118,7 +231,7 @@ def load_weights(net: nn.Module, path: Path) -> None:
     Raises:
         UserError: it cannot be read, or does not fit the module.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"There is no file of weights {path}.")
     tensors = _state_dict(path)
     if tensors and all(name.startswith("module.") for name in tensors):
@@ -141,10 +254,10 @@ def _check_not_packed(path: Path) -> None:
         if not zipfile.is_zipfile(path):
             return
         with zipfile.ZipFile(path) as archive:
-            held = sum(member.file_size for member in archive.infolist())
+            unpacked_size = sum(member.file_size for member in archive.infolist())
     except DAMAGE:
         return  # torch says what it thinks of it
-    if held > path.stat().st_size:
+    if unpacked_size > path.stat().st_size:
         raise UserError(
             f"Cannot read the weights {path}: they are packed, which torch.save never does; unpack them."
         )
@@ -174,18 +287,18 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     return dict(content)
 
 
-def with_code(checkpoint: Checkpoint, made: Made) -> Checkpoint:
-    """Return the model with a hash that is about what makes it as well: the factory, and the Python file it is in."""
-    code = "" if made.file is None else sha256(made.file)
-    whole = f"{checkpoint.provenance['sha256']} {made.factory} {code}"
+def with_code(checkpoint: Checkpoint, built: Made) -> Checkpoint:
+    """Return the model with a hash that also covers the factory and its Python file."""
+    code = "" if built.file is None else sha256(built.file)
+    identity = f"{checkpoint.provenance['sha256']} {built.factory} {code}"
     return dataclasses.replace(
         checkpoint,
-        provenance={**checkpoint.provenance, "sha256": hashlib.sha256(whole.encode()).hexdigest()},
+        provenance={**checkpoint.provenance, "sha256": hashlib.sha256(identity.encode()).hexdigest()},
     )
 
 
-def of_files(made: Made) -> dict[str, Any]:
+def of_files(built: Made) -> dict[str, Any]:
     """Return where a model is from."""
-    files = {"path": made.settings_file, "file": made.file}
-    origin = {"path": made.factory, "factory": made.factory}
+    files = {"path": built.settings_file, "file": built.file}
+    origin = {"path": built.factory, "factory": built.factory}
     return origin | {key: str(path) for key, path in files.items() if path is not None}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeprobe.adapters.hooks.factory import HookSettings
 from moeprobe.adapters.hooks.reading import by_image
-from moeprobe.adapters.hooks.settings import Settings
 from moeprobe.errors import UserError
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.routing.record import LayerRouting, order_choices
@@ -24,8 +24,8 @@ _MOST_PREFIX = 8
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What is known of a router.
+class HookedLayer:
+    """Properties of a router.
 
     Attributes:
         module: its name in the model.
@@ -87,26 +87,28 @@ class Layer:
             router=self.router,
         )
 
-    def count_mismatches(self, read: Mapping[str, Tensor], chosen: Tensor, *, precision: float) -> int:
+    def count_mismatches(self, read: Mapping[str, Tensor], selected: Tensor, *, precision: float) -> int:
         """Return for how many tokens the model itself chose experts that do not have the highest gates.
 
         Args:
             read: what was read off the router.
-            chosen: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
+            selected: the model's own choice ``(..., K)`` in the same pass, its tokens in the order of the logits.
             precision: of what it was read off, the smallest step from one.
         """
         logits = read["logits"].flatten(0, -2)
-        gates, own = _gates(logits, self.activation), chosen.flatten(0, -2)
-        if len(own) != len(gates):
+        gates, experts = _gates(logits, self.activation), selected.flatten(0, -2)
+        if len(experts) != len(gates):
             return len(gates)
         # Which of equal ones is chosen means nothing, nor does what the model's own precision makes equal.
         rounding = 4 * max(precision, torch.finfo(logits.dtype).eps)
-        fits = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
+        agrees = torch.zeros(len(gates), dtype=torch.bool, device=gates.device)
         for scores, least in ((gates, 0.0), (logits.float(), 1.0)):
-            lowest = scores.topk(own.shape[1]).values[:, -1]
-            taken = scores.gather(1, own).amin(1)
-            fits |= (taken == lowest) | (taken >= lowest - rounding * lowest.abs().clamp_min(least))
-        return int((~fits).sum())
+            lowest = scores.topk(experts.shape[1]).values[:, -1]
+            selected_score = scores.gather(1, experts).amin(1)
+            agrees |= (selected_score == lowest) | (
+                selected_score >= lowest - rounding * lowest.abs().clamp_min(least)
+            )
+        return int((~agrees).sum())
 
 
 def read_layer(
@@ -117,9 +119,9 @@ def read_layer(
     num_images: int,
     activation: str,
     top_k: int | None,
-    settings: Settings,
-) -> Layer:
-    """Return what a router is, judging by its outputs for a few images.
+    settings: HookSettings,
+) -> HookedLayer:
+    """Return the properties of a router, judging by its outputs for a few images.
 
     Args:
         module: its name in the model.
@@ -164,7 +166,7 @@ def read_layer(
         raise UserError("how many experts a token has is not known; say top_k.")
     elif top_k > num_experts:
         raise UserError(f"it has {num_experts} experts, and top_k is {top_k}.")
-    return Layer(
+    return HookedLayer(
         module=module,
         router=router,
         activation=activation,
@@ -204,7 +206,7 @@ def _gates(logits: Tensor, activation: str) -> Tensor:
 
 
 def _check_logits(logits: Tensor, activation: str) -> None:
-    """Raise ``UserError`` where what was read is no logits, or no gates, but the other."""
+    """Raise ``UserError`` if logits were read as gates, or gates as logits."""
     if activation == "none" and bool((logits < 0).any()):
         raise UserError(
             "its output has negative values, so these are no gates; say activation: softmax or sigmoid."
@@ -214,8 +216,8 @@ def _check_logits(logits: Tensor, activation: str) -> None:
 
 
 def _sum_to_one(gates: Tensor) -> bool:
-    ones = torch.ones((), device=gates.device)
-    return bool((gates >= 0).all()) and torch.allclose(gates.sum(-1), ones, atol=_ROUNDING)
+    target = torch.ones((), device=gates.device)
+    return bool((gates >= 0).all()) and torch.allclose(gates.sum(-1), target, atol=_ROUNDING)
 
 
 def _grid(
@@ -231,13 +233,13 @@ def _grid(
     if patch_size is None:
         side = math.isqrt(max(patches, 0))
         if side == 0 or side * side != patches or image_size % side:
-            others = [
+            fitting_counts = [
                 count
                 for count in range(min(tokens, _MOST_PREFIX + 1))
                 if math.isqrt(tokens - count) ** 2 == tokens - count
                 and image_size % math.isqrt(tokens - count) == 0
             ]
-            hint = f"; num_prefix_tokens: {others[0]} would fit" if others else ""
+            hint = f"; num_prefix_tokens: {fitting_counts[0]} would fit" if fitting_counts else ""
             raise UserError(
                 f"its {tokens} tokens of an image, {prefix} of them before the patches (num_prefix_tokens), are no "
                 f"square of patches of an image of {image_size} pixels{hint}."
@@ -247,8 +249,8 @@ def _grid(
         raise UserError(f"patches of {patch_size} pixels do not fill an image of {image_size}.")
     side = image_size // patch_size
     if side * side != patches:
-        more = tokens - side * side
-        hint = f"; num_prefix_tokens: {more} would fit" if 0 <= more <= _MOST_PREFIX else ""
+        surplus = tokens - side * side
+        hint = f"; num_prefix_tokens: {surplus} would fit" if 0 <= surplus <= _MOST_PREFIX else ""
         raise UserError(
             f"it sees {tokens} tokens of an image; {side} x {side} patches of {patch_size} pixels and "
             f"{prefix} before them (num_prefix_tokens) are {side * side + prefix}{hint}."
@@ -264,6 +266,6 @@ def layer_names(modules: Sequence[str]) -> dict[str, str]:
     short = {}
     for module in modules:
         parts = module.split(".")
-        ends = [place for place, name in enumerate(parts, start=1) if name.isdigit()]
+        ends = [index for index, name in enumerate(parts, start=1) if name.isdigit()]
         short[".".join(parts[: ends[-1]]) if ends else module] = module
     return short if len(short) == len(modules) else {module: module for module in modules}

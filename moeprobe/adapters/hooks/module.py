@@ -6,8 +6,8 @@ Axes: B images, D width of the features.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.hooks.detection import unwrapped
-from moeprobe.adapters.hooks.forward import arguments_of, run_forward
-from moeprobe.adapters.hooks.layer import Layer
+from moeprobe.adapters.hooks.factory import HookSettings
+from moeprobe.adapters.hooks.layer import HookedLayer
 from moeprobe.adapters.hooks.reading import described, part, read
-from moeprobe.adapters.hooks.settings import Settings
 from moeprobe.errors import UserError
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.catalog import unknown
@@ -40,7 +39,7 @@ class HookedModule:
         settings: how it is read.
     """
 
-    def __init__(self, net: nn.Module, settings: Settings) -> None:
+    def __init__(self, net: nn.Module, settings: HookSettings) -> None:
         self.net = unwrapped(net)
         self.settings = settings
 
@@ -82,7 +81,7 @@ class HookedModule:
                 f"The model raised {type(error).__name__} on images {tuple(images.shape)}: {lines[0].rstrip('.')}."
             ) from error
 
-    def run(self, images: Tensor, layers: Mapping[str, Layer], *, logits: bool = True) -> Pass:
+    def run(self, images: Tensor, layers: Mapping[str, HookedLayer], *, logits: bool = True) -> Pass:
         """Run images and route them in these layers, which come in forward order.
 
         Raises:
@@ -108,8 +107,8 @@ class HookedModule:
         Raises:
             UserError: there are none.
         """
-        place = self.settings.output
-        scores = output if place is None else part(output, place)
+        output_key = self.settings.output
+        scores = output if output_key is None else part(output, output_key)
         if not isinstance(scores, Tensor) or scores.ndim != 2 or len(scores) != num_images:
             raise UserError(
                 f"The class scores of {num_images} images should be a tensor ({num_images}, classes); the model gives "
@@ -135,17 +134,17 @@ class HookedModule:
         modules = [name for name, _ in self.net.named_modules() if name]
         if head not in modules:
             raise UserError(unknown("module", head, [name for name, _ in self.net.named_children()]))
-        seen = arguments_of(self.net, self._normalized(images), head)
-        features = seen[0][0] if seen and seen[0] else None
+        calls = arguments_of(self.net, self._normalized(images), head)
+        features = calls[0][0] if calls and calls[0] else None
         if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(images):
-            problem = f"is called with {described(seen[0])}" if seen else "never runs"
+            problem = f"is called with {described(calls[0])}" if calls else "never runs"
             raise UserError(
                 f"The head {head} should be called with features ({len(images)}, D) of as many images; it {problem}."
             )
         return features.float()
 
-    def hash(self, layers: Mapping[str, Layer]) -> str:
-        """Return a hash of the parameters, of the settings and of what was detected."""
+    def hash(self, layers: Mapping[str, HookedLayer]) -> str:
+        """Return a hash of the parameters, the settings and the detected layers."""
         learned = {name: layer.identity for name, layer in layers.items()}
         digest = hashlib.sha256(json.dumps([self.settings.plain(), learned], sort_keys=True).encode())
         for name, value in self.net.state_dict().items():
@@ -171,7 +170,7 @@ class HookedModule:
 
 @contextmanager
 def naming(module: str) -> Iterator[None]:
-    """Put the router's name before what is wrong with it."""
+    """Put the router's name before the error message."""
     try:
         yield
     except UserError as error:
@@ -192,3 +191,91 @@ def check_fired(fired: Sequence[str], modules: Sequence[str]) -> None:
                 f"The router {name} ran {fired.count(name)} times in one forward pass; a module that several layers "
                 "share cannot be distinguished, so give each layer its own, or name the modules around it."
             )
+
+
+# Run a foreign module and collect what its submodules see or return; nothing is left on it.
+
+# Given a module's name, the module, what it was called with and what it returned.
+Collect = Callable[[str, nn.Module, tuple[Any, ...], Any], Any]
+
+
+class _Stop(Exception):  # noqa: N818  (a signal, not an error)
+    """What was wanted is there; the rest of the forward is not needed."""
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and back every part that was not."""
+    training = [module for module in net.modules() if module.training]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def run_forward(
+    net: nn.Module,
+    images: Tensor,
+    *,
+    names: Sequence[str] = (),
+    collect: Collect | None = None,
+    stop_after: str | None = None,
+    gradient: bool = False,
+) -> tuple[Any, list[tuple[str, Any]]]:
+    """Run ``net`` on normalized images in evaluation mode.
+
+    Args:
+        net: the module.
+        images: ``(B, 3, H, W)``.
+        names: submodules that are listened to.
+        collect: called when one of them has run; what it returns is kept.
+        stop_after: the forward ends when this one has run; None = it is run to the end.
+        gradient: whether the output leads back to the images.
+
+    Returns:
+        The output, None where it was stopped; and (name, what was kept) for each time that one ran, in order.
+    """
+    collected: list[tuple[str, Any]] = []
+
+    def hook(name: str) -> Any:
+        def listen(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            assert collect is not None
+            collected.append((name, collect(name, module, arguments, output)))
+            if name == stop_after:
+                raise _Stop
+
+        return listen
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad() if gradient else torch.inference_mode())
+        stack.enter_context(_evaluating(net))
+        for name in names:
+            stack.callback(net.get_submodule(name).register_forward_hook(hook(name)).remove)
+        try:
+            return net(images), collected
+        except _Stop:
+            return None, collected
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # sys.exit: the program would end as if all were done
+            raise UserError(
+                f"The model raised {type(error).__name__} on images {tuple(images.shape)}; it must not end the program."
+            ) from error
+
+
+def arguments_of(net: nn.Module, images: Tensor, name: str) -> list[tuple[Any, ...]]:
+    """Return what a submodule is called with for normalized images, the first time; empty if it never is."""
+    calls: list[tuple[Any, ...]] = []
+
+    def listen(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        calls.append(arguments)
+        raise _Stop
+
+    handle = net.get_submodule(name).register_forward_pre_hook(listen)
+    try:
+        run_forward(net, images)
+    finally:
+        handle.remove()
+    return calls

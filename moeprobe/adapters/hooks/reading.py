@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from moeprobe.adapters.hooks.settings import KEYS, Place, Read
+from moeprobe.adapters.hooks.factory import KEYS, Place, Read
 from moeprobe.errors import UserError
 
 
@@ -36,7 +36,7 @@ def read(
     tensors: Any = (
         how(module, arguments, output)
         if callable(how)
-        else {key: part(output, place) for key, place in how.items()}
+        else {key: part(output, output_key) for key, output_key in how.items()}
     )
     if not isinstance(tensors, Mapping) or "logits" not in tensors or not set(tensors) <= set(KEYS):
         raise UserError("read must give the logits, and may also give the indices and weights.")
@@ -46,21 +46,21 @@ def read(
     return dict(tensors)
 
 
-def part(output: Any, place: Place) -> Any:
+def part(output: Any, key: Place) -> Any:
     """Return the value at an index, a key or an attribute of an output.
 
     Raises:
         UserError: nothing does.
     """
     try:
-        if isinstance(place, str) and not isinstance(output, Mapping):
-            return getattr(output, place)
-        return output[place]
+        if isinstance(key, str) and not isinstance(output, Mapping):
+            return getattr(output, key)
+        return output[key]
     except (AttributeError, IndexError, KeyError, TypeError):
-        raise UserError(f"it returns {described(output)}, with nothing at {place!r}.") from None
+        raise UserError(f"it returns {described(output)}, with nothing at {key!r}.") from None
 
 
-def put(output: Any, place: Place, value: Tensor) -> Any:
+def put(output: Any, key: Place, value: Tensor) -> Any:
     """Return an output of the same kind with another tensor at an index, a key or an attribute.
 
     Raises:
@@ -68,17 +68,17 @@ def put(output: Any, place: Place, value: Tensor) -> Any:
     """
     try:
         if isinstance(output, tuple | list):
-            if isinstance(place, str):
-                replaced: Any = output._replace(**{place: value})  # type: ignore[union-attr]
+            if isinstance(key, str):
+                replaced: Any = output._replace(**{key: value})  # type: ignore[union-attr]
                 return replaced
             items = [*output]
-            items[place] = value
+            items[key] = value
             return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
         copied = copy.copy(output)
         if isinstance(output, Mapping):
-            copied[place] = value
+            copied[key] = value
         else:
-            setattr(copied, str(place), value)
+            setattr(copied, str(key), value)
     except (AttributeError, TypeError, ValueError, KeyError):
         raise UserError(f"it returns {described(output)}, in which nothing can be exchanged.") from None
     return copied
@@ -121,9 +121,9 @@ def by_image(values: Tensor, *, num_images: int, sequence_first: bool) -> Tensor
         if values.ndim == 3 and not sequence_first and shape[1] == num_images
         else ""
     )
-    wanted = (
+    expected_shapes = (
         "(tokens, images, experts) or (tokens · images, experts)"
         if sequence_first
         else "(images, tokens, experts), (images, rows, columns, experts) or (images · tokens, experts)"
     )
-    raise UserError(f"for {num_images} images it gives {shape}; expected is {wanted}.{hint}")
+    raise UserError(f"for {num_images} images it gives {shape}; expected is {expected_shapes}.{hint}")

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from moeprobe.adapters.hooks.detection import Choice, DetectedRouter, choosing, detect, named
-from moeprobe.adapters.hooks.layer import Layer, layer_names, read_layer
+from moeprobe.adapters.hooks.detection import DetectedRouter, HookedChoice, choosing, detect, match_modules
+from moeprobe.adapters.hooks.layer import HookedLayer, layer_names, read_layer
 from moeprobe.adapters.hooks.module import HookedModule, Pass, check_fired, naming
 from moeprobe.errors import UserError
 from moeprobe.runtime.seeds import generator
@@ -27,7 +27,7 @@ def images_to_try(size: int) -> Tensor:
     return torch.stack([torch.zeros_like(ramp), ramp, torch.from_numpy(noise)])
 
 
-def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
+def learn(hooked: HookedModule, images: Tensor) -> dict[str, HookedLayer]:
     """Return the layers in forward order, by what tables call them.
 
     Raises:
@@ -37,12 +37,12 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
     routers = (
         detect(hooked.net, lambda: hooked.first_forward(images))
         if settings.routers is None
-        else [DetectedRouter(name) for name in named(hooked.net, settings.routers)]
+        else [DetectedRouter(name) for name in match_modules(hooked.net, settings.routers)]
     )
-    seen = {item.name: item for item in routers}
-    with choosing(hooked.net) if settings.routers is None else nullcontext() as chosen:
-        _, fired = hooked.first_forward(images, list(seen))
-    check_fired([name for name, _ in fired], list(seen))
+    detected = {item.name: item for item in routers}
+    with choosing(hooked.net) if settings.routers is None else nullcontext() as choices_of:
+        _, fired = hooked.first_forward(images, list(detected))
+    check_fired([name for name, _ in fired], list(detected))
     layers = {}
     for name, read in fired:
         with naming(name):
@@ -51,45 +51,45 @@ def learn(hooked: HookedModule, images: Tensor) -> dict[str, Layer]:
                 type(hooked.net.get_submodule(name)).__name__,
                 read,
                 num_images=len(images),
-                activation=settings.activation or seen[name].activation or "softmax",
-                top_k=settings.top_k or seen[name].top_k,
+                activation=settings.activation or detected[name].activation or "softmax",
+                top_k=settings.top_k or detected[name].top_k,
                 settings=settings,
             )
-            if chosen is not None:
-                _check_choice(layers[name], read, chosen)
+            if choices_of is not None:
+                _check_choice(layers[name], read, choices_of)
     return {short: layers[name] for short, name in layer_names(list(layers)).items()}
 
 
 def _check_choice(
-    layer: Layer, read: Mapping[str, Tensor], chosen: Callable[[str, int], list[Choice]]
+    layer: HookedLayer, read: Mapping[str, Tensor], choices_of: Callable[[str, int], list[HookedChoice]]
 ) -> None:
     """Raise ``UserError`` where the model chose other experts than those with the highest gates."""
     if layer.top_k is None:
         return
-    for own in chosen(layer.module, layer.top_k):
-        others = layer.count_mismatches(read, own.experts, precision=own.precision)
-        if others:
+    for choice in choices_of(layer.module, layer.top_k):
+        mismatches = layer.count_mismatches(read, choice.experts, precision=choice.precision)
+        if mismatches:
             raise UserError(
                 f"the model's choice is made of more than its logits (a bias, groups, other images): of "
-                f"{read['logits'].flatten(0, -2).shape[0]} tokens {others} have other experts than the highest "
+                f"{read['logits'].flatten(0, -2).shape[0]} tokens {mismatches} have other experts than the highest "
                 f"{layer.top_k}. Take a module that returns the choice too, by routers, and say where both are, e.g. "
                 "read: {logits: 0, indices: 1}."
             )
 
 
-def batch_dependence(hooked: HookedModule, layers: Mapping[str, Layer], images: Tensor) -> str:
+def batch_dependence(hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor) -> str:
     """Return why images cannot be run in any batch; nothing if they can.
 
     Raises:
         UserError: an image's tokens are found among those of another: their order is not as set.
     """
-    whole, again = (hooked.run(images, layers, logits=False) for _ in range(2))
+    batch_pass, again = (hooked.run(images, layers, logits=False) for _ in range(2))
     singly = [hooked.run(image, layers, logits=False) for image in images.split(1)]
     token_local = hooked.settings.token_local
     reason = ""
-    if not _alike(whole, [again]):
+    if not _same_gates(batch_pass, [again]):
         reason = "random at evaluation, so whether images depend on their batch-mates cannot be tried"
-    elif not _alike(whole, singly):
+    elif not _same_gates(batch_pass, singly):
         _check_order(hooked, layers, images, singly)
         reason = "images depend on their batch-mates, as tried"
     if token_local is None:
@@ -98,26 +98,26 @@ def batch_dependence(hooked: HookedModule, layers: Mapping[str, Layer], images: 
 
 
 def _check_order(
-    hooked: HookedModule, layers: Mapping[str, Layer], images: Tensor, singly: Sequence[Pass]
+    hooked: HookedModule, layers: Mapping[str, HookedLayer], images: Tensor, singly: Sequence[Pass]
 ) -> None:
     """Raise ``UserError`` where the tokens make sense in the other order only."""
     name, layer = next(iter(layers.items()))
-    other = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
+    flipped_layer = dataclasses.replace(layer, sequence_first=not layer.sequence_first)
     _, fired = hooked.forward(images, [layer.module])
     try:
-        turned = other.routing(fired[0][1], num_images=len(images), token_local=True)
+        turned = flipped_layer.routing(fired[0][1], num_images=len(images), token_local=True)
     except UserError:
         return
-    if _alike(Pass(None, {name: turned}), singly):
+    if _same_gates(Pass(None, {name: turned}), singly):
         raise UserError(
             f"The router {layer.module} gives its tokens in another order: say "
-            f"sequence_first: {str(other.sequence_first).lower()}."
+            f"sequence_first: {str(flipped_layer.sequence_first).lower()}."
         )
 
 
-def _alike(whole: Pass, parts: Sequence[Pass]) -> bool:
-    """Whether images have the same gates together as in parts, but for rounding."""
-    for name, layer in whole.layers.items():
+def _same_gates(batch_pass: Pass, parts: Sequence[Pass]) -> bool:
+    """Whether images have the same gates together as in parts, up to rounding."""
+    for name, layer in batch_pass.layers.items():
         gates = torch.cat([part.layers[name].gates for part in parts])
         if (layer.gates - gates).abs().max() > _ROUNDING * layer.gates.abs().max():
             return False

@@ -17,13 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.adapters.base import Adapter, Checkpoint, wanted_layers
-from moeprobe.adapters.huggingface.embeddings import noise_added, root_mean_square
 from moeprobe.adapters.huggingface.files import FastTokenizer, digest_of, load
-from moeprobe.adapters.huggingface.likelihood import log_probabilities
 from moeprobe.adapters.huggingface.outputs import learn
-from moeprobe.adapters.huggingface.replay import check_replay, replayed_log_probabilities_of
+from moeprobe.adapters.huggingface.replay import (
+    check_replay,
+    log_probabilities,
+    noise_added,
+    replayed_log_probabilities_of,
+    root_mean_square,
+)
 from moeprobe.adapters.huggingface.routers import (
-    Layer,
+    RouterLayer,
     Stop,
     blocks_without,
     find_routers,
@@ -31,11 +35,10 @@ from moeprobe.adapters.huggingface.routers import (
     watch,
 )
 from moeprobe.errors import UserError
-from moeprobe.inputs.texts import MAX_LENGTH, TextFraming
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.texts import MAX_LENGTH, TextFraming, TokenBatch
 from moeprobe.routing.parts import Weight, weights_of
 from moeprobe.routing.record import LayerRouting, RoutingTrace, order_choices
-from moeprobe.runtime.files import expanded
+from moeprobe.runtime.files import expanded, is_folder
 
 # Tokens of the pass from which routers are learned.
 _LESSON = 24
@@ -96,17 +99,17 @@ class Huggingface(Adapter):
         if not isinstance(images, TokenBatch):
             raise UserError("The model reads texts: it takes a TokenBatch.")
         texts = images.to(self.device)
-        wanted = wanted_layers(layers, self.layer_names)
-        scored = logits and self._head is not None
+        selected_layers = wanted_layers(layers, self.layer_names)
+        with_scores = logits and self._head is not None
         output = None
         with (
             torch.inference_mode(),
-            self._watching(wanted, stop=not scored),
+            self._watching(selected_layers, stop=not with_scores),
             noise_added(self._embedding, texts, unit=self._rms),
         ):
             with suppress(Stop):
-                output = self._forward(texts, scored=scored)
-            traced = {name: self._routing(name, texts) for name in wanted}
+                output = self._forward(texts, with_scores=with_scores)
+            traced = {name: self._routing(name, texts) for name in selected_layers}
         return output, RoutingTrace(traced)
 
     def weights(self) -> list[Weight]:
@@ -154,7 +157,7 @@ class Huggingface(Adapter):
                     "expert_parameters": experts,
                 }
             )
-        known = all(row["expert_parameters"] is not None for row in rows)
+        is_counted = all(row["expert_parameters"] is not None for row in rows)
         return {
             "model": self.router_name,
             "reads": "texts",
@@ -162,15 +165,15 @@ class Huggingface(Adapter):
             "width": self.width,
             "vocabulary": self._embedding.weight.shape[0],
             "parameters": total,
-            "active_parameters": total - idle if known else None,
+            "active_parameters": total - idle if is_counted else None,
             "dense_layers": list(self.dense_layers),
             "layers": rows,
         }
 
-    def _forward(self, texts: TokenBatch, *, scored: bool) -> Tensor | None:
+    def _forward(self, texts: TokenBatch, *, with_scores: bool) -> Tensor | None:
         """Return the scores ``(B, vocabulary)`` of the next token, if wanted."""
         arguments = {"input_ids": texts.ids, "attention_mask": texts.present.long()}
-        if not scored:
+        if not with_scores:
             self._body(**arguments)
             return None
         rows, last = torch.arange(len(texts), device=texts.ids.device), texts.last
@@ -219,13 +222,13 @@ class Huggingface(Adapter):
         selected, processed = order_choices(
             choice.selected, choice.processed, gates if scores is None else scores
         )
-        place = torch.arange(shape[1], device=texts.ids.device)
+        position = torch.arange(shape[1], device=texts.ids.device)
         return LayerRouting(
             gates=gates.reshape(*shape, -1),
             scores=None if scores is None else scores.reshape(*shape, -1),
             selected=selected.reshape(*shape, -1),
             processed=processed.reshape(*shape, -1),
-            valid=texts.ordinary | (texts.present & (place < texts.num_prefix_tokens)),
+            valid=texts.ordinary | (texts.present & (position < texts.num_prefix_tokens)),
             grid=None,
             num_prefix_tokens=texts.num_prefix_tokens,
             gates_sum_to_one=layer.reader.gates_sum_to_one,
@@ -233,20 +236,20 @@ class Huggingface(Adapter):
             router=self.router_name,
         )
 
-    def _learn(self, routers: dict[str, Layer]) -> dict[str, Layer]:
+    def _learn(self, routers: dict[str, RouterLayer]) -> dict[str, RouterLayer]:
         """Return the routers in the order in which they fire, each with its reader."""
         self._layers = routers
         # Ids all over the vocabulary; of a model that reads pictures too none of the last, which often represent them.
         vocabulary = self._embedding.weight.shape[0]
         ids = torch.arange(_LESSON, device=self.device) * max(vocabulary // 2 // _LESSON, 1) % vocabulary
-        whole = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)
-        texts = TokenBatch(ids[None], whole, whole, 0)
+        mask = torch.ones(1, _LESSON, dtype=torch.bool, device=self.device)
+        texts = TokenBatch(ids[None], mask, mask, 0)
         order: list[str] = []
         with torch.inference_mode(), ExitStack() as stack, self._watching(list(routers), stop=False):
             for name, layer in routers.items():
                 handle = layer.module.register_forward_hook(lambda *_, name=name: order.append(name))
                 stack.callback(handle.remove)
-            self._forward(texts, scored=False)
+            self._forward(texts, with_scores=False)
             for name in dict.fromkeys(order):
                 layer = routers[name]
                 candidates = [
@@ -279,7 +282,7 @@ class Huggingface(Adapter):
         folder = expanded(reference)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
         return Checkpoint(
-            name=(folder.resolve() if folder.is_dir() else folder).name,
+            name=(folder.resolve() if is_folder(folder) else folder).name,
             model=traceable,
             framing=TextFraming(
                 FastTokenizer(tokenizer),

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.adapters.huggingface.bounds import check_folder, check_sizes, count_tensors
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import check_regular_files, expanded, is_folder
+from moeprobe.runtime.file_checks import check_regular_files
+from moeprobe.runtime.files import expanded, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
+from moeprobe.runtime.torchvision_compat import import_with_operators
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class FastTokenizer:
         # A token of spaces alone, which tokenizers trim off: it represents what is between its neighbors.
         ordinary = np.flatnonzero(~special)
         edges = np.concatenate([[[0, 0]], spans[ordinary], [[len(text), len(text)]]])
-        for place in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):
-            spans[ordinary[place]] = edges[place, 1], max(edges[place + 2, 0], edges[place, 1])
+        for index in np.flatnonzero(edges[1:-1, 0] == edges[1:-1, 1]):
+            spans[ordinary[index]] = edges[index, 1], max(edges[index + 2, 0], edges[index, 1])
         return np.array(encoding["input_ids"], dtype=np.int64), spans, special
 
 
@@ -52,6 +55,7 @@ def load(reference: str) -> tuple[Any, Any]:
         import transformers
     except ModuleNotFoundError:
         raise UserError("'hf' needs the package transformers: pip install 'moeprobe[hf]'.") from None
+    import_with_operators("torchvision")  # which transformers imports with its first model
     folder = expanded(reference)
     local = is_folder(folder)
     # A name on the hub is OWNER/NAME, or NAME.
@@ -59,21 +63,28 @@ def load(reference: str) -> tuple[Any, Any]:
         raise UserError(f"There is no folder {quoted(reference)}.")
     if local:
         check_regular_files(folder, "*")
+        check_folder(folder)
     source = str(folder) if local else reference
     keywords: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not may_download()}
     try:
         with _quiet(transformers), local_unless_allowed():
             config = transformers.AutoConfig.from_pretrained(source, **keywords)
+            check_sizes(config, tensors=count_tensors(folder) if local else None)
             kind = kind_of(transformers, config)
-            model, about = kind.from_pretrained(
+            model, loading_info = kind.from_pretrained(
                 source,
                 config=config,
                 dtype="auto",
                 use_safetensors=True,
                 output_loading_info=True,
+                # Not those of config.json, which may name code on the hub: the library's own choice.
+                attn_implementation=None,
+                experts_implementation=None,
                 **keywords,
             )
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, **keywords)
+    except UserError as error:
+        raise UserError(f"{quoted(f'hf:{reference}')} cannot be loaded. {error}") from None
     except Exception as error:  # files, network, hub and formats: each has errors of its own
         if not local and isinstance(error, OSError) and not may_download():
             raise UserError(
@@ -83,8 +94,8 @@ def load(reference: str) -> tuple[Any, Any]:
         name = quoted(f"hf:{reference}")
         where = "The folder" if local else f"{name} is no folder, and the model"
         raise UserError(f"{where} {name} cannot be loaded: {reason}.") from error
-    if about["missing_keys"]:
-        missing = sorted(about["missing_keys"])
+    if loading_info["missing_keys"]:
+        missing = sorted(loading_info["missing_keys"])
         raise UserError(f"hf:{reference} lacks {len(missing)} of the model's parameters, e.g. {missing[0]}.")
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
@@ -118,7 +129,7 @@ def _quiet(transformers: Any) -> Iterator[None]:
 
 
 def digest_of(reference: str, model: Any) -> str:
-    """Return a hash of what was loaded: of a folder its files, of a model of the hub its name and commit."""
+    """Return a hash of the loaded model: a folder's files, or a hub model's name and commit."""
     folder = expanded(reference)
     digest = hashlib.sha256()
     if not is_folder(folder):

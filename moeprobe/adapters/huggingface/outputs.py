@@ -46,8 +46,8 @@ class Fired:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was chosen: experts ``(N, K)``, -1 = none; what was processed ``(N, K)``; weights ``(N, K)`` if given."""
+class RouterChoice:
+    """One choice: experts ``(N, K)``, -1 = none; processed flags ``(N, K)``; weights ``(N, K)`` if given."""
 
     selected: Tensor
     processed: Tensor
@@ -55,8 +55,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How one router's outputs are read.
+class OutputReader:
+    """Functions that read the outputs of one router.
 
     Attributes:
         logits_at: which output are its logits.
@@ -84,12 +84,12 @@ class Reader:
         logits: Tensor = fired.outputs[self.logits_at]
         return logits.reshape(-1, self.num_experts).float()
 
-    def choice(self, fired: Fired) -> Choice:
+    def choice(self, fired: Fired) -> RouterChoice:
         """Return the router's own choice."""
         logits = self.logits(fired)
         return _FORMS[self.form](fired, logits, self.logits_at, self.top_k)
 
-    def gates(self, logits: Tensor, choice: Choice) -> Tensor:
+    def gates(self, logits: Tensor, choice: RouterChoice) -> Tensor:
         """Return the gates ``(N, E)``."""
         if self.gate != "weights":
             return _GATES[self.gate](logits)
@@ -103,7 +103,7 @@ class Reader:
         return None if self.bias is None else gates + self.bias.float().reshape(-1)
 
 
-def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Reader | None:
+def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> OutputReader | None:
     """Return how a router is read, learned from one firing; None where it does not say what it chose.
 
     ``candidates`` are its parameters and buffers, of which one may be a bias of the choice.
@@ -121,10 +121,10 @@ def learn(fired: Fired, *, logits_at: int, candidates: Sequence[Tensor]) -> Read
     choice = _FORMS[form](fired, logits, logits_at, top_k)
     gate = _gate(logits, choice)
     bias = None if gate == "weights" else _bias(_GATES[gate](logits), choice, [*candidates, *fired.inputs])
-    return Reader(logits_at, form, top_k, num_experts, gate, bias)
+    return OutputReader(logits_at, form, top_k, num_experts, gate, bias)
 
 
-def _gate(logits: Tensor, choice: Choice) -> str:
+def _gate(logits: Tensor, choice: RouterChoice) -> str:
     """Return the function of the logits that the weights are in proportion to, token by token; or "weights"."""
     if choice.weights is None:
         return "weights"
@@ -145,28 +145,28 @@ def _gate(logits: Tensor, choice: Choice) -> str:
     return best if errors[best] < _TOLERANCE else "weights"
 
 
-def _bias(gates: Tensor, choice: Choice, candidates: Sequence[Tensor]) -> Tensor | None:
+def _bias(gates: Tensor, choice: RouterChoice, candidates: Sequence[Tensor]) -> Tensor | None:
     """Return which candidate ``(E,)``, added to the gates, explains more of the choice than the gates alone do.
 
     Of a choice within groups no scores explain all.
     """
-    chosen = choice.selected.long()
+    selected = choice.selected.long()
 
     def explained(scores: Tensor) -> float:
-        best = scores.topk(chosen.shape[1]).indices
-        return float((best[:, :, None] == chosen[:, None]).any(-1).float().mean())
+        best = scores.topk(selected.shape[1]).indices
+        return float((best[:, :, None] == selected[:, None]).any(-1).float().mean())
 
-    best, most = None, explained(gates)
+    best, best_share = None, explained(gates)
     for candidate in candidates:
-        if candidate.is_floating_point() and candidate.numel() == gates.shape[1] and most < 1:
+        if candidate.is_floating_point() and candidate.numel() == gates.shape[1] and best_share < 1:
             share = explained(gates + candidate.float().reshape(-1))
-            if share > most:
-                best, most = candidate, share
+            if share > best_share:
+                best, best_share = candidate, share
     return best
 
 
 def _tensors(values: Sequence[Any], *, skip: int | None = None) -> list[Tensor]:
-    return [value for place, value in enumerate(values) if isinstance(value, Tensor) and place != skip]
+    return [value for index, value in enumerate(values) if isinstance(value, Tensor) and index != skip]
 
 
 def _rows(values: Sequence[Tensor], num_tokens: int) -> list[Tensor]:
@@ -186,8 +186,11 @@ def _find_indices(
     for index in rows:
         if index.is_floating_point() or index.dtype == torch.bool or index.shape[1] > num_experts:
             continue
-        whole = index.shape[1] == num_experts
-        if whole and not (index.sort(-1).values == torch.arange(num_experts, device=index.device)).all():
+        has_all_experts = index.shape[1] == num_experts
+        if (
+            has_all_experts
+            and not (index.sort(-1).values == torch.arange(num_experts, device=index.device)).all()
+        ):
             continue  # marks, not numbers
         for weights in rows:
             if weights.is_floating_point() and weights.shape == index.shape:
@@ -211,26 +214,26 @@ def _find_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> 
     return None
 
 
-def _of_indices(indices_and_weights: tuple[Tensor, Tensor]) -> Choice:
+def _of_indices(indices_and_weights: tuple[Tensor, Tensor]) -> RouterChoice:
     index, weights = indices_and_weights
     # What weighs exactly nothing is no choice: "no expert" is encoded so.
-    chosen = weights != 0
-    return Choice(index.where(chosen, -1), chosen, weights)
+    processed = weights != 0
+    return RouterChoice(index.where(processed, -1), processed, weights)
 
 
-def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+def _indices(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
     indices_and_weights = _find_indices(_tensors(fired.outputs, skip=logits_at), *logits.shape)
     assert indices_and_weights is not None
     return _of_indices(indices_and_weights)
 
 
-def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+def _experts(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
     indices_and_weights = _find_indices(_tensors(fired.experts), *logits.shape)
     assert indices_and_weights is not None
     return _of_indices(indices_and_weights)
 
 
-def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
     dense = _find_dense(_tensors(fired.outputs, skip=logits_at), *logits.shape)
     if dense is None:  # every token went to all experts
         dense = torch.ones_like(logits), False
@@ -238,12 +241,14 @@ def _dense(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
     selected = logits.topk(top_k).indices
     processed = got.gather(1, selected) != 0
     if weighted:
-        return Choice(selected, processed, got.gather(1, selected))
+        return RouterChoice(selected, processed, got.gather(1, selected))
     single = [value for value in _rows(_tensors(fired.outputs), len(logits)) if value.shape[1] == top_k]
-    return Choice(selected, processed, next((value for value in single if value.is_floating_point()), None))
+    return RouterChoice(
+        selected, processed, next((value for value in single if value.is_floating_point()), None)
+    )
 
 
-def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
+def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> RouterChoice:
     order, counts = _find_sorted(fired, *logits.shape)
     experts = torch.arange(logits.shape[1], device=order.device)
     flat = torch.empty_like(order)
@@ -259,7 +264,7 @@ def _sorted(fired: Fired, logits: Tensor, logits_at: int, top_k: int) -> Choice:
         unsorted = torch.empty_like(weights[0])
         unsorted[order] = weights[0]
         unsorted = unsorted.reshape(selected.shape)
-    return Choice(selected, torch.ones_like(selected, dtype=torch.bool), unsorted)
+    return RouterChoice(selected, torch.ones_like(selected, dtype=torch.bool), unsorted)
 
 
 def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tensor, list[int]]:
@@ -267,8 +272,8 @@ def _find_sorted(fired: Fired, num_tokens: int, num_experts: int) -> tuple[Tenso
     for counts in fired.outputs:
         if isinstance(counts, list) and len(counts) == num_experts and sum(counts) % num_tokens == 0:
             for order in _tensors(fired.outputs):
-                whole = order.ndim == 1 and not order.is_floating_point() and len(order) == sum(counts)
-                if whole and bool(
+                has_all_rows = order.ndim == 1 and not order.is_floating_point() and len(order) == sum(counts)
+                if has_all_rows and bool(
                     (order.sort().values == torch.arange(len(order), device=order.device)).all()
                 ):
                     return order, counts
@@ -285,7 +290,7 @@ def _k_of_dense(values: Sequence[Tensor], num_tokens: int, num_experts: int) -> 
     return 0 if dense is None else int((dense[0] != 0).sum(-1).max())
 
 
-_FORMS: dict[str, Callable[[Fired, Tensor, int, int], Choice]] = {
+_FORMS: dict[str, Callable[[Fired, Tensor, int, int], RouterChoice]] = {
     "indices": _indices,
     "dense": _dense,
     "sorted": _sorted,

@@ -15,16 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface.outputs import Choice, Fired, choice_among
-from moeprobe.adapters.huggingface.routers import Layer
+from moeprobe.adapters.huggingface.outputs import Fired, RouterChoice, choice_among
+from moeprobe.adapters.huggingface.routers import RouterLayer
 from moeprobe.errors import UserError
+from moeprobe.inputs.texts import TokenBatch
 from moeprobe.routing.record import LayerRouting, RoutingTrace
 from moeprobe.routing.repeated import check_sizes, repeat
 
 _FORMS = ("indices", "experts")
 
 
-def check_replay(layers: Mapping[str, Layer], names: list[str], routing: RoutingTrace | None = None) -> None:
+def check_replay(
+    layers: Mapping[str, RouterLayer], names: list[str], routing: RoutingTrace | None = None
+) -> None:
     """Raise ``UserError`` unless the named layers can be made to repeat choices, and a routing is of their sizes."""
     for name in names:
         layer = layers[name]
@@ -35,13 +38,13 @@ def check_replay(layers: Mapping[str, Layer], names: list[str], routing: Routing
                 f"{name} ({type(layer.module).__name__}) does not hand numbers and weights of experts on in a known "
                 "way, so it cannot be made to repeat a choice."
             )
-        found = None if routing is None else routing.layers[name]
-        if found is not None:
-            check_sizes(name, found, num_experts=reader.num_experts, top_k=reader.top_k)
+        layer_routing = None if routing is None else routing.layers[name]
+        if layer_routing is not None:
+            check_sizes(name, layer_routing, num_experts=reader.num_experts, top_k=reader.top_k)
 
 
 @contextmanager
-def replaying(layers: Mapping[str, Layer], routing: RoutingTrace, *, gates: str) -> Iterator[None]:
+def replaying(layers: Mapping[str, RouterLayer], routing: RoutingTrace, *, gates: str) -> Iterator[None]:
     """Let these layers repeat a routing, token by token; a token without a choice in it chooses as ever.
 
     ``gates``: "recomputed" weighs the chosen experts as the router weighs them for its present input, "replayed" as
@@ -52,8 +55,8 @@ def replaying(layers: Mapping[str, Layer], routing: RoutingTrace, *, gates: str)
     """
     counts = dict.fromkeys(routing.layers, 0)
     with ExitStack() as stack:
-        for name, wanted in routing.layers.items():
-            _replay(layers[name], wanted, stack, counts, name, gates=gates)
+        for name, layer_routing in routing.layers.items():
+            _replay(layers[name], layer_routing, stack, counts, name, gates=gates)
         yield
     for name, count in counts.items():
         if count != 1:
@@ -61,7 +64,13 @@ def replaying(layers: Mapping[str, Layer], routing: RoutingTrace, *, gates: str)
 
 
 def _replay(
-    layer: Layer, wanted: LayerRouting, stack: ExitStack, counts: dict[str, int], name: str, *, gates: str
+    layer: RouterLayer,
+    layer_routing: LayerRouting,
+    stack: ExitStack,
+    counts: dict[str, int],
+    name: str,
+    *,
+    gates: str,
 ) -> None:
     reader, experts = layer.reader, layer.experts
     assert reader is not None
@@ -81,14 +90,19 @@ def _replay(
         if pair is None:
             raise UserError(f"The experts of {name} get no numbers of experts, so no choice can be repeated.")
         index, weights = pair
-        own = Choice(
+        current = RouterChoice(
             index.reshape(len(logits), -1),
             weights.reshape(len(logits), -1) != 0,
             weights.reshape(len(logits), -1),
         )
-        assert own.weights is not None
+        assert current.weights is not None
         new_index, new_weights = repeat(
-            reader.gates(logits, own), own.selected, own.weights, wanted, name, replayed=gates == "replayed"
+            reader.gates(logits, current),
+            current.selected,
+            current.weights,
+            layer_routing,
+            name,
+            replayed=gates == "replayed",
         )
         new = {
             id(index): new_index.to(index.dtype).reshape(index.shape),
@@ -102,10 +116,61 @@ def _replay(
 
 
 def replayed_log_probabilities_of(
-    adapter: Any, layers: Mapping[str, Layer], texts: Any, routing: RoutingTrace, *, gates: str
+    adapter: Any, layers: Mapping[str, RouterLayer], texts: Any, routing: RoutingTrace, *, gates: str
 ) -> Tensor:
     """Return the log-probabilities of an adapter's model while its layers repeat a routing; as ``routing.Rerouted``."""
     check_replay(layers, list(routing.layers), routing)
     with torch.inference_mode(), replaying(layers, routing, gates=gates):
-        found: Tensor = adapter.log_probabilities(texts)
-    return found
+        log_probs: Tensor = adapter.log_probabilities(texts)
+    return log_probs
+
+
+# The size of a language model's embeddings, in which noise is measured, and noise added to them.
+
+
+def root_mean_square(embedding: Any) -> float:
+    """Return the root mean square of the embeddings of all tokens, as the embedding gives them."""
+    number, width = embedding.weight.shape
+    ids = torch.arange(number, device=embedding.weight.device)
+    with torch.inference_mode():
+        squares = [embedding(part).double().square().sum() for part in ids.split(4096)]
+    return float((sum(squares) / (number * width)) ** 0.5)
+
+
+@contextmanager
+def noise_added(embedding: nn.Module, texts: TokenBatch, *, unit: float) -> Iterator[None]:
+    """Add the noise of texts, in units of ``unit``, to what an embedding gives."""
+    if texts.noise is None or texts.sigma is None:
+        yield
+        return
+    noise = texts.noise * (texts.sigma * unit)[:, None, None]
+
+    def add(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output + noise.to(output.dtype)
+
+    handle = embedding.register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# How probable a language model finds the tokens of texts.
+
+
+def log_probabilities(body: Any, texts: TokenBatch) -> Tensor:
+    """Return the natural logarithm of each token's probability ``(B, T)``; see ``routing.Scored``.
+
+    Raises:
+        UserError: the model gives no scores of tokens, as the encoder of a model with two halves.
+    """
+    logits = getattr(body(input_ids=texts.ids, attention_mask=texts.present.long()), "logits", None)
+    if logits is None:
+        raise UserError(
+            f"{type(body).__name__} gives no scores of the next token, so how probable a text is cannot be said; take "
+            "a model that writes texts."
+        )
+    scores = logits[:, :-1].float().log_softmax(-1).gather(-1, texts.ids[:, 1:, None])[..., 0]
+    log_probs = torch.full(texts.ids.shape, float("nan"), device=scores.device)
+    log_probs[:, 1:] = scores.masked_fill(~(texts.present[:, 1:] & texts.present[:, :-1]), float("nan"))
+    return log_probs

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from moeprobe.adapters.huggingface.outputs import Fired, Reader
+from moeprobe.adapters.huggingface.outputs import Fired, OutputReader
 from moeprobe.errors import UserError
 
 _NO_LIMIT = 2**30
@@ -21,17 +21,17 @@ class Stop(Exception):  # noqa: N818 — nothing went wrong: all that was asked 
 
 
 @dataclass
-class Layer:
+class RouterLayer:
     """One router and how it is read."""
 
     module: nn.Module
     experts: nn.Module | None
     logits_at: int
-    reader: Reader | None = None
+    reader: OutputReader | None = None
     fired: list[Fired] = field(default_factory=list)
 
 
-def watch(layer: Layer, stack: ExitStack, *, stop: bool) -> None:
+def watch(layer: RouterLayer, stack: ExitStack, *, stop: bool) -> None:
     """Keep what a router gives out, and what its experts get where that says what it chose."""
     wait = layer.experts is not None and (layer.reader is None or layer.reader.form == "experts")
 
@@ -55,21 +55,21 @@ def watch(layer: Layer, stack: ExitStack, *, stop: bool) -> None:
         stack.callback(layer.experts.register_forward_pre_hook(keep_choice, with_kwargs=True).remove)
 
 
-def find_routers(model: nn.Module) -> dict[str, Layer]:
+def find_routers(model: nn.Module) -> dict[str, RouterLayer]:
     """Return the routers by their layer's name: instances of the classes whose logits the library records."""
-    recorded: dict[type, tuple[int, str | None]] = {}
+    recorders: dict[type, tuple[int, str | None]] = {}
     for module in model.modules():
-        known = (getattr(type(module), "_can_record_outputs", None) or {}).get("router_logits", [])
-        for recorder in known if isinstance(known, list) else [known]:
+        declared = (getattr(type(module), "_can_record_outputs", None) or {}).get("router_logits", [])
+        for recorder in declared if isinstance(declared, list) else [declared]:
             target: Any = getattr(recorder, "target_class", recorder)
-            recorded[target] = (getattr(recorder, "index", 0), getattr(recorder, "layer_name", None))
+            recorders[target] = (getattr(recorder, "index", 0), getattr(recorder, "layer_name", None))
     routers = {
-        path: Layer(module, _sibling(model, path), recorded[type(module)][0])
+        path: RouterLayer(module, _sibling(model, path), recorders[type(module)][0])
         for path, module in model.named_modules()
-        if type(module) in recorded and (recorded[type(module)][1] or "") in path
+        if type(module) in recorders and (recorders[type(module)][1] or "") in path
     }
     # Where one holds another, the inner one is the router itself.
-    inner = [path for path in routers if not any(other.startswith(f"{path}.") for other in routers)]
+    inner = [path for path in routers if not any(candidate.startswith(f"{path}.") for candidate in routers)]
     return {name: routers[path] for name, path in zip(_short(inner), inner, strict=True)}
 
 
@@ -89,7 +89,7 @@ def _short(paths: Sequence[str]) -> list[str]:
 def _block(path: str) -> str:
     """``model.layers.3.mlp.gate`` -> ``layers.3``."""
     parts = path.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    number = next((index for index, part in enumerate(parts) if part.isdigit()), None)
     return path if not number else ".".join(parts[number - 1 : number + 1])
 
 
@@ -101,7 +101,7 @@ def blocks_without(model: nn.Module, routers: Sequence[nn.Module]) -> tuple[str,
         for path, module in model.named_modules()
         if path.rpartition(".")[2].isdigit() and any(id(inner) in ids for inner in module.modules())
     }
-    outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    outer = [path for path in lists if not any(path.startswith(f"{candidate}.") for candidate in lists)]
     return tuple(
         f"{path.rpartition('.')[2]}.{number}"
         for path in outer

@@ -26,14 +26,14 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         UserError: it is missing, truncated or foreign.
     """
     if is_foreign(source):
-        from moeprobe.adapters.inspection.foreign import inspect_foreign
+        from moeprobe.adapters.inspection.opened import inspect_foreign
 
         return inspect_foreign(source)
     info, header = read_info(source)
     facts = facts_of_header(info, header)
     if facts is None:
         # Here, since it imports timm, which takes longer than all else.
-        from moeprobe.adapters.inspection.built import facts_of_built
+        from moeprobe.adapters.inspection.opened import facts_of_built
 
         facts = facts_of_built(source)
     return {
@@ -47,7 +47,7 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "blocks": facts.blocks,
         "classes": len(info.class_names) or facts.classes,
         "parameters": facts.parameters,
-        "active_parameters": facts.parameters - sum(one.idle_parameters for one in facts.layers.values()),
+        "active_parameters": facts.parameters - sum(layer.idle_parameters for layer in facts.layers.values()),
         "flops_per_image": facts.flops,
         "input": Framing(facts.image_size[0], info.model.crop_fraction).described(),
         "normalisation": {"mean": info.model.mean, "std": info.model.std},
@@ -59,29 +59,33 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
 
 def facts_of_header(info: CheckpointInfo, header: Header) -> "Facts | None":
     """Return what a checkpoint's header says of its model; None where that is not all that is said."""
-    from moeprobe.adapters.inspection.facts import Facts, Layer
+    from moeprobe.adapters.inspection.facts import Facts, LayerFacts
     from moeprobe.models.nn.outline import outline
 
     info.check_router()
-    found = outline(info.model, header.shapes)
-    if found is None:
+    model_outline = outline(info.model, header.shapes)
+    if model_outline is None:
         return None
     layers = {
-        name: Layer(
+        name: LayerFacts(
             layer,
-            found.tokens,
-            [shape for own, shape in header.shapes.items() if own.startswith(f"{name}.mlp.experts.")],
+            model_outline.tokens,
+            [
+                shape
+                for parameter, shape in header.shapes.items()
+                if parameter.startswith(f"{name}.mlp.experts.")
+            ],
         )
-        for name, layer in found.layers.items()
+        for name, layer in model_outline.layers.items()
     }
     return Facts(
-        image_size=[found.image_size] * 2,
-        patch_size=[found.patch_size] * 2,
-        tokens=found.tokens,
-        width=found.width,
-        blocks=found.depth,
-        classes=found.classes,
-        parameters=found.parameters,
-        flops=found.dense_flops + sum(layer.expert_flops for layer in layers.values()),
+        image_size=[model_outline.image_size] * 2,
+        patch_size=[model_outline.patch_size] * 2,
+        tokens=model_outline.tokens,
+        width=model_outline.width,
+        blocks=model_outline.depth,
+        classes=model_outline.classes,
+        parameters=model_outline.parameters,
+        flops=model_outline.dense_flops + sum(layer.expert_flops for layer in layers.values()),
         layers=layers,
     )

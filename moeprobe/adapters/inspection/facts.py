@@ -8,7 +8,7 @@ from moeprobe.models.nn.moe import MoeLayer
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerFacts:
     """A MoE layer, the tokens of an image that it sees, and the shapes of its experts' parameters, all together."""
 
     layer: MoeLayer
@@ -38,7 +38,7 @@ class Layer:
         return sent * sum(2 * math.prod(shape[1:]) for shape in self.experts if len(shape) == 3)
 
     def row(self, name: str, router_name: str) -> dict[str, Any]:
-        """Return what is printed of it."""
+        """Return the rows to print."""
         router = self.layer.router
         return {
             "layer": name,
@@ -66,4 +66,4 @@ class Facts:
     classes: int
     parameters: int
     flops: int
-    layers: dict[str, Layer]
+    layers: dict[str, LayerFacts]

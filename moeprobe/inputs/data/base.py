@@ -127,10 +127,10 @@ def as_labels(labels: Iterable[int | None]) -> NDArray[np.int64]:
     return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
 
 
-def check_split(split: str, known: Sequence[str]) -> None:
+def check_split(split: str, available: Sequence[str]) -> None:
     """Raise ``UserError`` unless ``split`` is one of ``known``."""
-    if split not in known:
-        raise UserError(f"There is no split {split!r} here; choose one of {', '.join(known)}.")
+    if split not in available:
+        raise UserError(f"There is no split {split!r} here; choose one of {', '.join(available)}.")
 
 
 def require_folder(location: str | None, *, name: str, layout: str) -> Path:

@@ -30,8 +30,12 @@ class Checkerboard(ImageDataset):
     def __init__(self, *, split: str, location: str | None = None) -> None:
         check_split(split, self.splits)
         self.cell, self.cells = _parse(location)
-        self.image_ids = [f"{split}/{one}-{other}" for pair in _PAIRS for one, other in (pair, pair[::-1])]
-        self.class_names = tuple(f"{one} and {other}" for one, other in _PAIRS)
+        self.image_ids = [
+            f"{split}/{left_class}-{right_class}"
+            for pair in _PAIRS
+            for left_class, right_class in (pair, pair[::-1])
+        ]
+        self.class_names = tuple(f"{left_class} and {right_class}" for left_class, right_class in _PAIRS)
 
     def example(self, index: int) -> Example:
         """Return board ``index``, in whose corner above on the left is its first color."""
@@ -51,8 +55,8 @@ def _parse(location: str | None) -> tuple[int, int]:
     """Return the side of a cell in pixels, and how many cells a side of the board has."""
     if location is None:
         return _CELL, _CELLS
-    found = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", location, re.ASCII)
-    cell, cells = (0, 0) if found is None else (int(found[1]), int(found[2] or _CELLS))
+    match = re.fullmatch(r"(\d{1,4})(?:x(\d{1,4}))?", location, re.ASCII)
+    cell, cells = (0, 0) if match is None else (int(match[1]), int(match[2] or _CELLS))
     if cell < 1 or cells < 2 or cell * cells > _MOST_PIXELS:
         raise UserError(
             f"'checkerboard' takes the side of a cell in pixels, and how many cells a side has from 2 up, as in "

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from moeprobe.inputs.data.readers import mnist
 
 
-class Emnist(mnist.Mnist):
+class Emnist(mnist.MnistFiles):
     """EMNIST's balanced split: 47 classes of handwritten letters and digits, 28x28; 112,800 and 18,800 images.
 
     Lower-case letters that look like their capitals are one class with them, as published.

@@ -5,7 +5,7 @@ from pathlib import Path
 from moeprobe.inputs.data.readers import mnist
 
 
-class FashionMnist(mnist.Mnist):
+class FashionMnist(mnist.MnistFiles):
     """Fashion-MNIST: 70,000 gray photographs of clothing, 28x28, ten classes; train 55,000, val 5,000, test 10,000.
 
     On Debian and its kin the package ``dataset-fashion-mnist`` has the published files; ``fashion_mnist`` finds them.

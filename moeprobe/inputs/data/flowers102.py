@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.readers.images import open_rgb
+from moeprobe.runtime.files import is_file
 
 _NUM_CLASSES = 102
 _MOST = 1_000_000
@@ -73,7 +74,7 @@ def _read_list(path: Path, key: str) -> np.ndarray:
     """Return the integers called ``key`` in a MATLAB file, flattened."""
     from scipy.io import loadmat, whosmat
 
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"There is no file {str(path)!r}; 'flowers102' needs it.")
     try:
         # Looked at before it is read: an array that unpacks to gigabytes is no list of images.

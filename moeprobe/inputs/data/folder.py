@@ -56,20 +56,20 @@ class Folder(ImageDataset):
         self._labels: list[int] | None = None
         classes = _classes(files, folder=self._root / folder)
         val_fraction = _VAL_FRACTION if val_fraction is None else val_fraction
-        chosen = [file for file in files if layout.holds(split, file, val_fraction)]
-        if not chosen:
+        split_files = [file for file in files if layout.holds(split, file, val_fraction)]
+        if not split_files:
             raise UserError(
                 f"None of the {len(files)} images in {str(self._root / folder)!r} falls to the split {split!r}, which "
                 "a hash of their paths chooses; put the images of each split into a folder: train/, val/, test/."
             )
         if classes:
-            for other in present.values() or [""]:
-                classes.update(list_folders(self._root / other))
+            for split_folder in present.values() or [""]:
+                classes.update(list_folders(self._root / split_folder))
             self.class_names = tuple(sorted(classes))
             number = {name: label for label, name in enumerate(self.class_names)}
-            self._labels = [number[file.split("/", 1)[0]] for file in chosen]
+            self._labels = [number[file.split("/", 1)[0]] for file in split_files]
         self.split_note = layout.note(val_fraction)
-        self.image_ids = [f"{folder}/{file}" if folder else file for file in chosen]
+        self.image_ids = [f"{folder}/{file}" if folder else file for file in split_files]
 
     def example(self, index: int) -> Example:
         """Return image ``index`` of the sorted paths, at its own size."""
@@ -98,8 +98,8 @@ class _Layout:
     def of(cls, folders: dict[str, str], *, labeled: bool) -> "_Layout":
         if not folders:
             return cls(folders, (*SPLITS, "all") if labeled else ("test",))
-        made = {"val"} if "train" in folders else set()
-        return cls(folders, tuple(split for split in SPLITS if split in made | set(folders)))
+        derived = {"val"} if "train" in folders else set()
+        return cls(folders, tuple(split for split in SPLITS if split in derived | set(folders)))
 
     @property
     def val_from_hash(self) -> bool:
@@ -114,14 +114,14 @@ class _Layout:
         """Whether an image of the split's folder is of the split."""
         if not self.val_from_hash or split == "all" or (self.folders and split == "test"):
             return True
-        place = (
+        fraction = (
             int.from_bytes(hashlib.blake2b(file.encode("utf-8", "surrogateescape"), digest_size=8).digest())
             / 2**64
         )
         # From both ends: another share for val leaves the test images what they are.
-        if place >= 1 - val_fraction:
+        if fraction >= 1 - val_fraction:
             return split == "val"
-        if not self.folders and place < _TEST_FRACTION:
+        if not self.folders and fraction < _TEST_FRACTION:
             return split == "test"
         return split == "train"
 

@@ -66,13 +66,13 @@ class HuggingfaceStream(ImageDataset):
         # A copy of this process would share the place in the file with it.
         if opened is None or (opened.shard, opened.process) != (shard, os.getpid()) or row < opened.first:
             opened = self._open = _Open(shard, self._tables(self._shards[shard], shard))
-        found = opened.row(row)
-        if found is None:
+        example = opened.row(row)
+        if example is None:
             self._open = None
             raise UserError(
                 f"Shard {shard} of {self._location!r} has become shorter while it was read; start again."
             )
-        return self._columns.example(found, self.image_ids[index], location=self._location)
+        return self._columns.example(example, self.image_ids[index], location=self._location)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every row."""
@@ -81,26 +81,26 @@ class HuggingfaceStream(ImageDataset):
     def in_order(self, indices: Sequence[int]) -> list[int]:
         """Return images shard by shard, each shard's in its order; the shard of the first one first."""
         shards = [bisect_right(self._starts, index) - 1 for index in indices]
-        rank = {shard: place for place, shard in enumerate(dict.fromkeys(shards))}
-        return [index for _, index in sorted(zip((rank[one] for one in shards), indices, strict=True))]
+        rank = {shard: index for index, shard in enumerate(dict.fromkeys(shards))}
+        return [index for _, index in sorted(zip((rank[shard] for shard in shards), indices, strict=True))]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None}
 
     def _cheapest(self, features: Any) -> str:
-        """Return the column that tells how many rows there are: that of the labels, or any but the images'."""
-        others = [name for name in features if name != self._columns.image]
-        return self._columns.label or (others or [self._columns.image])[0]
+        """Return a cheap column that tells the number of rows: the labels, or any column except the images."""
+        candidates = [name for name in features if name != self._columns.image]
+        return self._columns.label or (candidates or [self._columns.image])[0]
 
     def _read_labels(self, shards: Sequence[Any]) -> list[NDArray[np.int64]]:
         """Return the labels of each shard, -1 = none."""
         label = self._columns.label
         read = []
         for number, shard in enumerate(shards):
-            found: list[int | None] = []
+            labels: list[int | None] = []
             for table in self._tables(shard, number):
-                found += table[label].to_pylist() if label else [None] * table.num_rows
-            read.append(as_labels(found).clip(min=-1))
+                labels += table[label].to_pylist() if label else [None] * table.num_rows
+            read.append(as_labels(labels).clip(min=-1))
         return read
 
     def _tables(self, shard: Any, number: int) -> Iterator[Any]:
@@ -143,12 +143,12 @@ class _Open:
             self._table = next(self._tables, None)
         if self._table is None:
             return None
-        found: dict[str, Any] = self._table.slice(row - self.first, 1).to_pylist()[0]
-        return found
+        example: dict[str, Any] = self._table.slice(row - self.first, 1).to_pylist()[0]
+        return example
 
 
 def _streams(datasets: Any, location: str, **more: Any) -> Any:
-    """Return the splits as streams; what is saved is mapped into memory, and one stream per file."""
+    """Return the splits as streams; saved data are memory-mapped, with one stream per file."""
     loaded = hub_rows.load(datasets, location, streaming=True, **more)
     if not hub_rows.is_saved(location):
         return loaded

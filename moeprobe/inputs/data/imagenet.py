@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
 from moeprobe.inputs.data.readers.images import list_folders, list_images, open_rgb
-from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.files import is_file, is_folder, read_bytes
 
 _VAL_PERCENT = 1
 _MAPPING = "LOC_synset_mapping.txt"
@@ -41,7 +41,7 @@ class Imagenet(ImageDataset):
         self._root = require_folder(location, name="imagenet", layout=layout)
         part = "val" if split == "test" else "train"
         folder = self._root / part
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UserError(
                 f"There is no folder {str(folder)!r}; 'imagenet' needs it for the split {split!r}."
             )
@@ -78,9 +78,9 @@ def _is_val(file: str) -> bool:
 def _class_names(root: Path) -> dict[str, str]:
     """Return wnid -> unique class name, sorted by wnid."""
     mapping = root / _MAPPING
-    if not mapping.is_file():
+    if not is_file(mapping):
         folder = root / "train"
-        return {wnid: wnid for wnid in list_folders(folder if folder.is_dir() else root / "val")}
+        return {wnid: wnid for wnid in list_folders(folder if is_folder(folder) else root / "val")}
     try:
         text = read_bytes(mapping, limit=_LARGEST).decode("utf-8")
     except UnicodeDecodeError:

@@ -74,8 +74,8 @@ class Text(TextDataset):
 
     def content_hash(self) -> str:
         """Return a hash of the names and the texts: lines of a file are counted, and may be rewritten."""
-        named = json.dumps(list(zip(self.image_ids, self._texts, strict=True)))
-        return hashlib.sha256(named.encode()).hexdigest()
+        content = json.dumps(list(zip(self.image_ids, self._texts, strict=True)))
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every text ``(n,)``, -1 = none."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split
 from moeprobe.inputs.data.readers.images import open_rgb
-from moeprobe.inputs.data.readers.shards import Record, find_shards, read_index, split_of
+from moeprobe.inputs.data.readers.shards import ShardRecord, find_shards, read_index, split_of
 
 
 class Webdataset(ImageDataset):
@@ -36,11 +36,11 @@ class Webdataset(ImageDataset):
 
     def __init__(self, *, split: str, location: str | None = None) -> None:
         shards = find_shards(location)
-        named = {shard: split_of(shard) for shard in shards}
-        if not any(named.values()):
-            named = dict.fromkeys(shards, "test")
-        check_split(split, [name for name in self.splits if name in named.values()])
-        self._shards = [shard for shard in shards if named[shard] == split]
+        split_by_shard = {shard: split_of(shard) for shard in shards}
+        if not any(split_by_shard.values()):
+            split_by_shard = dict.fromkeys(shards, "test")
+        check_split(split, [name for name in self.splits if name in split_by_shard.values()])
+        self._shards = [shard for shard in shards if split_by_shard[shard] == split]
         records = [
             (number, record) for number, shard in enumerate(self._shards) for record in read_index(shard)
         ]
@@ -74,10 +74,10 @@ class Webdataset(ImageDataset):
         """Return the label of every image."""
         return as_labels(self._labels)
 
-    def _check_unique(self, records: list[tuple[int, Record]]) -> None:
-        seen: dict[str, int] = {}
+    def _check_unique(self, records: list[tuple[int, ShardRecord]]) -> None:
+        shard_by_id: dict[str, int] = {}
         for image_id, (number, _) in zip(self.image_ids, records, strict=True):
-            first = seen.setdefault(image_id, number)
+            first = shard_by_id.setdefault(image_id, number)
             if first != number:
                 raise UserError(
                     f"{str(self._shards[first])!r} and {str(self._shards[number])!r} both hold {image_id!r}; "

@@ -61,4 +61,4 @@ class Affine(SeverityView):
             @ geometry.scaling(scale, scale)
         )
         shift = geometry.translation(self.translation * size * x, self.translation * size * y)
-        return shift @ geometry.about(matrix, size / 2, size / 2)
+        return shift @ geometry.around(matrix, size / 2, size / 2)

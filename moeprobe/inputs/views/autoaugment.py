@@ -93,11 +93,11 @@ class Autoaugment(PairView):
             to_source = draw_crop(
                 image, size=framing.size, area=self.area, aspect=self.aspect, flip=self.flip, rng=rng
             )
-        chosen = POLICY[int(rng.integers(len(POLICY)))]
-        draws = rng.random((len(chosen), 2))
+        policy = POLICY[int(rng.integers(len(POLICY)))]
+        draws = rng.random((len(policy), 2))
         steps = [
             (name, (1 if sign < 0.5 else -1) * magnitude / _LARGEST)
-            for (name, probability, magnitude), (chance, sign) in zip(chosen, draws, strict=True)
+            for (name, probability, magnitude), (chance, sign) in zip(policy, draws, strict=True)
             if chance < probability
         ]
         return augment(image, to_source, steps, framing.size)
@@ -109,7 +109,7 @@ def augment(image: Image.Image, base: Map, steps: list[tuple[str, float]], size:
     for name, amount in steps:
         if name in GEOMETRIC:
             # A later operation reads from what an earlier one wrote, so its map is applied first: on the right.
-            to_source = to_source @ _moved(name, amount, size)
+            to_source = to_source @ _movement(name, amount, size)
     view = render(image, to_source, size)
     for name, amount in steps:
         if name not in GEOMETRIC:
@@ -117,7 +117,7 @@ def augment(image: Image.Image, base: Map, steps: list[tuple[str, float]], size:
     return Sample(to_tensor(view), to_source)
 
 
-def _moved(name: str, amount: float, size: int) -> Map:
+def _movement(name: str, amount: float, size: int) -> Map:
     shift = _TRANSLATION * size * amount
     if name == "translate_x":
         return geometry.translation(shift, 0)

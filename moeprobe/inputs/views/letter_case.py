@@ -28,7 +28,7 @@ class LetterCase(WordView):
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word letter by letter: a capital may take several characters (ß, SS)."""
         upper = not word.isupper()
-        return [(_turned(letter, upper), place, place + 1) for place, letter in enumerate(word)]
+        return [(_turned(letter, upper), index, index + 1) for index, letter in enumerate(word)]
 
 
 def _turned(letters: str, upper: bool | None = None) -> str:

@@ -29,5 +29,5 @@ class Rotation(SeverityView):
         check_severities(severities, low=0, high=180, what="An angle in degrees")
         sign = 1.0 if rng.random() < 0.5 else -1.0
         clean, center = framing.to_source(image), framing.size / 2
-        turns = [geometry.about(geometry.rotation(sign * angle), center, center) for angle in severities]
+        turns = [geometry.around(geometry.rotation(sign * angle), center, center) for angle in severities]
         return [sample(image, clean @ turn, framing.size) for turn in turns]

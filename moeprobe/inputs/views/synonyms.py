@@ -54,9 +54,9 @@ class Synonyms(WordView):
         for line in self._content.splitlines():
             members = [member.strip() for member in line.split(",") if member.strip()]
             for member in members:
-                others = [other for other in members if other.casefold() != member.casefold()]
-                others_of.setdefault(member.casefold(), {}).update(dict.fromkeys(others))
-        return {word: tuple(others) for word, others in others_of.items()}
+                synonyms = [candidate for candidate in members if candidate.casefold() != member.casefold()]
+                others_of.setdefault(member.casefold(), {}).update(dict.fromkeys(synonyms))
+        return {word: tuple(synonyms) for word, synonyms in others_of.items()}
 
     def words(self, text: str) -> list[tuple[int, int]]:
         """Return the words that have a synonym."""
@@ -64,10 +64,10 @@ class Synonyms(WordView):
 
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return a synonym in the place of the word."""
-        others = self._synonyms[word.casefold()]
-        other = others[int(rng.integers(len(others)))]
+        synonyms = self._synonyms[word.casefold()]
+        synonym = synonyms[int(rng.integers(len(synonyms)))]
         if word.isupper() and len(word) > 1:
-            other = other.upper()
+            synonym = synonym.upper()
         elif word[0].isupper():
-            other = other[0].upper() + other[1:]
-        return [(other, 0, len(word))]
+            synonym = synonym[0].upper() + synonym[1:]
+        return [(synonym, 0, len(word))]

@@ -32,10 +32,10 @@ class TextView(SeverityView[str, TextFraming, TextSample], PairView[str, TextFra
         self, source: str, *, framing: TextFraming, rng: np.random.Generator
     ) -> tuple[TextSample, TextSample]:
         """Return two random versions of a text."""
-        (one,), (other,) = (
+        (first,), (second,) = (
             self.perturb(source, framing=framing, severities=[self.pair_share], rng=rng) for _ in range(2)
         )
-        return one, other
+        return first, second
 
 
 class WordView(TextView, ABC):
@@ -61,17 +61,19 @@ class WordView(TextView, ABC):
         words = self.words(source)
         threshold = rng.random(len(words))
         rewritten = [self.rewrite(source[start:end], rng) for start, end in words]
-        made = []
+        samples = []
         for severity in severities:
             pieces: list[Piece] = []
-            done = 0
-            for (start, end), below, written in zip(words, threshold < severity, rewritten, strict=True):
-                if below:
-                    pieces.append((source[done:start], done, start))
+            copied = 0
+            for (start, end), is_rewritten, written in zip(
+                words, threshold < severity, rewritten, strict=True
+            ):
+                if is_rewritten:
+                    pieces.append((source[copied:start], copied, start))
                     pieces += [(string, start + first, start + last) for string, first, last in written]
-                    done = end
-            made.append(framing.sample(write([*pieces, (source[done:], done, len(source))])))
-        return made
+                    copied = end
+            samples.append(framing.sample(write([*pieces, (source[copied:], copied, len(source))])))
+        return samples
 
 
 def with_noise(sample: TextSample, noise: "torch.Tensor", sigma: float) -> TextSample:

@@ -13,9 +13,9 @@ _WORD = re.compile(r"[^\W\d_]{2,}")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 # The keys left and right of each on an English keyboard.
 _NEIGHBORS = {
-    key: row[max(place - 1, 0) : place] + row[place + 1 : place + 2]
+    key: row[max(index - 1, 0) : index] + row[index + 1 : index + 2]
     for row in _ROWS
-    for place, key in enumerate(row)
+    for index, key in enumerate(row)
 }
 
 
@@ -37,10 +37,14 @@ class Typos(WordView):
     def rewrite(self, word: str, rng: np.random.Generator) -> list[Piece]:
         """Return the word with one slip."""
         slip = int(rng.integers(4))
-        places = [place for place in range(len(word) - 1) if word[place] != word[place + 1]]
-        if slip == 0 and not places:
+        swap_positions = [index for index in range(len(word) - 1) if word[index] != word[index + 1]]
+        if slip == 0 and not swap_positions:
             slip = 2
-        at = places[int(rng.integers(len(places)))] if slip == 0 else int(rng.integers(len(word)))
+        at = (
+            swap_positions[int(rng.integers(len(swap_positions)))]
+            if slip == 0
+            else int(rng.integers(len(word)))
+        )
         letter = word[at]
         before, after = (word[:at], 0, at), (word[at + 1 :], at + 1, len(word))
         near = _NEIGHBORS.get(letter.lower(), "")

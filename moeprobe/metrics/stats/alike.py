@@ -1,4 +1,4 @@
-"""What two tokens have in common, as numbers that add up: codes that are the same on both sides.
+"""The similarity of two tokens, as numbers that add up: codes that are the same on both sides.
 
 Two tokens that chose the same are alike, others are not: one code each. Sets of K experts are alike by their Jaccard
 index J = c / (2K − c), c the experts in common. As a polynomial of c it is Σ_j b_j binom(c, j), and binom(c, j) is how
@@ -16,9 +16,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.statistic import Array
-
-Whole = NDArray[np.int64]
+from moeprobe.metrics.stats.arrays import Array, Integers
 
 # Codes are below this.
 CODES = 2**38
@@ -40,8 +38,8 @@ class Codes:
     """
 
     weight: float
-    reference: Whole
-    view: Whole
+    reference: Integers
+    view: Integers
     size: int = CODES
 
     def is_like(self, other: "Codes") -> bool:
@@ -52,20 +50,20 @@ class Codes:
         return not len(apart[0]) or all((side == apart[0][0, 0]).all() for side in apart)
 
     def take(self, rows: NDArray[np.generic]) -> "Codes":
-        """Return those of some of the pairs."""
+        """Return the codes of some of the pairs."""
         return Codes(self.weight, self.reference[rows], self.view[rows], self.size)
 
 
 Alike = Sequence[Codes]
 
 
-def same(reference: Whole, view: Whole, *, size: int = CODES) -> Alike:
-    """Return what makes tokens alike that have one code ``(M,)`` each: that it is the same."""
+def same(reference: Integers, view: Integers, *, size: int = CODES) -> Alike:
+    """Return the similarity of tokens with one code ``(M,)`` each: 1 where the codes are equal."""
     return (Codes(1.0, reference[:, None], view[:, None], size),)
 
 
 def jaccard(reference: NDArray[np.generic], view: NDArray[np.generic], *, num_experts: int) -> Alike:
-    """Return what makes sets of K experts ``(M, K)`` alike: their Jaccard index."""
+    """Return the similarity of sets of K experts ``(M, K)``: their Jaccard index."""
     size = reference.shape[1]
     sides = [np.asarray(ascending(side), dtype=np.int64) for side in (reference, view)]
     levels = []
@@ -80,13 +78,13 @@ def coefficient(number: int, size: int) -> float:
     return sum((-1) ** (number - c) * comb(number, c) * c / (2 * size - c) for c in range(number + 1))
 
 
-def subsets(side: Whole, number: int, *, num_experts: int) -> Whole:
+def subsets(side: Integers, number: int, *, num_experts: int) -> Integers:
     """Return the codes of all subsets of ``number`` experts ``(M, F)`` of sets in ascending order ``(M, K)``."""
-    chosen = np.array(list(combinations(range(side.shape[1]), number)))
-    return encode(side[:, chosen], base=num_experts)
+    columns = np.array(list(combinations(range(side.shape[1]), number)))
+    return encode(side[:, columns], base=num_experts)
 
 
-def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
+def encode(rows: NDArray[np.generic], *, base: int) -> Integers:
     """Return one code per row of numbers from 0 to ``base`` − 1 ``(..., K)``, the same where the rows are the same.
 
     Where there are more rows than codes, codes are scattered: of a million different rows one pair may share one.
@@ -94,12 +92,12 @@ def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
     depth = rows.shape[-1]
     if base**depth <= CODES:
         code = rows[..., depth - 1].astype(np.int64)
-        for place in range(depth - 2, -1, -1):
-            code = code * base + rows[..., place].astype(np.int64)
+        for column in range(depth - 2, -1, -1):
+            code = code * base + rows[..., column].astype(np.int64)
         return code
     code = np.zeros(rows.shape[:-1], dtype=np.uint64)
-    for place in range(depth):
-        code = (code ^ rows[..., place].astype(np.uint64)) * SCATTER
+    for column in range(depth):
+        code = (code ^ rows[..., column].astype(np.uint64)) * SCATTER
         code ^= code >> np.uint64(29)
     return (code % np.uint64(CODES)).astype(np.int64)
 
@@ -107,7 +105,7 @@ def encode(rows: NDArray[np.generic], *, base: int) -> Whole:
 def jaccard_of_choices(reference: NDArray[np.generic], view: NDArray[np.generic]) -> Array:
     """Return the Jaccard index ``(M,)`` of sets of K experts each ``(M, K)``, row by row."""
     size = reference.shape[1]
-    common = sum(((reference == view[:, [place]]).sum(1) for place in range(size)), np.zeros(len(view)))
+    common = sum(((reference == view[:, [column]]).sum(1) for column in range(size)), np.zeros(len(view)))
     return common / (2 * size - common)
 
 
@@ -120,10 +118,10 @@ def ascending(rows: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.stack([np.minimum(first, second), np.maximum(first, second)], axis=1)
 
 
-def of_pairs(alike: Alike) -> Array:
+def of_pairs(similarity: Alike) -> Array:
     """Return how alike the two tokens of each pair are ``(M,)``."""
-    total = np.zeros(len(alike[0].reference))
-    for codes in alike:
+    total = np.zeros(len(similarity[0].reference))
+    for codes in similarity:
         if codes.reference.shape[1] == 1:
             total += codes.weight * (codes.reference[:, 0] == codes.view[:, 0])
         else:
@@ -131,13 +129,13 @@ def of_pairs(alike: Alike) -> Array:
     return total
 
 
-def within(alike: Alike, group: Whole, num_groups: int) -> Array:
+def within(similarity: Alike, group: Integers, num_groups: int) -> Array:
     """Return how alike the reference's tokens and the view's of a group are, summed over all of them by all of them.
 
     ``group`` ``(M,)`` ascends.
     """
     sums = np.zeros(num_groups)
-    for codes in alike:
+    for codes in similarity:
         size, sides = codes.size, (codes.reference, codes.view)
         if size > _BLOCK_NUMBERS // 1024:
             different, number = np.unique(np.concatenate(sides), return_inverse=True)
@@ -146,10 +144,10 @@ def within(alike: Alike, group: Whole, num_groups: int) -> Array:
         step = max(1, _BLOCK_NUMBERS // max(size, 1))
         for start in range(0, num_groups, step):
             low, high = np.searchsorted(group, [start, start + step])
-            here = (group[low:high, None] - start) * size
+            offset = (group[low:high, None] - start) * size
             rows = min(step, num_groups - start)
             counts = [
-                np.bincount((here + side[low:high]).ravel(), minlength=rows * size).reshape(rows, size)
+                np.bincount((offset + side[low:high]).ravel(), minlength=rows * size).reshape(rows, size)
                 for side in sides
             ]
             sums[start : start + rows] += codes.weight * np.einsum("gc,gc->g", *counts)

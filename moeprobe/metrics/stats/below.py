@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.proportions import score_interval
-from moeprobe.metrics.stats.statistic import Array, Totals, divide, error_of
+from moeprobe.metrics.stats.statistic import Totals, divide, error_of
 
 
 @dataclass(frozen=True)
@@ -26,28 +27,28 @@ class CountBelow:
 
     def evaluate(self, weights: Array) -> Array:
         """Return the number of experts under each set of weights; NaN where nothing is chosen."""
-        return self._below(self.histogram.T @ weights)
+        return self._count_below(self.histogram.T @ weights)
 
     def totals(self) -> Totals:
         """Return, of h = histogram and N = its sum per image: Σ h, Σ h², Σ h N, Σ N², and the images with N > 0."""
-        own = self.histogram.sum(1)
+        load = self.histogram.sum(1)
         return (
             self.histogram.sum(0),
             (self.histogram**2).sum(0),
-            self.histogram.T @ own,
-            np.array([(own**2).sum(), np.count_nonzero(own)], dtype=np.float64),
+            self.histogram.T @ load,
+            np.array([(load**2).sum(), np.count_nonzero(load)], dtype=np.float64),
         )
 
     def value(self, totals: Totals) -> float:
         """Return the number of experts."""
-        return float(self._below(totals[0]))
+        return float(self._count_below(totals[0]))
 
     def influence(self, totals: Totals | None = None) -> Array:
         """Return 0, or NaN where a share is not known to be on one side of the limit."""
         totals = self.totals() if totals is None else totals
         low, high = self._ends(totals, int(totals[3][1]))
-        known = ((high < self.limit) | (low >= self.limit)).all()
-        return np.full(len(self.histogram), 0.0 if known else np.nan)
+        decided = ((high < self.limit) | (low >= self.limit)).all()
+        return np.full(len(self.histogram), 0.0 if decided else np.nan)
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return how many are below for certain, and how many may be."""
@@ -62,7 +63,7 @@ class CountBelow:
         """Return False: an image is not right or wrong."""
         return False
 
-    def _below(self, counts: Array) -> Array:
+    def _count_below(self, counts: Array) -> Array:
         """Return how many of the summed ``counts`` ``(E, …)`` are less than the limit."""
         total = counts.sum(0)
         return np.where(total > 0, (divide(counts, total) < self.limit).sum(0), np.nan)
@@ -75,13 +76,13 @@ class CountBelow:
         share = divide(counts, counts.sum())
         # Σ (h − p N)², whose last bits may be below 0.
         spread = np.maximum(squares - 2 * share * products + share**2 * square, 0)
-        errors = [error_of(float(own), images) for own in divide(spread, counts.sum() ** 2)]
+        errors = [error_of(float(square), images) for square in divide(spread, counts.sum() ** 2)]
         # As many independent observations as would have the errors of all shares together.
         squares_of_errors = float(np.square(errors).sum())
         together = float((share * (1 - share)).sum()) / squares_of_errors if squares_of_errors else None
         ends = [
-            score_interval(float(one), error, images, observations=together)
-            for one, error in zip(share, errors, strict=True)
+            score_interval(float(value), error, images, observations=together)
+            for value, error in zip(share, errors, strict=True)
         ]
         low, high = np.array(ends).T
         return low, high

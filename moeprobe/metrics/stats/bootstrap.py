@@ -14,8 +14,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.replicates import MIN_IMAGES, Replicates, bounded
-from moeprobe.metrics.stats.statistic import Array, Share, Statistic, is_bounded, standard_error
+from moeprobe.metrics.stats.statistic import Share, Statistic, flag_of, is_bounded, standard_error
 from moeprobe.runtime.seeds import generator
 
 NUM_RESAMPLES = 2000
@@ -42,7 +43,7 @@ class Bootstrap:
         difference follows, shares are not resampled: their intervals do not need it.
         """
         everything = np.ones((self._num_images, 1))
-        found = []
+        results = []
         for statistic, trials in statistics:
             images, point = int(np.count_nonzero(trials)), float(statistic.evaluate(everything)[0])
             replicates = Replicates(
@@ -50,18 +51,19 @@ class Bootstrap:
                 values=np.empty(self._num_resamples if images >= MIN_IMAGES else 0),
                 images=images,
                 trials=int(trials.sum()),
+                undefined=flag_of(statistic),
             )
             if is_bounded(statistic) and len(replicates.values) and not np.isnan(point):
                 error, binary = standard_error(statistic.influence(), images), statistic.is_binary()
                 replicates = bounded(replicates, statistic, totals=None, error=error, binary=binary)
                 if isinstance(statistic, Share) and not paired and _is_always_defined(statistic):
                     replicates = replace(replicates, values=np.empty(0))
-            found.append(replicates)
+            results.append(replicates)
         for start, weights in self._chunks():
-            for (statistic, _), replicates in zip(statistics, found, strict=True):
+            for (statistic, _), replicates in zip(statistics, results, strict=True):
                 if len(replicates.values):
                     replicates.values[start : start + weights.shape[1]] = statistic.evaluate(weights)
-        return found
+        return results
 
     def _chunks(self) -> Iterator[tuple[int, Array]]:
         """Yield (first resample, image weights ``(n, r)``), in pieces of bounded memory."""
@@ -78,8 +80,8 @@ class Bootstrap:
         weights = np.empty((self._num_images, len(resamples)))
         for column, resample in enumerate(resamples):
             rng = generator(self._seed, "bootstrap", draw=resample)
-            drawn = rng.integers(self._num_images, size=self._num_images)
-            weights[:, column] = np.bincount(drawn, minlength=self._num_images)
+            images = rng.integers(self._num_images, size=self._num_images)
+            weights[:, column] = np.bincount(images, minlength=self._num_images)
         return weights
 
 

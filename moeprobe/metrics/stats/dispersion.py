@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, Totals, divide
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Totals, divide
 
 # Added to the mean, so that an expert without any tokens has a value: 0.
 EPSILON = 1e-6
@@ -47,27 +48,27 @@ class Dispersion:
         variance = divide(squares, images) - mean**2
         off = self.sums - mean
         slope = divide(1.0, mean + EPSILON)
-        own = (np.square(off) - variance) * slope - variance * slope**2 * off
-        own = divide(own.mean(1), images)
+        influence = (np.square(off) - variance) * slope - variance * slope**2 * off
+        influence = divide(influence.mean(1), images)
         if self.relative:
             number = (variance * slope).mean()
             length = divide(tokens, images)
-            own = own / self._most(length) - number / self._most(length) * divide(
+            influence = influence / self._maximum(length) - number / self._maximum(length) * divide(
                 self.tokens - length, tokens
             )
-        return np.where(self.tokens > 0, own, 0.0)
+        return np.where(self.tokens > 0, influence, 0.0)
 
     def _sums(self, weights: Array) -> tuple[Array, Array, Array, Array]:
-        there = (self.tokens > 0).astype(np.float64)
-        counted = np.where(self.tokens[:, None] > 0, self.sums, 0.0)
-        return counted.T @ weights, np.square(counted).T @ weights, there @ weights, self.tokens @ weights
+        has_tokens = (self.tokens > 0).astype(np.float64)
+        sums = np.where(self.tokens[:, None] > 0, self.sums, 0.0)
+        return sums.T @ weights, np.square(sums).T @ weights, has_tokens @ weights, self.tokens @ weights
 
     def _number(self, sums: Array, squares: Array, images: Array, tokens: Array) -> Array:
         mean = divide(sums, images)
         # Rounding must not make a variance negative.
         variance = np.maximum(divide(squares, images) - mean**2, 0.0)
         number = (variance / (mean + EPSILON)).mean(0)
-        return divide(number, self._most(divide(tokens, images))) if self.relative else number
+        return divide(number, self._maximum(divide(tokens, images))) if self.relative else number
 
-    def _most(self, length: Array) -> Array:
+    def _maximum(self, length: Array) -> Array:
         return length * (1 - 1 / self.sums.shape[1])

@@ -26,18 +26,18 @@ def shares(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
 
 
-def jensen_shannon_distance(one: Tensor, other: Tensor) -> Tensor:
+def jensen_shannon_distance(p: Tensor, q: Tensor) -> Tensor:
     """Return the root of the Jensen-Shannon divergence to base 2, in [0, 1].
 
     Args:
-        one: ``(..., E)`` distributions, as ``shares`` returns them.
-        other: ``(..., E)`` likewise.
+        p: ``(..., E)`` distributions, as ``shares`` returns them.
+        q: ``(..., E)`` likewise.
 
     Returns:
         ``(...)``. A row without any weight is 1 from one that has some, and 0 from another without. Equal rows are 0
         exactly, and so are rows that differ by no more than their type rounds (float32: a distance below 1e-6).
     """
-    return _distance(one, other, _part(one, other) + _part(other, one))
+    return _distance(p, q, _part(p, q) + _part(q, p))
 
 
 @dataclass(frozen=True)
@@ -70,34 +70,36 @@ class FewShares:
 
         divergence = (self.shares.sum(-1)[:, :, None] + other.shares.sum(-1)[:, None]) / 2
         rows, columns = divergence.shape[1:]
-        for one, two in itertools.product(range(self.experts.shape[-1]), range(other.experts.shape[-1])):
-            same = self.experts[:, :, None, one] == other.experts[:, None, :, two]
-            place = same.flatten().nonzero()[:, 0]
-            row = place // columns
-            p = self.shares[..., one].flatten()[row]
-            q = other.shares[..., two].flatten()[row // rows * columns + place % columns]
+        for column, other_column in itertools.product(
+            range(self.experts.shape[-1]), range(other.experts.shape[-1])
+        ):
+            same = self.experts[:, :, None, column] == other.experts[:, None, :, other_column]
+            index = same.flatten().nonzero()[:, 0]
+            row = index // columns
+            p = self.shares[..., column].flatten()[row]
+            q = other.shares[..., other_column].flatten()[row // rows * columns + index % columns]
             apart = (_part(p, q) + _part(q, p)) / (2 * math.log(2))
-            divergence.view(-1).index_add_(0, place, apart - (p + q) / 2)
+            divergence.view(-1).index_add_(0, index, apart - (p + q) / 2)
         return torch.where(divergence <= _rounding(dtype), 0, divergence).clamp_max(1).sqrt()
 
 
-def _part(one: Tensor, other: Tensor) -> Tensor:
+def _part(p: Tensor, q: Tensor) -> Tensor:
     """Return what the entries of ``one`` have in the divergence, in nats, times 2; ``other`` at the same places."""
     import torch
 
-    total = one + other
+    total = p + q
     # log(p / m) = log(1 + r): exact where the two are close, where the logarithms of p and m would cancel.
-    r = (one - other) / total.where(total > 0, 1)
+    r = (p - q) / total.where(total > 0, 1)
     # A weight that the other side's rounds away is not all: its logarithm stays finite.
-    return torch.special.xlog1py(one, r.clamp_min(torch.finfo(r.dtype).eps / 2 - 1))
+    return torch.special.xlog1py(p, r.clamp_min(torch.finfo(r.dtype).eps / 2 - 1))
 
 
-def _distance(one: Tensor, other: Tensor, terms: Tensor) -> Tensor:
+def _distance(p: Tensor, q: Tensor, terms: Tensor) -> Tensor:
     import torch
 
     divergence = terms.sum(-1) / (2 * math.log(2))
-    distance = torch.where(divergence <= _rounding(one.dtype), 0, divergence).clamp_max(1).sqrt()
-    return distance.masked_fill((one > 0).any(-1) != (other > 0).any(-1), 1)
+    distance = torch.where(divergence <= _rounding(p.dtype), 0, divergence).clamp_max(1).sqrt()
+    return distance.masked_fill((p > 0).any(-1) != (q > 0).any(-1), 1)
 
 
 def _rounding(dtype: torch.dtype) -> float:

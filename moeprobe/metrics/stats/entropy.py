@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeprobe.metrics.stats.statistic import Array, Totals, divide
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Totals, divide
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ class Entropy:
         counts, squares, square = self.totals() if totals is None else totals
         total = counts.sum()
         share = divide(counts, total)
-        own = self.histogram.sum(1)
-        spread = (self.histogram - own[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
+        load = self.histogram.sum(1)
+        spread = (self.histogram - load[:, None] * share) @ np.log(np.where(share > 0, share, 1.0))
         # Of Σ_e Q_e / (N C_e) − Q / N², with C and Q the experts' sums of h and of h².
         rate = divide(np.ones_like(counts), counts * total, empty=0.0)
         lacking = 2 * self.histogram**2 @ rate - self.histogram @ (squares * divide(rate, counts, empty=0.0))
-        lacking -= own * divide(squares @ rate, total)
-        lacking -= divide(2 * own**2, total**2) - divide(2 * own * square, total**3)
+        lacking -= load * divide(squares @ rate, total)
+        lacking -= divide(2 * load**2, total**2) - divide(2 * load * square, total**3)
         return (lacking / 2 - divide(spread, total)) / self._log_experts
 
     @property

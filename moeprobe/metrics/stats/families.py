@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.proportions import CONFIDENCE, critical
 from moeprobe.metrics.stats.replicates import Replicates
-from moeprobe.metrics.stats.statistic import Array, standard_error
+from moeprobe.metrics.stats.statistic import standard_error
 
 POWER = 0.8
 # Gates and scores are float32, so what is below this in every image is their rounding. One token of an image counts for
@@ -36,7 +37,7 @@ class Difference:
 
     @property
     def identical(self) -> bool:
-        """Whether the two are the same in every image but for rounding: no difference, no error, in no resample."""
+        """Whether the two are the same in every image except for rounding: no difference, no error, in no resample."""
         values = self.replicates.values
         everything = np.abs([self.replicates.point, *values[~np.isnan(values)]])
         return self.standard_error == 0 and len(everything) > 1 and bool((everything < _ROUNDING).all())
@@ -78,18 +79,18 @@ class Judged:
     detectable: float
 
 
-def difference(one: Replicates, other: Replicates, influence: Array) -> Difference:
+def difference(minuend: Replicates, subtrahend: Replicates, influence: Array) -> Difference:
     """Return ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two influences."""
-    return Difference(one.minus(other), difference_error(one, other, influence))
+    return Difference(minuend.minus(subtrahend), difference_error(minuend, subtrahend, influence))
 
 
-def difference_error(one: Replicates, other: Replicates, influence: Array) -> float:
+def difference_error(minuend: Replicates, subtrahend: Replicates, influence: Array) -> float:
     """Return the standard error of ``one`` − ``other``; ``influence`` ``(n,)`` is the difference of the two.
 
-    The error is that of the delta method: the root of n / (n − 1) Σ influence², n the images with trials, and of one
+    The error comes from the delta method: the root of n / (n − 1) Σ influence², n the images with trials, and of one
     image more where an image is right or wrong; 0 where no image differs by more than rounding.
     """
-    n, grain = min(one.images, other.images), max(one.grain, other.grain)
+    n, grain = min(minuend.images, subtrahend.images), max(minuend.grain, subtrahend.grain)
     error = float(np.hypot(standard_error(influence, n), grain)) if n > 1 else np.nan
     # n times an image's influence is by how much the image itself differs.
     return 0.0 if n * np.abs(influence).max() < _ROUNDING else error
@@ -100,16 +101,16 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
 
     The interval of a cell is value ± c · SE · t / z: c is the 95 % quantile, over resamples, of the largest
     |resampled − value| / spread in the family, spread the linearized error that resamples have; t / z widens normal
-    tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, but for shares that
-    are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order but the resamples
-    vary, there is no interval.
+    tails to those of n − 1 degrees of freedom. A constant difference (SE = 0) is its own interval, except for shares
+    that are the same in every image, see ``Replicates.interval``. Where the error vanishes to first order
+    but the resamples vary, there is no interval.
     """
     normal = float(-special.ndtri((1 - CONFIDENCE) / 2))
     largest = _largest([member for member in family if member.standardized], otherwise=normal)
     cells = sum(member.standardized for member in family)
     p_values = [_p(member) for member in family]
     of_cell = zip(family, p_values, _holm(p_values), strict=True)
-    found = []
+    verdicts = []
     for member, *tested in of_cell:
         reach, detectable = np.nan, np.nan
         value, values = member.replicates.point, member.replicates.values
@@ -122,8 +123,8 @@ def judge(family: Sequence[Difference]) -> list[Judged]:
         elif not member.replicates.interval().flag and np.nanmax(values) - np.nanmin(values) < _ROUNDING:
             reach = member.replicates.missed(factor) if member.identical else 0.0
         p, p_holm = (1.0, 1.0) if member.identical else tested
-        found.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
-    return found
+        verdicts.append(Judged(value - reach, value + reach, cells, p, p_holm, detectable))
+    return verdicts
 
 
 def _largest(family: Sequence[Difference], *, otherwise: float) -> float:
@@ -148,8 +149,8 @@ def _p(member: Difference) -> float:
 def _holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's step-down p values; NaN stays NaN and counts for none."""
     p = np.asarray(p_values, dtype=float)
-    there = np.flatnonzero(~np.isnan(p))
-    order = there[np.argsort(p[there], kind="stable")]
+    defined = np.flatnonzero(~np.isnan(p))
+    order = defined[np.argsort(p[defined], kind="stable")]
     stepped = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
     corrected = np.full(len(p), np.nan)
     corrected[order] = np.minimum(stepped, 1.0)

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse, special
 
-from moeprobe.metrics.stats.entries import Entries, Whole, added
-from moeprobe.metrics.stats.remembered import remembered
-from moeprobe.metrics.stats.statistic import Array, divide
+from moeprobe.metrics.stats.arrays import Array, Integers, remembered
+from moeprobe.metrics.stats.entries import Entries, added
+from moeprobe.metrics.stats.statistic import divide
 from moeprobe.runtime.seeds import generator
 
 # Permutations whose mean is taken. They belong to the number of images: the same for all checkpoints.
@@ -44,13 +44,13 @@ class Association:
     def __init__(
         self, entries: Entries, codes: NDArray[np.generic], *, num_experts: int, within: bool
     ) -> None:
-        known = codes.astype(np.int64) >= 0
-        kept = known[entries.image, entries.token]
-        self._image, self._token = entries.image[kept], entries.token[kept]
-        self._expert, self._weight = entries.expert[kept], entries.weight[kept]
-        self._codes: Whole = np.full(codes.shape, -1)
-        values, numbered = np.unique(codes[known], return_inverse=True)
-        self._codes[known] = numbered
+        has_code = codes.astype(np.int64) >= 0
+        rows = has_code[entries.image, entries.token]
+        self._image, self._token = entries.image[rows], entries.token[rows]
+        self._expert, self._weight = entries.expert[rows], entries.weight[rows]
+        self._codes: Integers = np.full(codes.shape, -1)
+        values, numbered = np.unique(codes[has_code], return_inverse=True)
+        self._codes[has_code] = numbered
         self._within, self._num_images = within, len(codes)
         self._shape = len(values), num_experts
         self._present = np.zeros(codes.shape, dtype=bool)
@@ -62,7 +62,7 @@ class Association:
         return float(np.log(max(min(self._shape), 1)))
 
     @property
-    def trials(self) -> Whole:
+    def trials(self) -> Integers:
         """Tokens that are counted, by image ``(n,)``."""
         return self._present.sum(1)
 
@@ -73,7 +73,7 @@ class Association:
         parts = [weights[:, start : start + step] for start in range(0, weights.shape[1], step)]
         plain = np.concatenate([information(self._observed(part)) for part in parts])
         mean = np.concatenate([self._of_mean(part) for part in parts])
-        return plain / self.scale, (mean + self._rest) / self.scale
+        return plain / self.scale, (mean + self._permutation_bias) / self.scale
 
     @cached_property
     def influences(self) -> tuple[Array, Array]:
@@ -81,8 +81,8 @@ class Association:
         table = self._observed(np.ones((self._num_images, 1)))[..., 0]
         slope = _slope(table)
         code = self._codes[self._image, self._token]
-        own = self._by_image(slope[code, self._expert])
-        return own / self.scale, self._influence_of_mean() / self.scale
+        influence = self._by_image(slope[code, self._expert])
+        return influence / self.scale, self._influence_of_mean() / self.scale
 
     def permuted(self, draw: int) -> Array:
         """Return the table ``(K, E)`` of one permutation."""
@@ -91,40 +91,40 @@ class Association:
         return self._table(codes)
 
     @cached_property
-    def _counted(self) -> NDArray[np.bool_]:
+    def _has_tokens(self) -> NDArray[np.bool_]:
         return np.asarray(self._present.any(1))
 
     @cached_property
-    def _rest(self) -> float:
+    def _permutation_bias(self) -> float:
         """What permutations leave on average, beyond the information of their mean table."""
-        if not self._counted.any():
+        if not self._has_tokens.any():
             return 0.0
         mean = np.mean([information(self.permuted(draw)[..., None])[0] for draw in range(PERMUTATIONS)])
         return float(mean - self._of_mean(np.ones((self._num_images, 1)))[0])
 
-    def _exchanged(self, rng: np.random.Generator) -> Whole:
-        rows = np.flatnonzero(self._counted)
+    def _exchanged(self, rng: np.random.Generator) -> Integers:
+        rows = np.flatnonzero(self._has_tokens)
         codes = self._codes.copy()
         codes[rows] = codes[rng.permutation(rows)]
         return codes
 
-    def _shuffled(self, rng: np.random.Generator) -> Whole:
+    def _shuffled(self, rng: np.random.Generator) -> Integers:
         if self._present.all():
             return rng.permuted(self._codes, axis=1)
         # Tokens without an expert come last on both sides, and keep what they have.
         order = np.argsort(np.where(self._present, rng.random(self._present.shape), 2), axis=1, kind="stable")
-        place = np.argsort(~self._present, axis=1, kind="stable")
+        order_present = np.argsort(~self._present, axis=1, kind="stable")
         codes = np.empty_like(self._codes)
-        np.put_along_axis(codes, order, np.take_along_axis(self._codes, place, axis=1), axis=1)
+        np.put_along_axis(codes, order, np.take_along_axis(self._codes, order_present, axis=1), axis=1)
         return codes
 
-    def _table(self, codes: Whole) -> Array:
+    def _table(self, codes: Integers) -> Array:
         """Return the weights of codes and experts ``(K, E)``; a token that got no code is left out."""
         code = codes[self._image, self._token]
-        there = code >= 0
-        key = code[there] * self._shape[1] + self._expert[there]
+        has_code = code >= 0
+        key = code[has_code] * self._shape[1] + self._expert[has_code]
         size = int(np.prod(self._shape))
-        return added(key, self._weight[there], size).reshape(self._shape)
+        return added(key, self._weight[has_code], size).reshape(self._shape)
 
     @cached_property
     def _sums(self) -> "sparse.csr_array":
@@ -139,7 +139,7 @@ class Association:
     @cached_property
     def _coded(self) -> "sparse.csr_array":
         """Each counted image's codes by token, ``(J · K, n)``."""
-        image, token = np.nonzero((self._codes >= 0) & self._counted[:, None])
+        image, token = np.nonzero((self._codes >= 0) & self._has_tokens[:, None])
         key = token * self._shape[0] + self._codes[image, token]
         size = self._codes.shape[1] * self._shape[0], self._num_images
         return sparse.csr_array((np.ones(len(key)), (key, image)), shape=size)
@@ -158,7 +158,7 @@ class Association:
         entries = Entries(self._image, self._token, self._expert, self._weight)
         return entries.per_image(self._num_images, self._shape[1])
 
-    def _by_key(self, kind: Whole, number: int) -> "sparse.csr_array":
+    def _by_key(self, kind: Integers, number: int) -> "sparse.csr_array":
         key = kind * self._shape[1] + self._expert
         return sparse.csr_array(
             (self._weight, (key, self._image)), shape=(number * self._shape[1], self._num_images)
@@ -172,7 +172,7 @@ class Association:
     def _mean_says_nothing(self) -> bool:
         """Whether codes and experts are independent in the mean permuted table, whatever the weights."""
         if self._within:
-            return bool(self._present[self._counted].all())
+            return bool(self._present[self._has_tokens].all())
         return self._codes.shape[1] == 1
 
     def _mean(self, weights: Array) -> Array:
@@ -183,7 +183,7 @@ class Association:
         experts = (self._by_token @ weights).reshape(-1, self._shape[1], num_weights)
         codes = (self._coded @ weights).reshape(-1, self._shape[0], num_weights)
         product = codes.transpose(2, 1, 0) @ experts.transpose(2, 0, 1)
-        return divide(product.transpose(1, 2, 0), weights[self._counted].sum(0))
+        return divide(product.transpose(1, 2, 0), weights[self._has_tokens].sum(0))
 
     def _of_mean(self, weights: Array) -> Array:
         if self._mean_says_nothing:
@@ -193,14 +193,14 @@ class Association:
     def _influence_of_mean(self) -> Array:
         if self._mean_says_nothing:
             return np.zeros(self._num_images)
-        one = np.ones((self._num_images, 1))
-        slope = _slope(self._mean(one)[..., 0])
+        unit_weights = np.ones((self._num_images, 1))
+        slope = _slope(self._mean(unit_weights)[..., 0])
         if self._within:
             return self._spread @ slope.ravel()
-        experts = (self._by_token @ one).reshape(-1, self._shape[1])
-        codes = (self._coded @ one).reshape(-1, self._shape[0])
-        own = self._by_image((codes @ slope)[self._token, self._expert])
-        return (own + self._coded.T @ (experts @ slope.T).ravel()) / self._counted.sum()
+        experts = (self._by_token @ unit_weights).reshape(-1, self._shape[1])
+        codes = (self._coded @ unit_weights).reshape(-1, self._shape[0])
+        influence = self._by_image((codes @ slope)[self._token, self._expert])
+        return (influence + self._coded.T @ (experts @ slope.T).ravel()) / self._has_tokens.sum()
 
     def _by_image(self, values: Array) -> Array:
         """Return the weighted sums ``(n,)`` of values of the entries."""
@@ -219,9 +219,9 @@ def _slope(table: Array) -> Array:
     """Return the derivative of the information by each entry of a table ``(K, E)``; 0 where an entry is 0."""
     total = table.sum()
     expected = table.sum(1, keepdims=True) * table.sum(0)
-    there = table > 0
-    ratio = np.where(there, table, 1.0) * total / np.where(there, expected, total)
-    return divide(np.where(there, np.log(ratio) - information(table[..., None])[0], 0.0), total, empty=0.0)
+    positive = table > 0
+    ratio = np.where(positive, table, 1.0) * total / np.where(positive, expected, total)
+    return divide(np.where(positive, np.log(ratio) - information(table[..., None])[0], 0.0), total, empty=0.0)
 
 
 @dataclass(frozen=True)

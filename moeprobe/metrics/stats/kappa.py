@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.statistic import Array, Statistic, Totals, divide, is_additive, is_bounded
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Statistic, Totals, divide, is_additive, is_bounded
 
 # A chance level this close to one is one: what is left of it is the rounding of sums, or no measurable choice.
 COLLAPSED = 1e-6
@@ -57,10 +58,10 @@ class Kappa:
         )
         return (of_match - (1 - kappa) * of_chance) / (np.nan if np.isnan(kappa) else 1 - chance)
 
-    def counted(self, totals: Totals) -> Any:
+    def counted_trials(self, totals: Totals) -> Any:
         """Return the trials of each image ``(n,)``; None where those of the estimator hold."""
-        counted = getattr(self.match, "counted", None)
-        return None if counted is None else counted(totals[0])
+        trials_of = getattr(self.match, "counted_trials", None)
+        return None if trials_of is None else trials_of(totals[0])
 
     def bounds(self, totals: Totals | None, error: float, images: int) -> tuple[float, float]:
         """Return the κ of the ends of a score interval of m, whose error is that of κ: chance varies too."""

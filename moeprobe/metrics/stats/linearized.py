@@ -27,6 +27,7 @@ from moeprobe.metrics.stats.statistic import (
     Totals,
     add,
     error_of,
+    flag_of,
     is_additive,
     is_bounded,
     standard_error,
@@ -48,7 +49,7 @@ Estimators = Callable[["Columns"], Sequence["Estimator"]]
 
 @dataclass
 class _Sum:
-    """What the first pass knows of one number."""
+    """One number as the first pass knows it."""
 
     estimator: Estimator
     totals: Totals
@@ -68,11 +69,11 @@ def linearize(
         blocks: yields the images' columns in blocks, each with its place among the n images; called twice.
         num_images: n.
         estimators: what the columns of a block allow to be said.
-        keep: whether what each image has in a number stays, for a difference between checkpoints.
+        keep: whether each image's influence is kept, for a difference between checkpoints.
     """
-    sums, others = _add_up(blocks, estimators)
-    points = {name: _value(known) for name, known in sums.items()}
-    kept = {name: np.zeros(num_images) for name in sums if keep and name[2] is None}
+    sums, not_additive = _add_up(blocks, estimators)
+    points = {name: _value(number_sum) for name, number_sum in sums.items()}
+    influences = {name: np.zeros(num_images) for name in sums if keep and name[2] is None}
     squares = dict.fromkeys(sums, 0.0)
     images, trials = dict.fromkeys(sums, 0), dict.fromkeys(sums, 0)
     for rows, columns in blocks():
@@ -83,14 +84,14 @@ def linearize(
             assert isinstance(statistic, Additive)
             influence = statistic.influence(sums[name].totals)
             squares[name] += float(np.square(influence).sum())
-            if name in kept:
-                kept[name][rows] = influence
-            counted = _counted(estimator, sums[name].totals)
-            images[name] += int(np.count_nonzero(counted))
-            trials[name] += int(counted.sum())
+            if name in influences:
+                influences[name][rows] = influence
+            trials_of_images = _trials_of(estimator, sums[name].totals)
+            images[name] += int(np.count_nonzero(trials_of_images))
+            trials[name] += int(trials_of_images.sum())
     numbers = {}
-    for name, known in sums.items():
-        alone = known.estimator.between_images and images[name] <= 1
+    for name, number_sum in sums.items():
+        alone = number_sum.estimator.between_images and images[name] <= 1
         number = 0 if alone else images[name]
         error = error_of(squares[name], number)
         numbers[name] = bounded(
@@ -100,14 +101,15 @@ def linearize(
                 images=number,
                 trials=0 if alone else trials[name],
                 error=error,
-                influence=kept.get(name),
+                influence=influences.get(name),
+                undefined=flag_of(number_sum.estimator.statistic),
             ),
-            known.estimator.statistic,
-            totals=known.totals,
+            number_sum.estimator.statistic,
+            totals=number_sum.totals,
             error=error,
-            binary=known.binary,
+            binary=number_sum.binary,
         )
-    return numbers, others
+    return numbers, not_additive
 
 
 def embed(replicates: Replicates, rows: NDArray[np.int64], num_images: int) -> Replicates:
@@ -125,7 +127,13 @@ def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
     influence = statistic.influence()
     error = standard_error(influence, images)
     replicates = Replicates(
-        point, np.empty(0), images=images, trials=int(trials.sum()), error=error, influence=influence
+        point,
+        np.empty(0),
+        images=images,
+        trials=int(trials.sum()),
+        error=error,
+        influence=influence,
+        undefined=flag_of(statistic),
     )
     return bounded(replicates, statistic, totals=None, error=error, binary=_is_binary(statistic))
 
@@ -133,27 +141,29 @@ def of_all(statistic: Statistic, trials: NDArray[np.generic]) -> Replicates:
 def multiplied(
     differences: Sequence[Replicates], *, seed: int, num_multipliers: int = NUM_RESAMPLES
 ) -> list[Replicates]:
-    """Return the differences with values in the place of those of resamples; their influences are let go.
+    """Return the differences with values in the place of resamples; their influences are dropped.
 
     A value is the point plus the sum of the images' influences, each with a random sign that belongs to the image and
     the value, the same for all differences: so differences vary together as they do over images.
     """
-    kept = [one.influence for one in differences]
-    num_images = max((len(influence) for influence in kept if influence is not None), default=0)
-    values = np.zeros((len(kept), num_multipliers), dtype=np.float64)
+    all_influences = [member.influence for member in differences]
+    num_images = max((len(influence) for influence in all_influences if influence is not None), default=0)
+    values = np.zeros((len(all_influences), num_multipliers), dtype=np.float64)
     for block, start in enumerate(range(0, num_images, _DRAWN)):
         rng = generator(seed, "multipliers", draw=block)
         rows = min(_DRAWN, num_images - start)
-        drawn = np.frombuffer(rng.bytes(rows * -(-num_multipliers // 8)), dtype=np.uint8)
-        bits = np.unpackbits(drawn.reshape(rows, -1), axis=1, count=num_multipliers)
+        random_bytes = np.frombuffer(rng.bytes(rows * -(-num_multipliers // 8)), dtype=np.uint8)
+        bits = np.unpackbits(random_bytes.reshape(rows, -1), axis=1, count=num_multipliers)
         signs = 2 * bits.astype(np.float32) - 1
-        influences = np.stack([np.zeros(rows) if i is None else i[start : start + rows] for i in kept])
-        # Scaled, since float32 has no room for the squares of small numbers.
+        influences = np.stack(
+            [np.zeros(rows) if i is None else i[start : start + rows] for i in all_influences]
+        )
+        # Scaled, since float32 cannot represent the squares of small numbers.
         scale = np.maximum(np.abs(influences).max(1, keepdims=True), np.finfo(np.float64).tiny)
         values += (influences / scale).astype(np.float32) @ signs * scale
     return [
-        replace(one, values=one.point + row, influence=None) if one.influence is not None else one
-        for one, row in zip(differences, values, strict=True)
+        replace(member, values=member.point + row, influence=None) if member.influence is not None else member
+        for member, row in zip(differences, values, strict=True)
     ]
 
 
@@ -161,17 +171,17 @@ def _add_up(
     blocks: Callable[[], Iterable[tuple[slice, Columns]]], estimators: Estimators
 ) -> tuple[dict[Name, _Sum], set[Name]]:
     sums: dict[Name, _Sum] = {}
-    others: set[Name] = set()
+    not_additive: set[Name] = set()
     for _, columns in blocks():
-        known: dict[tuple[int, int], Totals] = {}
+        cached_sums: dict[tuple[int, int], Totals] = {}
         # Their ids are keys of ``known``.
         alive = []
         for estimator in estimators(columns):
             name, statistic = estimator.key, estimator.statistic
             if not is_additive(statistic):
-                others.add(name)
+                not_additive.add(name)
                 sums.pop(name, None)
-            if name in others:
+            if name in not_additive:
                 continue
             assert isinstance(statistic, Additive)
             totals = statistic.totals()
@@ -180,23 +190,23 @@ def _add_up(
             if name in sums:
                 earlier = sums[name]
                 alive.append(earlier.totals)
-                earlier.totals = add(earlier.totals, totals, known)
+                earlier.totals = add(earlier.totals, totals, cached_sums)
                 earlier.binary &= binary
             else:
                 sums[name] = _Sum(estimator, totals, binary)
-    return sums, others
+    return sums, not_additive
 
 
-def _value(known: _Sum) -> float:
-    statistic = known.estimator.statistic
+def _value(number_sum: _Sum) -> float:
+    statistic = number_sum.estimator.statistic
     assert isinstance(statistic, Additive)
-    return statistic.value(known.totals)
+    return statistic.value(number_sum.totals)
 
 
-def _counted(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
+def _trials_of(estimator: Estimator, totals: Totals) -> NDArray[np.generic]:
     """Return the trials of a block's images ``(n,)``, which may follow from the totals."""
-    counted = getattr(estimator.statistic, "counted", None)
-    of_totals = None if counted is None else counted(totals)
+    trials_of = getattr(estimator.statistic, "counted_trials", None)
+    of_totals = None if trials_of is None else trials_of(totals)
     return estimator.trials if of_totals is None else of_totals
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from moeprobe.metrics.stats.remembered import remembered
-from moeprobe.metrics.stats.statistic import Array, Totals, divide
+from moeprobe.metrics.stats.arrays import Array, remembered
+from moeprobe.metrics.stats.statistic import Totals, divide
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,25 @@ class MeanProduct:
     @remembered
     def evaluate(self, weights: Array) -> Array:
         """Return it under each set of weights."""
-        own = weights**2
-        product = ((self.x.T @ weights) * (self.y.T @ weights)).sum(0) - (self.x * self.y).sum(1) @ own
-        return divide(product, (self.s @ weights) * (self.t @ weights) - (self.s * self.t) @ own)
+        squared = weights**2
+        product = ((self.x.T @ weights) * (self.y.T @ weights)).sum(0) - (self.x * self.y).sum(1) @ squared
+        return divide(product, (self.s @ weights) * (self.t @ weights) - (self.s * self.t) @ squared)
 
     def totals(self) -> Totals:
-        """Return the sums of x, y, s and t, and those of the products of an image with itself."""
-        own = np.array([(self.x * self.y).sum(), (self.s * self.t).sum()])
-        return self.x.sum(0), self.y.sum(0), np.array([self.s.sum(), self.t.sum()]), own
+        """Return the sums of x, y, s and t, and the sums of the products of an image with itself."""
+        own_products = np.array([(self.x * self.y).sum(), (self.s * self.t).sum()])
+        return self.x.sum(0), self.y.sum(0), np.array([self.s.sum(), self.t.sum()]), own_products
 
     def value(self, totals: Totals) -> float:
         """Return it for the sums of all images."""
-        x, y, (s, t), (own, own_pairs) = totals
-        return float(divide(x @ y - own, s * t - own_pairs))
+        x, y, (s, t), (own_products, own_pairs) = totals
+        return float(divide(x @ y - own_products, s * t - own_pairs))
 
     def influence(self, totals: Totals | None = None) -> Array:
         """Return the derivative of the ratio of the two sums over pairs of images."""
         totals = self.totals() if totals is None else totals
         x, y, (s, t), (_, own_pairs) = totals
-        own, both = (self.x * self.y).sum(1), self.s * self.t
-        of_product = self.x @ y + self.y @ x - 2 * own
-        of_pairs = self.s * t + self.t * s - 2 * both
+        product, pairs = (self.x * self.y).sum(1), self.s * self.t
+        of_product = self.x @ y + self.y @ x - 2 * product
+        of_pairs = self.s * t + self.t * s - 2 * pairs
         return divide(of_product - self.value(totals) * of_pairs, s * t - own_pairs)

@@ -60,6 +60,6 @@ def tail(images: int, *, confidence: float = CONFIDENCE) -> float:
     return float(special.ndtr(-critical(images, confidence=confidence) / np.sqrt(1 - 1 / images)))
 
 
-def unseen(images: int, critical_value: float) -> float:
-    """Return the largest share of images that so many images without a single one do not exclude."""
-    return critical_value**2 / (images + critical_value**2)
+def unseen(observations: float, critical_value: float) -> float:
+    """Return the largest share that so many observations without a single one do not exclude."""
+    return critical_value**2 / (observations + critical_value**2)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from moeprobe.metrics.stats import proportions
-from moeprobe.metrics.stats.statistic import Array, Statistic, Totals, is_bounded, standard_error
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.statistic import Share, Statistic, Totals, is_bounded, standard_error
 
 # Below this many images an interval over images says little: points only.
 MIN_IMAGES = 20
@@ -24,7 +25,8 @@ SCORE, PERCENTILE, LINEARIZED = "score", "percentile", "linearized"
 class Estimate:
     """A value and its interval; NaN where there is none. ``flag`` says why, ``method`` how it was computed.
 
-    collapsed: chance is 1, so κ does not exist; no_trials: there was nothing to count; few_images: under 20;
+    collapsed: chance is 1, so κ does not exist; no_mismatch: a share of what is rounding; no_trials: there was nothing
+    to count; few_images: under 20;
     unstable: over 1 % of the resamples are undefined, or the standard error is.
     """
 
@@ -50,6 +52,8 @@ class Replicates:
         grain: by how much one image moves it where an image is a single trial, right or wrong; else 0.
         error: its standard error over images where its interval is linearized; None where resamples make it.
         influence: what each image has in it, ``(n,)`` in the order of their names, where it is linearized and kept.
+        undefined: the flag where it has trials and no value.
+        effect: design effect of a share that varies: its variance over images by that of independent trials; else NaN.
     """
 
     point: float
@@ -61,10 +65,12 @@ class Replicates:
     grain: float = 0.0
     error: float | None = None
     influence: Array | None = None
+    undefined: str = "collapsed"
+    effect: float = np.nan
 
     def minus(self, other: "Replicates") -> "Replicates":
         """Return the difference; paired, because both saw the same resamples of the same images."""
-        both = min(len(self.values), len(other.values))
+        length = min(len(self.values), len(other.values))
         images, error, influence = min(self.images, other.images), None, None
         point = self.point - other.point
         if self.influence is not None and other.influence is not None:
@@ -75,13 +81,14 @@ class Replicates:
                 point = 0.0
         return Replicates(
             point=point,
-            values=self.values[:both] - other.values[:both],
+            values=self.values[:length] - other.values[:length],
             images=images,
             trials=min(self.trials, other.trials),
             swing=max(self.swing, other.swing),
             grain=max(self.grain, other.grain),
             error=error,
             influence=influence,
+            undefined=self.undefined,
         )
 
     def interval(self) -> Estimate:
@@ -94,7 +101,7 @@ class Replicates:
         there are no resamples since there are many images, t standard errors take the place of the percentiles.
         """
         if np.isnan(self.point):
-            return self._without("collapsed" if self.trials else "no_trials")
+            return self._without(self.undefined if self.trials else "no_trials")
         if self.error is None:
             return self._of_resamples()
         if self.images < MIN_IMAGES:
@@ -157,4 +164,33 @@ def bounded(
         bounds=statistic.bounds(totals, error, replicates.images),
         swing=swing,
         grain=swing / replicates.images if binary else 0.0,
+        effect=_effect(replicates, statistic, error),
     )
+
+
+def with_observations(replicates: Replicates, effect: float) -> Replicates:
+    """Return a share of nothing, or of everything, with an interval by its trials over a design effect.
+
+    How many images there are bounds how far such a share could be from what was seen; so do its trials, where other
+    cells say how much those of an image vary together. Never fewer observations than images, nor more than trials.
+    """
+    if replicates.bounds is None:
+        return replicates
+    low, high = replicates.bounds
+    observations = max(replicates.trials / max(effect, 1.0), replicates.images)
+    t = proportions.critical(replicates.images)
+    missed = replicates.swing * proportions.unseen(observations, t)
+    # One end is the value itself: that of 0, or of 1.
+    if replicates.point == low:
+        high = min(high, low + missed)
+    elif replicates.point == high:
+        low = max(low, high - missed)
+    return replace(replicates, bounds=(low, high))
+
+
+def _effect(replicates: Replicates, statistic: Statistic, error: float) -> float:
+    """Return the design effect of a share between 0 and 1."""
+    if not isinstance(statistic, Share) or not error > 0:
+        return np.nan
+    independent = replicates.point * (1 - replicates.point) / replicates.trials
+    return error**2 / independent if independent > 0 else np.nan

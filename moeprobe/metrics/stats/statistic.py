@@ -12,11 +12,10 @@ from functools import cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moeprobe.metrics.stats import proportions
+from moeprobe.metrics.stats.arrays import Array
 
-Array = NDArray[np.float64]
 # An array, a table of counts or a tuple of totals: what ``add`` adds up.
 Totals = Any
 
@@ -76,6 +75,11 @@ def is_linear(statistic: Statistic) -> bool:
     return getattr(statistic, "linear", False)
 
 
+def flag_of(statistic: Statistic) -> str:
+    """Return the flag of a statistic that has trials and no value."""
+    return getattr(statistic, "undefined", "collapsed")
+
+
 def is_additive(statistic: object) -> TypeGuard[Additive]:
     """Whether a statistic, and all that it is computed from, can be added up block by block."""
     parts = getattr(statistic, "parts", ())
@@ -95,16 +99,16 @@ def _has_methods(kind: Any, protocol: Any) -> bool:
     return issubclass(kind, protocol)
 
 
-def add(one: Totals, other: Totals, known: dict[tuple[int, int], Totals]) -> Totals:
+def add(first: Totals, second: Totals, cached_sums: dict[tuple[int, int], Totals]) -> Totals:
     """Return the sum of two totals; ``known`` keeps sums, so that what two statistics share is added up once."""
-    key = id(one), id(other)
-    if key not in known:
-        known[key] = (
-            tuple(add(left, right, known) for left, right in zip(one, other, strict=True))
-            if isinstance(one, tuple)
-            else one + other
+    key = id(first), id(second)
+    if key not in cached_sums:
+        cached_sums[key] = (
+            tuple(add(part, other_part, cached_sums) for part, other_part in zip(first, second, strict=True))
+            if isinstance(first, tuple)
+            else first + second
         )
-    return known[key]
+    return cached_sums[key]
 
 
 @dataclass(frozen=True)

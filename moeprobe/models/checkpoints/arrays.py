@@ -33,7 +33,7 @@ _MOST_BYTES = 1 << 62
 Box = tuple[tuple[int, int], ...]
 
 
-class Piece(NamedTuple):
+class ByteRange(NamedTuple):
     """A run of bytes in a file."""
 
     path: Path
@@ -45,7 +45,7 @@ class Chunk(NamedTuple):
     """A box of an array, start and stop per axis, and its bytes in C order, piece after piece."""
 
     box: Box
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ByteRange, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StoredArray:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def read(self) -> NDArray[Any]:
-        """Return the array; its memory is all that this takes, but for boxes that are not contiguous in it.
+        """Return the array; its memory is all that this takes, except for boxes that are not contiguous in it.
 
         Raises:
             UserError: a file has changed since it was looked at.
@@ -92,8 +92,8 @@ class AnyArray(Protocol):
 
 
 @dataclass(frozen=True)
-class Stored:
-    """What a checkpoint holds, by name; names are the keys on the way, joined by ``/``.
+class StoredArrays:
+    """The content of a checkpoint, by name; names are the keys on the way, joined by ``/``.
 
     Attributes:
         arrays: what can be read.
@@ -110,7 +110,7 @@ def region_of(array: NDArray[Any], box: Box) -> NDArray[Any]:
     return array[where]
 
 
-def _fill(region: NDArray[Any], pieces: Sequence[Piece]) -> None:
+def _fill(region: NDArray[Any], pieces: Sequence[ByteRange]) -> None:
     if region.nbytes == 0:
         return
     if not region.flags.c_contiguous:
@@ -135,7 +135,7 @@ def read_shape(cursor: Cursor) -> tuple[int, ...]:
 
 
 def read_dtype(cursor: Cursor, shape: tuple[int, ...]) -> str:
-    """Read the name of a type, that of an array of this shape."""
+    """Read the name of the data type of an array of this shape."""
     name = cursor.text()
     if name not in DTYPES:
         raise cursor.error(f"an array has the type {quoted(name)}, which is not read")
@@ -150,7 +150,7 @@ def read_ndarray(cursor: Cursor, path: Path) -> StoredArray:
     inner.items(3)
     shape = read_shape(inner)
     dtype = read_dtype(inner, shape)
-    piece = Piece(path, *inner.bytes())
+    piece = ByteRange(path, *inner.bytes())
     inner.finish()
     array = StoredArray(shape, dtype, (Chunk(tuple((0, size) for size in shape), (piece,)),))
     if piece.stop - piece.start != array.nbytes:
@@ -166,7 +166,7 @@ def volume(box: Box) -> int:
 
 
 def check_tiles(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
-    """Return what is wrong with boxes that should cover an array once and only once, None where nothing is.
+    """Return the fault of boxes that should cover an array exactly once; None if there is no fault.
 
     The boxes' edges cut the array into cells, of which each box takes some: as many steps as there are cells, which
     are no more than the elements.
@@ -176,11 +176,11 @@ def check_tiles(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     if math.prod(shape) == 0 or len(boxes) == 1:
         return None
     edges = [sorted({edge for box in boxes for edge in box[axis]}) for axis in range(len(shape))]
-    places = [{edge: place for place, edge in enumerate(axis)} for axis in edges]
-    taken = np.zeros([len(axis) - 1 for axis in edges], dtype=bool)
+    edge_indices = [{edge: index for index, edge in enumerate(axis)} for axis in edges]
+    occupied = np.zeros([len(axis) - 1 for axis in edges], dtype=bool)
     for box in boxes:
-        cells = taken[
-            tuple(slice(at[start], at[stop]) for at, (start, stop) in zip(places, box, strict=True))
+        cells = occupied[
+            tuple(slice(at[start], at[stop]) for at, (start, stop) in zip(edge_indices, box, strict=True))
         ]
         if cells.any():
             return "two of its chunks overlap"
@@ -190,8 +190,8 @@ def check_tiles(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
 
 def unique(path: Path, names: Sequence[str]) -> None:
     """Raise ``UserError`` where two different ways through the maps of a file give one name."""
-    seen: set[str] = set()
+    unique_names: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in unique_names:
             raise UserError(f"{path} is damaged: it names {quoted(name)} twice.")
-        seen.add(name)
+        unique_names.add(name)

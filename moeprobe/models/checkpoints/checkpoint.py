@@ -15,20 +15,18 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from timm.models.swin_transformer import SwinTransformer
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe import __version__
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import header
 from moeprobe.models.checkpoints.header import FORMAT, CheckpointInfo, Header
-from moeprobe.models.config import ModelConfig
+from moeprobe.models.config import ModelConfig, choose
 from moeprobe.models.nn.build import build_model
+from moeprobe.models.nn.capture import switch_experts
 from moeprobe.models.nn.swin import build_swin
-from moeprobe.models.nn.switch import switch_experts
-from moeprobe.models.nn.transfer import transfer
-from moeprobe.models.selection import choose
+from moeprobe.models.nn.upcycle import transfer
+from moeprobe.models.timm import SwinTransformer, VisionTransformer
 from moeprobe.runtime.files import atomic_file, write_json
 
 
@@ -41,7 +39,7 @@ def save(
     class_names: tuple[str, ...],
     parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the parameters of a model with their description; those of a ``decoder`` of a pretraining are left out.
+    """Write the parameters of a model with their description, without the ``decoder`` of a pretraining.
 
     ``parameters``: the model's own state, where this process' model does not hold all of it.
     """
@@ -53,7 +51,7 @@ def save(
         "class_names": list(class_names),
     }
     state = model.state_dict() if parameters is None else parameters
-    tensors = {name: one for name, one in state.items() if not name.startswith("decoder.")}
+    tensors = {name: tensor for name, tensor in state.items() if not name.startswith("decoder.")}
     write_tensors(path, tensors, description)
     write_json(path.with_suffix(".json"), description)
 
@@ -83,8 +81,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         UserError: the file is truncated, is no safetensors file, or was not written by moeprobe.
     """
-    found = header.read_header(path)
-    return _tensors(path, found), found.description
+    file_header = header.read_header(path)
+    return _tensors(path, file_header), file_header.description
 
 
 def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
@@ -93,14 +91,14 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, dict[str, Tensor]]:
     Raises:
         UserError: it is missing, truncated, or foreign.
     """
-    info, found = header.read_info(source)
-    return info, _tensors(info.path, found)
+    info, file_header = header.read_info(source)
+    return info, _tensors(info.path, file_header)
 
 
-def _tensors(path: Path, found: Header) -> dict[str, Tensor]:
+def _tensors(path: Path, file_header: Header) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in found.shapes}
+            return {name: file.get_tensor(name) for name in file_header.shapes}
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is truncated or no safetensors file ({error}).") from None
 
@@ -147,19 +145,23 @@ def initialise_from(
         raise UserError(
             f"The head of {info.path} is of other classes than the data; set initialise.keep_head to false."
         )
-    wanted = model.state_dict()
+    model_state = model.state_dict()
     new = () if keep_head else ("head.", "fc_norm.")
     # A router of another kind has parameters of its own: what is fresh may be of either side.
-    chosen = choose(fresh, dict.fromkeys([*wanted, *tensors]), key="initialise.fresh")
-    taken = {
-        name: tensor for name, tensor in tensors.items() if not name.startswith(new) and name not in chosen
+    fresh_names = choose(fresh, dict.fromkeys([*model_state, *tensors]), key="initialise.fresh")
+    transferred = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(new) and name not in fresh_names
     }
-    if ("cls_token" in taken) != ("cls_token" in wanted):
-        of_checkpoint, of_model = (("gap", "token")[int("cls_token" in side)] for side in (taken, wanted))
+    if ("cls_token" in transferred) != ("cls_token" in model_state):
+        of_checkpoint, of_model = (
+            ("gap", "token")[int("cls_token" in side)] for side in (transferred, model_state)
+        )
         raise UserError(
             f"{info.path} has the head {of_checkpoint!r} and the configured model {of_model!r}: "
             f"set model.head={of_checkpoint}."
         )
     advice = "are the MoE layers and the head the same?"
-    transfer(model, taken, fresh=(*new, *chosen), source=str(info.path), advice=advice)
+    transfer(model, transferred, fresh=(*new, *fresh_names), source=str(info.path), advice=advice)
     return {"path": str(info.path), "sha256": info.hash}

@@ -6,14 +6,14 @@ Source: the format of ``flax.serialization.to_bytes``; arrays are extension obje
 from collections.abc import Iterator
 from pathlib import Path
 
-from moeprobe.models.checkpoints.arrays import NDARRAY, Stored, StoredArray, read_ndarray, unique
+from moeprobe.models.checkpoints.arrays import NDARRAY, StoredArray, StoredArrays, read_ndarray, unique
 from moeprobe.models.checkpoints.msgpack import Cursor, File
 
 # Deeper than any state of a training; a file of nothing but brackets must not use up the stack.
 MOST_LEVELS = 64
 
 
-def read_flax(path: Path) -> Stored:
+def read_flax(path: Path) -> StoredArrays:
     """Return what a flax msgpack file holds; its arrays are checked and not read yet.
 
     Raises:
@@ -24,24 +24,24 @@ def read_flax(path: Path) -> Stored:
         leaves = list(_leaves(cursor, path, ()))
         cursor.finish()
     unique(path, [name for name, _ in leaves])
-    return Stored(
+    return StoredArrays(
         arrays={name: array for name, array in leaves if array is not None},
         others=tuple(name for name, array in leaves if array is None),
     )
 
 
 def _leaves(cursor: Cursor, path: Path, above: tuple[str, ...]) -> Iterator[tuple[str, StoredArray | None]]:
-    """Yield name and array of what a map holds, None for what is no array."""
+    """Yield the name and array of each entry of a map; None for entries that are no arrays."""
     if len(above) > MOST_LEVELS:
         raise cursor.error("maps are nested too deeply")
     for key in cursor.entries():
-        below = (*above, key)
+        key_path = (*above, key)
         kind = cursor.kind()
         if kind == "map":
-            yield from _leaves(cursor, path, below)
+            yield from _leaves(cursor, path, key_path)
         elif cursor.is_extension(NDARRAY):
-            yield "/".join(below), read_ndarray(cursor, path)
+            yield "/".join(key_path), read_ndarray(cursor, path)
         else:
             cursor.skip()
             if kind != "nil":
-                yield "/".join(below), None
+                yield "/".join(key_path), None

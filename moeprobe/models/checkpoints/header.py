@@ -4,17 +4,132 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from safetensors import SafetensorError, safe_open
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints.settings import Settings, split_settings
-from moeprobe.models.config import ModelConfig
+from moeprobe.models.config import NUM_EXPERTS, ROUTER, ModelConfig
+from moeprobe.runtime.assignments import split_assignments
 from moeprobe.runtime.catalog import ROUTERS, check_plugins
-from moeprobe.runtime.files import find_checkpoint, is_file, sha256
-from moeprobe.runtime.schema import lower_first, sentence
+from moeprobe.runtime.files import find_checkpoint, is_file, sha256, status
+from moeprobe.runtime.schema import Plugin, Section, lower_first, sentence
+
+# Settings under which a trained model is probed: ``PATH,top_k=1,capacity=0.5``. Nothing here imports torch.
+#
+# They change how the model serves its tokens, never what it has learned, so that one run can hold a checkpoint against
+# itself: with another k, less room for each expert, or without experts.
+
+
+class ServingSettings(Section):
+    """What is written after a checkpoint's path, ``,key=value`` each; None = as trained."""
+
+    model_config = ConfigDict(strict=False)
+    top_k: int | None = Field(None, gt=0, description="experts that a token chooses")
+    renormalise: bool | None = Field(
+        None, description="divide the weights of a token's experts by their sum, or do not"
+    )
+    capacity: Annotated[float, Field(gt=0, le=2**30)] | Literal["trained"] | None = Field(
+        None,
+        description="room of an expert as a multiple of its even share, C = ⌈S · k · capacity / E⌉ of a group's S "
+        "tokens; trained: that of the model in evaluation",
+    )
+    priority: Literal["order", "gate"] | None = Field(
+        None, description="who takes the room first: tokens in their order, or by their largest gate (BPR)"
+    )
+    experts: str | None = Field(
+        None,
+        description="off: experts add nothing; without-N: expert N adds nothing; only-N: all are copies of expert N",
+    )
+
+    @field_validator("experts")
+    @classmethod
+    def _of_experts(cls, experts: str | None) -> str | None:
+        if experts is not None and not re.fullmatch(r"off|(without|only)-\d+", experts):
+            raise ValueError("input should be off, without-N or only-N, N the number of an expert")
+        return experts
+
+    @property
+    def suffix(self) -> str:
+        """What follows the name of the checkpoint in tables; empty where nothing is changed."""
+        values = self.plain()
+        return "".join(
+            f",{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for key, value in values.items()
+        )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the changed settings by name."""
+        return self.model_dump(exclude_none=True)
+
+    def switches(self) -> dict[str, Any]:
+        """Return what ``experts`` says as arguments of ``nn.switch.switch_experts``."""
+        if self.experts is None:
+            return {}
+        kind, _, number = self.experts.partition("-")
+        return {kind: int(number) if number else True}
+
+    def applied(self, config: ModelConfig) -> ModelConfig:
+        """Return the description of a model that serves as these settings say.
+
+        Raises:
+            UserError: there are not so many experts, or none at all.
+        """
+        if config.dense and self.suffix:
+            raise UserError(f"The model is dense: leave the settings {self.suffix.removeprefix(',')!r} out.")
+        num_experts = config.num_experts or NUM_EXPERTS
+        if self.top_k is not None and self.top_k > num_experts:
+            raise UserError(f"top_k={self.top_k} is more than the {num_experts} experts of a layer.")
+        if any(number >= num_experts for number in self.switches().values() if number is not True):
+            raise UserError(f"experts={self.experts}: the experts of a layer are 0 to {num_experts - 1}.")
+        changes: dict[str, Any] = {}
+        if self.top_k is not None:
+            changes["top_k"] = self.top_k
+        if self.priority is not None:
+            changes["batch_priority"] = self.priority == "gate"
+        if isinstance(self.capacity, float):
+            # Without rounding up to a multiple of four, with which a small group has room for all.
+            changes |= {
+                "eval_capacity_factor": self.capacity,
+                "capacity_multiple_of": 1,
+                "capacity_rounding": "ceil",
+            }
+        if self.renormalise is not None:
+            router = config.router or Plugin(name=ROUTER)
+            changes["router"] = Plugin.model_validate(
+                {"name": router.name, **router.parameters, "renormalise": self.renormalise}
+            )
+        return config.model_copy(update=changes)
+
+
+def split_settings(source: str | Path) -> tuple[str | Path, ServingSettings]:
+    """Return the path of a checkpoint and the settings that follow it, if there are any.
+
+    Raises:
+        UserError: there is no such setting, one is named twice, or its value does not fit.
+    """
+    path, assignments = split_assignments(str(source))
+    if not assignments or status(Path(source)) is not None:
+        return source, ServingSettings()
+    values: dict[str, str] = {}
+    for key, value in assignments:
+        if key in values:
+            raise UserError(f"{str(source)!r} has the setting {key} twice; name it once.")
+        values[key] = value
+    try:
+        return path, ServingSettings.model_validate_strings(values)
+    except ValidationError as error:
+        raise UserError(sentence(error, ServingSettings, what="setting")) from None
+
+
+def refuse_settings(source: str) -> None:
+    """Raise ``UserError`` where settings follow the name of another program's model, which serves as it does."""
+    name, assignments = split_assignments(source)
+    if assignments:
+        settings = source.removeprefix(f"{name},")
+        raise UserError(f"Settings are for checkpoints of moeprobe; leave {settings!r} out after {name!r}.")
+
 
 FORMAT = "moeprobe-checkpoint-1"
 # Every MoE layer has these parameters, whatever routes to them.
@@ -39,7 +154,7 @@ class CheckpointInfo:
     model: ModelConfig
     training: dict[str, Any]
     class_names: tuple[str, ...]
-    settings: Settings = field(default_factory=Settings)
+    settings: ServingSettings = field(default_factory=ServingSettings)
 
     @property
     def hash(self) -> str:
@@ -87,8 +202,8 @@ class Header:
     @property
     def moe_layers(self) -> tuple[str, ...]:
         """The MoE layers in forward order, named by the block they are in."""
-        found = [match[1] for match in map(_EXPERTS.fullmatch, self.shapes) if match]
-        return tuple(sorted(found, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]))
+        layers = [match[1] for match in map(_EXPERTS.fullmatch, self.shapes) if match]
+        return tuple(sorted(layers, key=lambda name: [int(part) for part in re.findall(r"\d+", name)]))
 
 
 def read_header(path: Path) -> Header:
@@ -126,7 +241,7 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, Header]:
     """Return what a checkpoint says of itself, and the header that says so.
 
     Args:
-        source: a path, and settings after it (see ``Settings``).
+        source: a path, and settings after it (see ``ServingSettings``).
 
     Raises:
         UserError: it is missing, truncated, or foreign, or a setting does not fit it.
@@ -137,18 +252,18 @@ def read_info(source: str | Path) -> tuple[CheckpointInfo, Header]:
     if header.description.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of a format that this version reads ({FORMAT}).")
     try:
-        about = _Description.model_validate(header.description)
+        description = _Description.model_validate(header.description)
     except ValidationError as error:
-        said = sentence(error, _Description, what="description")
+        reason = sentence(error, _Description, what="description")
         raise UserError(
-            f"{path} describes no model that this version can build: {lower_first(said)}"
+            f"{path} describes no model that this version can build: {lower_first(reason)}"
         ) from None
     info = CheckpointInfo(
         path=path,
         name=f"{path.parent.name}{settings.suffix}",
-        model=settings.applied(about.model),
+        model=settings.applied(description.model),
         training=header.description.get("training", {}),
-        class_names=tuple(about.class_names),
+        class_names=tuple(description.class_names),
         settings=settings,
     )
     return info, header

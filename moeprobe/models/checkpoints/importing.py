@@ -1,5 +1,6 @@
 """What imports have in common: where and how they are written, the description of the model, and its classes."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -7,13 +8,13 @@ from typing import Any, TypedDict
 from pydantic import ValidationError
 from torch import nn
 
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.models.checkpoints import checkpoint, header
 from moeprobe.models.config import ModelConfig
-from moeprobe.runtime.files import LAST
+from moeprobe.runtime.files import LAST, Scratch, is_file, sha256
 from moeprobe.runtime.folders import RunFolder
-from moeprobe.runtime.records import Family, look
+from moeprobe.runtime.records import Family, scan
 from moeprobe.runtime.replacing import check_replaceable
 
 # A folder of a checkpoint alone; that of a training holds more, and is none to import into.
@@ -38,17 +39,29 @@ class Unseen(TypedDict, total=False):
 
 
 def check_folder(folder: Path, source: Path, *, overwrite: bool) -> None:
-    """Raise ``UserError`` unless a checkpoint may be put there."""
-    contents = look(folder, _FAMILY)
+    """Raise ``UserError`` unless a checkpoint may be put there, or may be there already, of the same source."""
+    contents = scan(folder, _FAMILY)
     if contents.empty:
         return
-    if not (folder / LAST).is_file():
+    if not is_file(folder / LAST):
         raise UserError(f"{folder} is not empty and not a checkpoint folder of moeprobe; choose another one.")
     if not overwrite:
-        raise UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
+        if _source_of(folder) != str(source):
+            raise _another(folder)
+        return
     if folder.resolve() in source.resolve().parents:
         raise UserError(f"{source} is in {folder}, which would be replaced; choose another one.")
     check_replaceable(folder, contents, _FAMILY)
+
+
+def _source_of(folder: Path) -> str | None:
+    """Return what a checkpoint in a folder was imported from."""
+    training = header.read_header(folder / LAST).description.get("training")
+    return training.get("source") if isinstance(training, dict) else None
+
+
+def _another(folder: Path) -> UserError:
+    return UserError(f"{folder} holds a checkpoint; add --overwrite to replace it, or choose another one.")
 
 
 def save(
@@ -59,21 +72,29 @@ def save(
     imported: str,
     source: Path,
     class_names: tuple[str, ...],
+    overwrite: bool,
 ) -> None:
     """Write an imported model as a checkpoint folder; ``imported`` is the kind of its source.
 
+    Without ``overwrite`` a checkpoint that is there stays, if it is the very same.
+
     Raises:
-        UserError: the folder cannot be written, or another process writes to it.
+        UserError: the folder cannot be written, holds another checkpoint, or another process writes to it.
     """
-    with RunFolder(folder, _FAMILY) as own:
-        checkpoint.save(
-            folder / LAST,
-            model,
-            config=config,
-            training={"imported": imported, "source": str(source)},
-            class_names=class_names,
-        )
-        own.check()
+
+    def write(target: Path) -> None:
+        training = {"imported": imported, "source": str(source)}
+        checkpoint.save(target / LAST, model, config=config, training=training, class_names=class_names)
+
+    with RunFolder(folder, _FAMILY) as run_folder:
+        if is_file(folder / LAST) and not overwrite:
+            scratch = Scratch()
+            write(scratch.path)
+            if sha256(scratch.path / LAST) != sha256(folder / LAST):
+                raise _another(folder)
+            warnings.warn(RunWarning(f"{folder} is finished; add --overwrite to repeat it."), stacklevel=3)
+        write(folder)
+        run_folder.check()
 
 
 def model_config(keys: Mapping[str, Any]) -> ModelConfig:

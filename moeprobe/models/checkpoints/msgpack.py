@@ -164,13 +164,13 @@ class Cursor:
         return length
 
     def entries(self) -> Iterator[str]:
-        """Read the head of a map and yield its keys; the caller reads each value before it goes on."""
-        seen: set[str] = set()
+        """Read the head of a map and yield its keys; the caller reads each value before the next key."""
+        keys: set[str] = set()
         for _ in range(self._expect("map").value):
             key = self.text()
-            if key in seen:
+            if key in keys:
                 raise self.error(f"the key {quoted(key)} is given twice")
-            seen.add(key)
+            keys.add(key)
             yield key
 
     def bytes(self) -> Span:

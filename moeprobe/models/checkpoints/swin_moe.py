@@ -9,8 +9,8 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
-from moeprobe.models.checkpoints.swin_moe_files import Ranks, find_files, read_ranks
-from moeprobe.models.checkpoints.swin_moe_names import Architecture, infer, to_state_dict
+from moeprobe.models.checkpoints.swin_moe_files import RankParameters, find_files, read_ranks
+from moeprobe.models.checkpoints.swin_moe_names import SwinMoeSizes, infer, to_state_dict
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.swin import build_swin
 from moeprobe.runtime.characters import quoted
@@ -42,7 +42,7 @@ class ImportedSwinMoe:
     folder: Path
     files: tuple[Path, ...]
     ranks: int
-    sizes: Architecture
+    sizes: SwinMoeSizes
     model: ModelConfig
     parameters: int
     classes: str | None
@@ -87,7 +87,15 @@ def import_swin_moe(
     config = _config(sizes, settings, renormalise=renormalise)
     names = () if classes is None else class_names(classes, sizes.num_classes)
     model = _filled(config, ranks, sizes, source=str(source))
-    save(folder, model, config=config, imported="swin-moe", source=source, class_names=names)
+    save(
+        folder,
+        model,
+        config=config,
+        imported="swin-moe",
+        source=source,
+        class_names=names,
+        overwrite=overwrite,
+    )
     return ImportedSwinMoe(
         folder=folder,
         files=ranks.files,
@@ -99,7 +107,7 @@ def import_swin_moe(
     )
 
 
-def _config(sizes: Architecture, settings: Unseen, *, renormalise: bool) -> ModelConfig:
+def _config(sizes: SwinMoeSizes, settings: Unseen, *, renormalise: bool) -> ModelConfig:
     router: dict[str, Any] = {"name": sizes.router, "renormalise": renormalise}
     if sizes.projection_width is not None:
         router["projection_width"] = sizes.projection_width
@@ -127,7 +135,9 @@ def _config(sizes: Architecture, settings: Unseen, *, renormalise: bool) -> Mode
     )
 
 
-def _filled(config: ModelConfig, ranks: Ranks, sizes: Architecture, *, source: str) -> torch.nn.Module:
+def _filled(
+    config: ModelConfig, ranks: RankParameters, sizes: SwinMoeSizes, *, source: str
+) -> torch.nn.Module:
     """Return the model with its parameters; each of them has its place, and each place one of them.
 
     Raises:
@@ -135,29 +145,29 @@ def _filled(config: ModelConfig, ranks: Ranks, sizes: Architecture, *, source: s
     """
     with torch.device("meta"):
         model = build_swin(config)
-    wanted = model.state_dict()
+    model_state = model.state_dict()
     state = to_state_dict(ranks, sizes, source=source)
-    unknown = [quoted(name) for name in state if name not in wanted]
+    unknown = [quoted(name) for name in state if name not in model_state]
     if unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        remainder = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         raise UserError(
-            f"{source} holds parameters that a Swin-MoE does not have here: {', '.join(unknown[:3])}{more}."
+            f"{source} holds parameters that a Swin-MoE does not have here: {', '.join(unknown[:3])}{remainder}."
         )
-    for name, place in wanted.items():
+    for name, parameter in model_state.items():
         if name not in state:
             raise UserError(f"{source} lacks the parameter that is called {quoted(name)} here.")
-        _check(name, state[name], place, source)
+        _check(name, state[name], parameter, source)
     model.load_state_dict(state, assign=True)
     return model
 
 
-def _check(name: str, tensor: Tensor, place: Tensor, source: str) -> None:
+def _check(name: str, tensor: Tensor, parameter: Tensor, source: str) -> None:
     if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UserError(
             f"In {source}, {quoted(name)} is {tensor.dtype}; parameters are float32, bfloat16 or float16."
         )
-    if tensor.shape != place.shape:
+    if tensor.shape != parameter.shape:
         raise UserError(
             f"{source} does not fit together: {quoted(name)} is {tuple(tensor.shape)}, but by the others it should "
-            f"be {tuple(place.shape)}."
+            f"be {tuple(parameter.shape)}."
         )

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import DAMAGE, check_regular
+from moeprobe.runtime.files import DAMAGE, check_regular, is_file, is_folder
 
 EXPERT = re.compile(r"layers\.\d{1,3}\.blocks\.\d{1,4}\.mlp\._moe_layer\.experts\.batched_fc[12]_(w|bias)")
 _RANK = re.compile(r"\.rank(\d{1,5})$")
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankParameters:
     """The parameters of all ranks.
 
     Attributes:
@@ -59,14 +59,14 @@ def find_files(source: Path) -> tuple[list[Path], Path | None]:
     """
     prefix = source.with_name(_RANK.sub("", source.name))
     folder = prefix.parent
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    names = [path.name for path in folder.iterdir()] if is_folder(folder) else []
     files = {
         int(match[1]): folder / name
         for name in names
         if name.startswith(f"{prefix.name}.rank") and (match := _RANK.fullmatch(name, len(prefix.name)))
     }
     master = prefix.with_name(f"{prefix.name}.master")
-    if not files and prefix.is_file():
+    if not files and is_file(prefix):
         return [prefix], None
     if not files:
         raise UserError(
@@ -78,10 +78,10 @@ def find_files(source: Path) -> tuple[list[Path], Path | None]:
             f"{prefix} lacks the file of rank {', '.join(map(str, missing[:5]))}: the highest of the {len(files)} "
             f"that are there is {max(files)}."
         )
-    return [files[rank] for rank in sorted(files)], master if master.is_file() else None
+    return [files[rank] for rank in sorted(files)], master if is_file(master) else None
 
 
-def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Ranks:
+def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> RankParameters:
     """Read the files of a checkpoint and check that they are of one; ``advance`` is called for each file.
 
     Raises:
@@ -97,9 +97,9 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
         if path != master:
             if names is not None and names != set(parameters):
                 odd = sorted(names ^ set(parameters))[0]
-                who, other = (path, files[0]) if odd in parameters else (files[0], path)
+                who, lacking = (path, files[0]) if odd in parameters else (files[0], path)
                 raise UserError(
-                    f"{who} holds {quoted(odd)} and {other} does not; are they ranks of one checkpoint?"
+                    f"{who} holds {quoted(odd)} and {lacking} does not; are they ranks of one checkpoint?"
                 )
             names = set(parameters)
         for name, tensor in parameters.items():
@@ -125,11 +125,15 @@ def read_ranks(source: Path, advance: Callable[[], None] = lambda: None) -> Rank
             raise UserError(
                 f"{quoted(name)} belongs to the experts, but is in {master}, which all ranks share."
             )
-    return Ranks(shared, experts, tuple(files if master is None else [*files, master]))
+    return RankParameters(shared, experts, tuple(files if master is None else [*files, master]))
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+def _same(left_tensor: Tensor, right_tensor: Tensor) -> bool:
+    return (
+        left_tensor.dtype == right_tensor.dtype
+        and left_tensor.shape == right_tensor.shape
+        and torch.equal(left_tensor, right_tensor)
+    )
 
 
 def _read(path: Path) -> dict[str, Tensor]:

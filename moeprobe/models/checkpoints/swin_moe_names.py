@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints.swin_moe_files import Ranks
+from moeprobe.models.checkpoints.swin_moe_files import RankParameters
 from moeprobe.runtime.characters import quoted
 
 _BLOCK = re.compile(r"layers\.(\d{1,3})\.blocks\.(\d{1,4})\.")
@@ -32,7 +32,7 @@ _GATES = {
 
 
 @dataclass(frozen=True)
-class Architecture:
+class SwinMoeSizes:
     """The sizes of a Swin-MoE.
 
     Attributes:
@@ -62,7 +62,7 @@ class Architecture:
     qkv_bias: bool
 
 
-def infer(ranks: Ranks, *, source: str, image_size: int | None = None) -> Architecture:
+def infer(ranks: RankParameters, *, source: str, image_size: int | None = None) -> SwinMoeSizes:
     """Return the sizes that the parameters tell.
 
     Args:
@@ -97,7 +97,7 @@ def infer(ranks: Ranks, *, source: str, image_size: int | None = None) -> Archit
     windows, num_heads = zip(*(_window_and_heads(shared, name, source) for name in firsts), strict=True)
     kind, gate = _gate(shared, source)
     num_experts = gate.shape[1 if kind == "sim_matrix" else 0]
-    return Architecture(
+    return SwinMoeSizes(
         width=width,
         depths=depths,
         num_heads=num_heads,
@@ -117,7 +117,7 @@ def infer(ranks: Ranks, *, source: str, image_size: int | None = None) -> Archit
     )
 
 
-def to_state_dict(ranks: Ranks, sizes: Architecture, *, source: str) -> dict[str, Tensor]:
+def to_state_dict(ranks: RankParameters, sizes: SwinMoeSizes, *, source: str) -> dict[str, Tensor]:
     """Return the parameters by our names and in our layout.
 
     Raises:
@@ -147,7 +147,7 @@ def to_state_dict(ranks: Ranks, sizes: Architecture, *, source: str) -> dict[str
     return ours
 
 
-def merge_experts(ranks: Ranks, name: str, num_experts: int, *, source: str) -> Tensor:
+def merge_experts(ranks: RankParameters, name: str, num_experts: int, *, source: str) -> Tensor:
     """Return a parameter of all experts ``(E, …)``: those of rank 0 first, then those of rank 1 and so on.
 
     With more ranks than experts, neighboring ranks hold slices of one: of the hidden width, and of a second bias.
@@ -165,8 +165,8 @@ def merge_experts(ranks: Ranks, name: str, num_experts: int, *, source: str) -> 
             "rank missing?"
         )
     slices = total // num_experts
-    whole = [torch.cat(parts[first : first + slices], dim=1) for first in range(0, total, slices)]
-    merged = torch.cat(whole)
+    experts = [torch.cat(parts[first : first + slices], dim=1) for first in range(0, total, slices)]
+    merged = torch.cat(experts)
     if name.endswith("fc2_bias"):
         # The last slice may be padded to the length of the others.
         return merged[:, : ranks.experts[name.replace("fc2_bias", "fc2_w")][0].shape[-1]]
@@ -214,14 +214,14 @@ def _window_and_heads(parameters: dict[str, Tensor], attention: str, source: str
 
 def _position_biases(parameters: dict[str, Tensor], attention: str, source: str) -> Tensor:
     """Return the table ``((2W - 1)², H)`` that a perceptron gives for the window's log-spaced coordinates."""
-    wanted = ("relative_coords_table", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
-    lacking = [part for part in wanted if f"{attention}.{part}" not in parameters]
+    names = ("relative_coords_table", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
+    lacking = [part for part in names if f"{attention}.{part}" not in parameters]
     if lacking:
         raise UserError(
             f"{source} is no Swin-MoE that is known here: {attention} has neither relative_position_bias_table nor "
             f"{lacking[0]}."
         )
-    coordinates, weight, bias, last = (parameters[f"{attention}.{part}"].double() for part in wanted)
+    coordinates, weight, bias, last = (parameters[f"{attention}.{part}"].double() for part in names)
     try:
         hidden = torch.relu(coordinates.flatten(0, -2) @ weight.T + bias)
         return (hidden @ last.T).to(parameters[f"{attention}.cpb_mlp.2.weight"].dtype)
@@ -242,16 +242,16 @@ def _gate(parameters: dict[str, Tensor], source: str) -> tuple[str, Tensor]:
             f"{source} is no Swin-MoE that is known here: the gate of {first} is {tuple(gate.shape)}."
         )
     axis = 1 if kind == "sim_matrix" else 0
-    for block, (other, tensor) in gates.items():
-        if other != kind or tensor.ndim != 2 or tensor.shape[axis] != gate.shape[axis]:
+    for block, (block_kind, tensor) in gates.items():
+        if block_kind != kind or tensor.ndim != 2 or tensor.shape[axis] != gate.shape[axis]:
             raise UserError(
-                f"{source} has gates that differ: {kind} {tuple(gate.shape)} in {first}, {other} "
+                f"{source} has gates that differ: {kind} {tuple(gate.shape)} in {first}, {block_kind} "
                 f"{tuple(tensor.shape)} in {block}; only one kind and number of experts is known."
             )
     return kind, gate
 
 
-def _hidden_width(ranks: Ranks, block: str, num_experts: int, source: str) -> int:
+def _hidden_width(ranks: RankParameters, block: str, num_experts: int, source: str) -> int:
     dense, sparse = f"{block}.mlp.fc1.weight", f"{block}.mlp._moe_layer.experts.batched_fc1_w"
     if dense in ranks.shared and ranks.shared[dense].ndim == 2:
         return len(ranks.shared[dense])

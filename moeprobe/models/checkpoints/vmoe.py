@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from moeprobe.errors import UserError
-from moeprobe.models.checkpoints.arrays import BFLOAT16, AnyArray, Stored
+from moeprobe.models.checkpoints.arrays import BFLOAT16, AnyArray, StoredArrays
 from moeprobe.models.checkpoints.importing import Unseen, check_folder, class_names, model_config, save
 from moeprobe.models.checkpoints.vmoe_files import read_vmoe
-from moeprobe.models.checkpoints.vmoe_names import Architecture, to_state_dict
-from moeprobe.models.checkpoints.vmoe_sizes import infer
+from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, infer, to_state_dict
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.runtime.characters import quoted
@@ -50,7 +49,7 @@ class WeightsOfVmoe:
     """
 
     arrays: dict[str, AnyArray]
-    sizes: Architecture
+    sizes: VmoeSizes
     ignored: dict[str, int]
 
     def read(self, advance: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
@@ -78,7 +77,7 @@ class Imported:
     """
 
     folder: Path
-    sizes: Architecture
+    sizes: VmoeSizes
     model: ModelConfig
     parameters: int
     dtypes: tuple[str, ...]
@@ -122,7 +121,7 @@ def import_vmoe(
         model = build_model(config)
     watcher.start(f"import {source.name}", len(stored.arrays))
     model.load_state_dict(stored.read(lambda: watcher.advance(1)), assign=True)
-    save(folder, model, config=config, imported="vmoe", source=source, class_names=names)
+    save(folder, model, config=config, imported="vmoe", source=source, class_names=names, overwrite=overwrite)
     return Imported(
         folder=folder,
         sizes=stored.sizes,
@@ -145,8 +144,8 @@ def find(source: Path) -> WeightsOfVmoe:
     return WeightsOfVmoe(arrays, sizes, ignored)
 
 
-def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
-    """Return the parameters by their names, and how much else there is by first key.
+def _parameters(stored: StoredArrays, source: Path) -> tuple[dict[str, AnyArray], dict[str, int]]:
+    """Return the parameters by name, and the number of other entries by first key.
 
     A state of training holds them under ``params``; what is released holds nothing else.
 
@@ -155,9 +154,9 @@ def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict
     """
     names = [*stored.arrays, *stored.others]
     prefix = _TRAINED if any(name.startswith(_TRAINED) for name in names) else ""
-    others = [name for name in stored.others if name.startswith(prefix)]
-    if others:
-        raise UserError(f"In {source}, {quoted(others[0])} is no array, as a parameter should be.")
+    skipped = [name for name in stored.others if name.startswith(prefix)]
+    if skipped:
+        raise UserError(f"In {source}, {quoted(skipped[0])} is no array, as a parameter should be.")
     arrays = {
         name.removeprefix(prefix): array for name, array in stored.arrays.items() if name.startswith(prefix)
     }
@@ -169,7 +168,7 @@ def _parameters(stored: Stored, source: Path) -> tuple[dict[str, AnyArray], dict
     return arrays, dict(Counter(name.split("/")[0] for name in names if not name.startswith(prefix)))
 
 
-def _config(sizes: Architecture, settings: UnseenOfVmoe) -> ModelConfig:
+def _config(sizes: VmoeSizes, settings: UnseenOfVmoe) -> ModelConfig:
     return model_config(
         {
             "name": "vmoe",

@@ -1,7 +1,6 @@
 """moeprobe's checkpoints into V-MoE's."""
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.arrays import BFLOAT16
 from moeprobe.models.checkpoints.vmoe_files import index_path, shard_path
-from moeprobe.models.checkpoints.vmoe_names import Architecture, parameters
-from moeprobe.models.checkpoints.vmoe_write import held, write_vmoe
+from moeprobe.models.checkpoints.vmoe_names import VmoeSizes, parameters
+from moeprobe.models.checkpoints.vmoe_write import existing_files, write_vmoe
 from moeprobe.models.nn.build import build_model, is_ours
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.runtime.files import read_json, write_json
+from moeprobe.runtime.files import is_folder, is_there, read_json, write_json
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.records import RECORD
 
@@ -58,14 +57,14 @@ def export_vmoe(
     prefix = Path(prefix)
     if not 1 <= shards <= _MOST_SHARDS:
         raise UserError(f"A checkpoint has 1 to {_MOST_SHARDS:,} shards; got {shards}.")
-    if not prefix.name or prefix.is_dir():
+    if not prefix.name or is_folder(prefix):
         raise UserError(f"{prefix} is a folder; give the beginning of the files' names, e.g. {prefix}/vmoe.")
-    if held(prefix) and not overwrite:
+    if existing_files(prefix) and not overwrite:
         raise UserError(
-            f"{held(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
+            f"{existing_files(prefix)[0]} is there already; add --overwrite to replace it, or choose another prefix."
         )
-    earlier = _recorded(prefix)
-    if foreign := [path for path in held(prefix) if path.name not in earlier]:
+    earlier = _read_record(prefix)
+    if foreign := [path for path in existing_files(prefix) if path.name not in earlier]:
         raise UserError(
             f"{foreign[0]} was not exported by moeprobe, and --overwrite replaces nothing else; move it away, or "
             "choose another prefix."
@@ -87,23 +86,23 @@ def export_vmoe(
         )
     with torch.device("meta"):
         model = build_model(info.model)
-    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    model_shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     sizes = _sizes(model)
     rows = list(parameters(sizes))
-    if {row.ours for row in rows} != set(wanted):
-        odd = sorted({row.ours for row in rows} ^ set(wanted))[0]
-        if odd in wanted:
+    if {row.ours for row in rows} != set(model_shapes):
+        odd = sorted({row.ours for row in rows} ^ set(model_shapes))[0]
+        if odd in model_shapes:
             raise UserError(f"V-MoE's format has no place for {odd!r} of {info.path}.")
         raise UserError(f"V-MoE's format needs {odd!r}, and {info.path} has none.")
-    if {name: tensor.shape for name, tensor in tensors.items()} != wanted:
+    if {name: tensor.shape for name, tensor in tensors.items()} != model_shapes:
         raise UserError(f"The parameters in {info.path} do not fit the model it describes.")
-    places = {name: (row, part) for row in rows for part, name in enumerate(row.theirs)}
+    sources = {name: (row, part) for row in rows for part, name in enumerate(row.theirs)}
 
     def array(name: str) -> NDArray[Any]:
-        row, part = places[name]
+        row, part = sources[name]
         return _array(row.layout.to_theirs(tensors[row.ours], sizes)[part])
 
-    shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in places.items()}
+    shapes = {name: (row.shape, _dtype(tensors[row.ours], row.ours)) for name, (row, _) in sources.items()}
     # Before they are there, so that they are known after a crash.
     names = [index_path(prefix).name, *(shard_path(prefix, shard, shards).name for shard in range(shards))]
     write_json(_record(prefix), sorted({*earlier, *names}))
@@ -121,20 +120,20 @@ def _record(prefix: Path) -> Path:
     return prefix.with_name(f".{prefix.name}{RECORD}")
 
 
-def _recorded(prefix: Path) -> set[str]:
-    if not os.path.lexists(_record(prefix)):
+def _read_record(prefix: Path) -> set[str]:
+    if not is_there(_record(prefix)):
         return set()
     names = read_json(_record(prefix))
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
-def _sizes(model: Any) -> Architecture:
+def _sizes(model: Any) -> VmoeSizes:
     """Return the sizes of a V-MoE of ours."""
     layers = moe_layers(model)
     before_head: Any = model.fc_norm
     experts: Any = next(iter(layers.values())).experts
     squashed = isinstance(before_head, torch.nn.Sequential)
-    return Architecture(
+    return VmoeSizes(
         width=model.embed_dim,
         depth=len(model.blocks),
         num_heads=model.blocks[0].attn.num_heads,

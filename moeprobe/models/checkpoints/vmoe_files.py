@@ -7,20 +7,26 @@ their keys, sorted as strings at each level. All of it is compared with all of i
 Source: the format of ``vmoe/checkpoints`` in google-research/vmoe, version 20220622 and the older one without.
 """
 
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.arrays import (
+    BFLOAT16,
     DTYPES,
     NDARRAY,
     Box,
+    ByteRange,
     Chunk,
-    Piece,
-    Stored,
     StoredArray,
+    StoredArrays,
     check_tiles,
     read_dtype,
     read_shape,
@@ -29,8 +35,9 @@ from moeprobe.models.checkpoints.arrays import (
 )
 from moeprobe.models.checkpoints.flax import MOST_LEVELS, read_flax
 from moeprobe.models.checkpoints.msgpack import Cursor, File
-from moeprobe.models.checkpoints.orbax import read_orbax
 from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.file_checks import check_regular_files
+from moeprobe.runtime.files import is_file, is_folder
 
 VERSION = "20220622"
 MARK = "__msgpack_array_chunk_a87ca2__"
@@ -57,7 +64,7 @@ def shard_path(prefix: Path, shard: int, count: int) -> Path:
     return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{count:05d}")
 
 
-def read_vmoe(source: Path) -> Stored:
+def read_vmoe(source: Path) -> StoredArrays:
     """Return what a checkpoint holds; its arrays are checked and not read yet.
 
     Args:
@@ -67,11 +74,11 @@ def read_vmoe(source: Path) -> Stored:
         UserError: there is none, a file is missing, truncated or damaged, or the files do not belong together.
     """
     prefix = source.with_name(re.sub(r"\.(index|data-\d{5,}-of-\d{5,})$", "", source.name))
-    if index_path(prefix).is_file():
+    if is_file(index_path(prefix)):
         return _read_sharded(prefix)
-    if source.is_dir():
+    if is_folder(source):
         return read_orbax(source)
-    if not source.is_file() or prefix != source:
+    if not is_file(source) or prefix != source:
         raise UserError(
             f"There is no checkpoint {str(source)!r}; give the prefix P of the files P.index and P.data-00000-of-…, "
             "a flax msgpack file, or a folder that Orbax wrote."
@@ -79,7 +86,7 @@ def read_vmoe(source: Path) -> Stored:
     return read_flax(source)
 
 
-def _read_sharded(prefix: Path) -> Stored:
+def _read_sharded(prefix: Path) -> StoredArrays:
     count, leaves = _read_index(index_path(prefix))
     promised: list[set[tuple[int, Box]]] = [set() for _ in range(_existing(prefix, count))]
     for number, leaf in enumerate(leaves):
@@ -101,19 +108,19 @@ def _read_sharded(prefix: Path) -> Stored:
                 f"{path} is damaged: the chunk of {quoted(leaves[number].name)} at {box} is missing."
             )
     arrays = {}
-    for leaf, held in zip(leaves, chunks, strict=True):
-        problem = check_tiles(leaf.shape, [chunk.box for chunk in held])
+    for leaf, leaf_chunks in zip(leaves, chunks, strict=True):
+        problem = check_tiles(leaf.shape, [chunk.box for chunk in leaf_chunks])
         if problem is not None:
             raise UserError(f"{index_path(prefix)} is damaged: of {quoted(leaf.name)}, {problem}.")
-        arrays[leaf.name] = StoredArray(leaf.shape, leaf.dtype, tuple(held))
-    return Stored(arrays)
+        arrays[leaf.name] = StoredArray(leaf.shape, leaf.dtype, tuple(leaf_chunks))
+    return StoredArrays(arrays)
 
 
 def _existing(prefix: Path, count: int) -> int:
     """Return ``count``; raise ``UserError`` unless that many shards are there."""
     for shard in range(count):
         path = shard_path(prefix, shard, count)
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"{index_path(prefix)} asks for {count:,} data shards, and there is no {path}.")
     return count
 
@@ -164,14 +171,14 @@ def _leaves(cursor: Cursor, above: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 def _read_leaf(cursor: Cursor, name: str) -> _Leaf:
     cursor.items(3)
-    about = cursor.packed()
-    about.items(4)
-    shape = read_shape(about)
-    dtype = read_dtype(about, shape)
-    about.boolean()  # whether JAX held the type to be weak: nothing to us
-    if list(about.entries()):
-        raise about.error("an array has attributes that are not known")
-    about.finish()
+    meta = cursor.packed()
+    meta.items(4)
+    shape = read_shape(meta)
+    dtype = read_dtype(meta, shape)
+    meta.boolean()  # whether JAX held the type to be weak: nothing to us
+    if list(meta.entries()):
+        raise meta.error("an array has attributes that are not known")
+    meta.finish()
     boxes = tuple(_read_box(cursor.packed(), shape) for _ in range(cursor.items()))
     shards = tuple(cursor.integer() for _ in range(cursor.items(len(boxes))))
     cursor.finish()
@@ -204,17 +211,17 @@ def _read_shard(path: Path, leaves: list[_Leaf]) -> Iterator[tuple[int, Chunk]]:
     """Yield the number of an array and one of its chunks, for all chunks of a shard."""
     with File(path) as file:
         cursor = Cursor(file)
-        marked = False
+        has_mark = False
         for key in cursor.entries():
             if key == MARK:
-                marked = cursor.boolean()
+                has_mark = cursor.boolean()
                 continue
             if not re.fullmatch(r"0|[1-9][0-9]{0,9}", key) or int(key) >= len(leaves):
                 raise cursor.error(f"{quoted(key)} is no number of an array of the index")
             for _ in range(cursor.items()):
                 yield int(key), _read_chunk(cursor, path, leaves[int(key)])
         cursor.finish()
-        if not marked:
+        if not has_mark:
             raise UserError(f"{path} is no data shard of a V-MoE checkpoint.")
 
 
@@ -227,7 +234,7 @@ def _read_chunk(cursor: Cursor, path: Path, leaf: _Leaf) -> Chunk:
         inner.items(3)
         shape = read_shape(inner)
         dtype = read_dtype(inner, shape)
-        piece = Piece(path, *inner.bytes())
+        piece = ByteRange(path, *inner.bytes())
         inner.finish()
         flat = len(shape) == 1 and shape[0] * DTYPES[dtype].itemsize == piece.stop - piece.start
         if dtype != leaf.dtype or not flat:
@@ -236,7 +243,126 @@ def _read_chunk(cursor: Cursor, path: Path, leaf: _Leaf) -> Chunk:
             )
         pieces.append(piece)
     chunk = Chunk(_read_box(cursor.extension(SLICES), leaf.shape), tuple(pieces))
-    held = sum(piece.stop - piece.start for piece in pieces)
-    if held != volume(chunk.box) * DTYPES[leaf.dtype].itemsize:
-        raise cursor.error(f"a chunk of {quoted(leaf.name)} at {chunk.box} has {held:,} bytes")
+    num_bytes = sum(piece.stop - piece.start for piece in pieces)
+    if num_bytes != volume(chunk.box) * DTYPES[leaf.dtype].itemsize:
+        raise cursor.error(f"a chunk of {quoted(leaf.name)} at {chunk.box} has {num_bytes:,} bytes")
     return chunk
+
+
+# Reads the folders that Orbax writes, with TensorStore: zarr arrays, in an OCDBT store or in folders of their own.
+#
+# TensorStore is an optional extra (``orbax``) and needs neither Orbax nor JAX. The name of an array is the keys on the
+# way to it, joined by dots; V-MoE's keys have none of their own.
+#
+# Source: the layout of orbax-checkpoint 0.12 (``PyTreeCheckpointHandler``; OCDBT or not, zarr 2 or 3).
+
+# What says that an array begins, and the driver that reads it.
+_DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
+_OCDBT = "manifest.ocdbt"
+# Parameters hardly shrink when they are packed; a folder that claims to unpack to more is no honest one.
+_MOST_UNPACKED = 1000
+# What a chunk may have beyond its array's own size.
+_MOST_CHUNK = 2**26
+_PROBLEMS = (ValueError, RuntimeError, OSError, TypeError, LookupError, MemoryError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class ZarrArray:
+    """An array in a store of TensorStore's; see ``arrays.AnyArray``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    name: str
+    store: Any
+
+    def read(self) -> NDArray[Any]:
+        """Return the array.
+
+        Raises:
+            UserError: a part of it is missing or damaged.
+        """
+        try:
+            array = self.store.read().result()
+        except _PROBLEMS as error:
+            raise _error(f"Cannot read {quoted(self.name)}", error) from None
+        return array.view(BFLOAT16) if self.dtype == "bfloat16" else np.asarray(array)
+
+
+def is_orbax(folder: Path) -> bool:
+    """Whether a folder holds arrays in a layout of Orbax's."""
+    if not is_folder(folder):
+        return False
+    return is_file(folder / _OCDBT) or any(
+        is_file(child / mark) for child in folder.iterdir() for mark in _DRIVERS
+    )
+
+
+def read_orbax(folder: Path) -> StoredArrays:
+    """Return what a folder holds; its arrays are described and not read yet.
+
+    A step of a checkpoint manager, whose items are folders in it, means its one item with arrays.
+
+    Raises:
+        UserError: it is no such folder, TensorStore is not installed, or the store is damaged.
+    """
+    try:
+        items = [folder] if is_orbax(folder) else sorted(filter(is_orbax, folder.iterdir()))
+    except OSError as error:
+        raise UserError(f"Cannot read {folder}: {error.strerror or error}.") from None
+    if len(items) != 1:
+        listed = f"several: {', '.join(item.name for item in items)}; name one" if items else "none"
+        raise UserError(f"{folder} is a folder; checkpoints that Orbax wrote in it: {listed}.")
+    check_regular_files(items[0], "**/*")
+    try:
+        import tensorstore
+    except ImportError:
+        raise UserError(
+            f"{items[0]} was written by Orbax; reading it needs TensorStore: pip install 'moeprobe[orbax]'."
+        ) from None
+    try:
+        return _read(items[0], tensorstore)
+    except _PROBLEMS as error:
+        raise _error(f"Cannot read {items[0]} as a checkpoint of Orbax's", error) from None
+
+
+def _read(folder: Path, tensorstore: Any) -> StoredArrays:
+    base = {"driver": "file", "path": f"{folder.resolve()}/"}
+    packed = is_file(folder / _OCDBT)
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base} if packed else base).result()
+    arrays: dict[str, ZarrArray] = {}
+    non_arrays: list[str] = []
+    for key in sorted(store.list().result()):
+        key_path, _, mark = key.decode(errors="replace").rpartition("/")
+        # Next to the store Orbax keeps folders of its own, with an underscore or without any arrays in them.
+        if mark not in _DRIVERS or not key_path:
+            continue
+        name = key_path.replace(".", "/")
+        spec = {"driver": _DRIVERS[mark], "kvstore": (store / f"{key_path}/").spec().to_json()}
+        opened = tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True).result()
+        if opened.dtype.name in DTYPES:
+            _check_chunks(folder, name, opened)
+            arrays[name] = ZarrArray(tuple(opened.shape), opened.dtype.name, name, opened)
+        else:
+            non_arrays.append(name)
+    unpacked = sum(math.prod(array.shape) * DTYPES[array.dtype].itemsize for array in arrays.values())
+    size = sum(path.stat().st_size for path in folder.rglob("*") if is_file(path))
+    if unpacked > _MOST_UNPACKED * size:
+        raise UserError(f"{folder} is damaged: its {size:,} bytes should unpack to {unpacked:,}.")
+    return StoredArrays(arrays, tuple(non_arrays))
+
+
+def _check_chunks(folder: Path, name: str, opened: Any) -> None:
+    """Raise ``UserError`` if a chunk is much larger than its array: TensorStore allocates all of it."""
+    itemsize = DTYPES[opened.dtype.name].itemsize
+    layout = opened.chunk_layout
+    chunk = max(math.prod(grid.shape or ()) for grid in (layout.read_chunk, layout.write_chunk)) * itemsize
+    if chunk > max(math.prod(opened.shape) * itemsize, _MOST_CHUNK):
+        raise UserError(
+            f"{folder} is damaged: a chunk of {quoted(name)} should hold {chunk:,} bytes, and it is {opened.shape}."
+        )
+
+
+def _error(problem: str, error: BaseException) -> UserError:
+    """Return TensorStore's message as one sentence, without its source locations."""
+    message = " ".join(str(error).split()).partition(" [")[0] or type(error).__name__
+    return UserError(f"{problem}: {''.join(c for c in message if c.isprintable())[:300].rstrip('.')}.")

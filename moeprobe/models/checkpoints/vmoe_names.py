@@ -5,17 +5,22 @@ Axes: D width, M hidden width, E experts, H heads, P patch size, N patches, C cl
 Source: the released program of V-MoE; its layers are flax's, whose kernels are (in, out) and (height, width, in, out).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from moeprobe.errors import UserError
+from moeprobe.runtime.characters import quoted
+
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Architecture:
+class VmoeSizes:
     """The sizes of a V-MoE.
 
     Attributes:
@@ -45,12 +50,12 @@ class Layout:
     """How a parameter of ours is made of theirs, and theirs of it."""
 
     to_ours: Callable[[Sequence[Tensor]], Tensor]
-    to_theirs: Callable[[Tensor, Architecture], Sequence[Tensor]]
+    to_theirs: Callable[[Tensor, VmoeSizes], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of ours, and the names and shapes of those of theirs that it is made of."""
+    """A parameter of ours, with the names and shapes of their parameters that form it."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -58,7 +63,7 @@ class Parameter:
     layout: Layout
 
 
-def _split_heads(kernel: Tensor, sizes: Architecture) -> Sequence[Tensor]:
+def _split_heads(kernel: Tensor, sizes: VmoeSizes) -> Sequence[Tensor]:
     return [part.T.reshape(sizes.width, sizes.num_heads, -1) for part in kernel.chunk(3)]
 
 
@@ -77,7 +82,7 @@ _HEADS_OUT = Layout(
 )
 
 
-def parameters(sizes: Architecture) -> Iterator[Parameter]:
+def parameters(sizes: VmoeSizes) -> Iterator[Parameter]:
     """Yield every parameter of a V-MoE of these sizes."""
     D, P = sizes.width, sizes.patch_size
     yield Parameter("cls_token", ("cls",), (1, 1, D), _SAME)
@@ -92,7 +97,7 @@ def parameters(sizes: Architecture) -> Iterator[Parameter]:
     yield from _linear("head", "head", sizes.pre_logits or D, sizes.num_classes)
 
 
-def _block(sizes: Architecture, ours: str, theirs: str, sparse: bool) -> Iterator[Parameter]:
+def _block(sizes: VmoeSizes, ours: str, theirs: str, sparse: bool) -> Iterator[Parameter]:
     D, M, E, H = sizes.width, sizes.hidden_width, sizes.num_experts, sizes.num_heads
     yield from _norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0", D)
     yield from _norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1", D)
@@ -126,9 +131,90 @@ def _norm(ours: str, theirs: str, width: int) -> Iterator[Parameter]:
     yield Parameter(f"{ours}.bias", (f"{theirs}/bias",), (width,), _SAME)
 
 
-def to_state_dict(read: Callable[[str], Tensor], sizes: Architecture) -> dict[str, Tensor]:
+def to_state_dict(read: Callable[[str], Tensor], sizes: VmoeSizes) -> dict[str, Tensor]:
     """Return the state of our model; ``read`` gives a parameter of theirs by name, and is called once for each."""
     return {
         parameter.ours: parameter.layout.to_ours([read(name) for name in parameter.theirs]).contiguous()
         for parameter in parameters(sizes)
     }
+
+
+# The sizes of a V-MoE, read off the shapes of its parameters.
+#
+# What leaves no trace in them (top-k, capacity, groups, normalization) cannot be read off.
+
+_BLOCK = re.compile(r"Encoder/encoderblock_(\d{1,4})/")
+_ROUTER = re.compile(r"Encoder/encoderblock_(\d{1,4})/Moe/Router/dense/kernel")
+
+
+def infer(shapes: Mapping[str, Shape], *, source: str) -> VmoeSizes:
+    """Return the one architecture that has just these parameters.
+
+    Args:
+        shapes: of all parameters, by V-MoE's names.
+        source: what is said to be wrong when something is.
+
+    Raises:
+        UserError: a parameter is missing, not known, or of a shape that does not fit the others.
+    """
+    sizes = _sizes(shapes, source)
+    expected = {name: parameter.shape for parameter in parameters(sizes) for name in parameter.theirs}
+    unknown = [quoted(name) for name in shapes if name not in expected]
+    if unknown:
+        remainder = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        raise UserError(
+            f"{source} holds parameters that a V-MoE of {sizes.depth} blocks does not have: "
+            f"{', '.join(unknown[:3])}{remainder}."
+        )
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise UserError(f"{source} lacks the parameter {quoted(name)}.")
+        if shapes[name] != shape:
+            raise UserError(
+                f"{source} does not fit together: {quoted(name)} is {shapes[name]}, but by the others it should "
+                f"be {shape}."
+            )
+    return sizes
+
+
+def _sizes(shapes: Mapping[str, Shape], source: str) -> VmoeSizes:
+    """Return the sizes that the parameters tell, each read in one place."""
+
+    def shape(name: str, axes: int) -> Shape:
+        if name not in shapes:
+            raise UserError(
+                f"{source} is no V-MoE that is known here: it lacks the parameter {quoted(name)}."
+            )
+        if len(shapes[name]) != axes or 0 in shapes[name]:
+            raise UserError(f"{source} is no V-MoE that is known here: {quoted(name)} is {shapes[name]}.")
+        return shapes[name]
+
+    height, patch_size, _, width = shape("embedding/kernel", 4)
+    if height != patch_size:
+        raise UserError(
+            f"{source} has patches of {height} x {patch_size} pixels; only square ones are known."
+        )
+    blocks = {int(match[1]) for name in shapes if (match := _BLOCK.match(name))}
+    if blocks != set(range(len(blocks))):
+        raise UserError(f"{source} lacks a block: it has {', '.join(map(str, sorted(blocks)[:50]))}.")
+    layers = tuple(sorted(int(match[1]) for name in shapes if (match := _ROUTER.fullmatch(name))))
+    if not layers:
+        raise UserError(f"{source} has no MoE layer, so there is no routing to probe.")
+    num_experts, _, hidden_width = shape(f"Encoder/encoderblock_{layers[0]}/Moe/Mlp/Dense_0/kernel", 3)
+    shape("cls", 3)  # a head that reads no class token has other parameters
+    patches = shape("Encoder/posembed_input/pos_embedding", 3)[1] - 1
+    side = math.isqrt(max(patches, 0))
+    if side == 0 or side * side != patches:
+        raise UserError(f"{source} has position embeddings of {patches} patches, which form no square.")
+    return VmoeSizes(
+        width=width,
+        depth=len(blocks),
+        num_heads=shape("Encoder/encoderblock_0/SelfAttention/query/kernel", 3)[1],
+        hidden_width=hidden_width,
+        patch_size=patch_size,
+        image_size=side * patch_size,
+        num_classes=shape("head/kernel", 2)[1],
+        num_experts=num_experts,
+        layers=layers,
+        pre_logits=shape("pre_logits/kernel", 2)[1] if "pre_logits/kernel" in shapes else 0,
+    )

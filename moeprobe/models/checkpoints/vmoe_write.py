@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.arrays import DTYPES, NDARRAY, Box, region_of, volume
 from moeprobe.models.checkpoints.vmoe_files import LEAF, MARK, SLICES, VERSION, index_path, shard_path
-from moeprobe.runtime.files import atomic_file
+from moeprobe.runtime.files import atomic_file, is_folder
 
 MOST_CHUNK_BYTES = 1 << 28
 # The format allows 2^30; msgpack copies a piece three times before it is written.
@@ -27,10 +27,10 @@ _EXPERTS = re.compile(r".*/Moe/Mlp/.*")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def held(prefix: Path) -> list[Path]:
+def existing_files(prefix: Path) -> list[Path]:
     """Return the files of a checkpoint that is there already."""
     pattern = re.compile(re.escape(prefix.name) + r"\.(index|data-\d{5,}-of-\d{5,})")
-    entries = prefix.parent.iterdir() if prefix.parent.is_dir() else iter(())
+    entries = prefix.parent.iterdir() if is_folder(prefix.parent) else iter(())
     return sorted(path for path in entries if pattern.fullmatch(path.name))
 
 
@@ -55,47 +55,51 @@ def write_vmoe(
         UserError: a file cannot be written.
     """
     names = sorted(shapes, key=lambda name: name.split("/"))
-    cuts = {name: _boxes(name, *shapes[name], shards=shards, most=most_chunk_bytes) for name in names}
-    places: dict[str, list[int]] = {name: [] for name in names}
+    cuts = {name: _boxes(name, *shapes[name], shards=shards, max_bytes=most_chunk_bytes) for name in names}
+    shards_of: dict[str, list[int]] = {name: [] for name in names}
     loads = [0] * shards
     for name in names:
         for box in cuts[name]:
             lightest = loads.index(min(loads))
-            places[name].append(lightest)
+            shards_of[name].append(lightest)
             loads[lightest] += volume(box) * shapes[name][1].itemsize
-    earlier = held(prefix)
+    earlier = existing_files(prefix)
     if index_path(prefix) in earlier:
         _remove([index_path(prefix)])
     files = []
     for shard in range(shards):
         path = shard_path(prefix, shard, shards)
         content = {
-            number: [box for box, place in zip(cuts[name], places[name], strict=True) if place == shard]
+            number: [
+                box for box, box_shard in zip(cuts[name], shards_of[name], strict=True) if box_shard == shard
+            ]
             for number, name in enumerate(names)
         }
         _write_shard(path, {number: boxes for number, boxes in content.items() if boxes}, names, array)
         files.append(path)
     _remove(path for path in earlier if path not in (*files, index_path(prefix)))
-    leaves = {name: _leaf(*shapes[name], cuts[name], places[name]) for name in names}
+    leaves = {name: _leaf(*shapes[name], cuts[name], shards_of[name]) for name in names}
     index = {"shard_count": shards, "index": _nested(leaves), "version": VERSION}
     with atomic_file(index_path(prefix)) as temporary:
         temporary.write_bytes(_pack(index))
     return [*files, index_path(prefix)]
 
 
-def _boxes(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, shards: int, most: int) -> list[Box]:
+def _boxes(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, shards: int, max_bytes: int
+) -> list[Box]:
     """Return the boxes that an array is cut into."""
     whole_box: Box = tuple((0, size) for size in shape)
     boxes = _cut(whole_box, 0, min(shards, shape[0])) if _EXPERTS.fullmatch(name) else [whole_box]
-    done: list[Box] = []
+    finished: list[Box] = []
     while boxes:
         box = boxes.pop(0)
-        if volume(box) * dtype.itemsize <= most or volume(box) <= 1:
-            done.append(box)
+        if volume(box) * dtype.itemsize <= max_bytes or volume(box) <= 1:
+            finished.append(box)
         else:
             sizes = [stop - start for start, stop in box]
             boxes[:0] = _cut(box, sizes.index(max(sizes)), 2)
-    return done
+    return finished
 
 
 def _cut(box: Box, axis: int, parts: int) -> list[Box]:
@@ -128,10 +132,10 @@ def _write_shard(
 
 
 def _leaf(
-    shape: tuple[int, ...], dtype: np.dtype[Any], boxes: list[Box], places: list[int]
+    shape: tuple[int, ...], dtype: np.dtype[Any], boxes: list[Box], shard_numbers: list[int]
 ) -> msgpack.ExtType:
-    about = _pack([list(shape), _NAMES[dtype], False, {}])
-    return msgpack.ExtType(LEAF, _pack([about, [_slices(box) for box in boxes], places]))
+    meta = _pack([list(shape), _NAMES[dtype], False, {}])
+    return msgpack.ExtType(LEAF, _pack([meta, [_slices(box) for box in boxes], shard_numbers]))
 
 
 def _slices(box: Box) -> bytes:
@@ -143,10 +147,10 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
         *levels, last = name.split("/")
-        place = tree
+        node = tree
         for level in levels:
-            place = place.setdefault(level, {})
-        place[last] = leaf
+            node = node.setdefault(level, {})
+        node[last] = leaf
     return tree
 
 

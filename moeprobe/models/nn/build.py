@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import timm
-from timm.models import is_model, list_models, model_entrypoint
-from timm.models.vision_transformer import VisionTransformer
-
 import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig, MoeConfig
 from moeprobe.models.nn.sparse import make_sparse
+from moeprobe.models.timm import VisionTransformer, is_model, list_models, model_entrypoint, timm
 from moeprobe.runtime.catalog import unknown
 
 # Ours and timm's.
@@ -38,9 +35,9 @@ def build_model(config: ModelConfig) -> VisionTransformer:
     if config.hidden_width is not None:
         arguments["mlp_ratio"] = _mlp_ratio(config.hidden_width, config.width)
     if is_ours(config.name):
-        own = _head(config) | {key: getattr(config, key) for key in MoeConfig.model_fields}
+        keys = _head(config) | {key: getattr(config, key) for key in MoeConfig.model_fields}
         return _create(
-            config.name, arguments | {key: value for key, value in own.items() if value is not None}
+            config.name, arguments | {key: value for key, value in keys.items() if value is not None}
         )
     for key, value in _head(config).items():
         if value is not None:

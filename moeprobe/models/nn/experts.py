@@ -4,13 +4,13 @@ Axes: E experts, N rows, D width, M hidden width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from moeprobe.models.nn.sorted_mlp import sorted_mlp
+from torch.autograd.function import once_differentiable
 
 # Numbers in an expert's matrix from which on products of one expert after the other are as quick as one of all: with
 # fewer, what each of them costs to start is more than what padding wastes.
@@ -129,25 +129,118 @@ class MlpExperts(Experts):
     def ragged(self, rows: Tensor, loads: Tensor) -> Tensor:
         """Run the experts on rows ``(N, D)`` sorted by expert, ``loads`` ``(E,)`` of them each."""
         if self.prefer_sorted(rows):
-            counted = loads.tolist()
-            share = len(rows) / len(counted)
-            if share < _FEW_ROWS and max(counted) <= share + _SPARE:
-                return self._pad(rows, loads, depth=max(counted))
+            load_list = loads.tolist()
+            share = len(rows) / len(load_list)
+            if share < _FEW_ROWS and max(load_list) <= share + _SPARE:
+                return self._pad(rows, loads, depth=max(load_list))
             parameters = (self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
-            return sorted_mlp(rows, parameters, self.activation, counted)
+            return sorted_mlp(rows, parameters, self.activation, load_list)
         hidden = F.dropout(self.activation(self.fc1.ragged(rows, loads)), self.dropout, self.training)
         return F.dropout(self.fc2.ragged(hidden, loads), self.dropout, self.training)
 
     def _pad(self, rows: Tensor, loads: Tensor, *, depth: int) -> Tensor:
         """Run sorted rows with as many places for every expert; empty ones hold other rows, which nobody reads."""
         start = (loads.cumsum(0) - loads)[:, None]
-        place = torch.arange(depth, device=rows.device)
-        source = start + place.minimum(loads[:, None] - 1)
+        position = torch.arange(depth, device=rows.device)
+        source = start + position.minimum(loads[:, None] - 1)
         outputs = self.padded(rows.index_select(0, source.clamp_min(0).flatten()).view(len(loads), depth, -1))
-        taken = (place < loads[:, None]).flatten().nonzero().squeeze(1)
-        return outputs.flatten(0, 1).index_select(0, taken)
+        filled = (position < loads[:, None]).flatten().nonzero().squeeze(1)
+        return outputs.flatten(0, 1).index_select(0, filled)
 
     def _drop(self, rows: Tensor) -> Tensor:
         if not self.training or self.dropout == 0:
             return rows
         return rows * F.dropout(rows.new_ones(1, *rows.shape[1:]), self.dropout)
+
+
+# The experts' perceptrons on rows sorted by expert, one expert after the other: for a CPU.
+#
+# Nothing is padded, an expert's hidden units stay in the cache, and gradients of the parameters are written where they
+# belong: a sum over experts, or a stack of theirs, would move all of them once more.
+#
+# Axes: E experts, N rows, D width, M hidden width.
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def sorted_mlp(
+    rows: Tensor,
+    parameters: tuple[Tensor, Tensor, Tensor, Tensor],
+    activation: Activation,
+    loads: Sequence[int],
+) -> Tensor:
+    """Return ``(N, D)`` of rows ``(N, D)`` sorted by expert.
+
+    Args:
+        rows: what goes in.
+        parameters: weight ``(E, D, M)`` and bias ``(E, M)`` of the first layer, ``(E, M, D)`` and ``(E, D)`` of the
+            second.
+        activation: between the layers, without parameters of its own; elementwise.
+        loads: rows of each expert.
+    """
+    output: Tensor = _SortedMlp.apply(rows, *parameters, activation, loads)
+    return output
+
+
+class _SortedMlp(torch.autograd.Function):
+    """Keeps hidden units before the activation, which is computed once more in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, activation: Activation,
+        loads: Sequence[int],
+    ) -> Tensor:  # fmt: skip
+        output = torch.empty_like(rows)
+        keep, hidden = any(ctx.needs_input_grad), []
+        parts = zip(rows.split(loads), output.split(loads), strict=True)
+        for number, (expert_rows, out) in enumerate(parts):
+            if not len(expert_rows):
+                continue
+            before = torch.addmm(b1[number], expert_rows, w1[number])
+            torch.addmm(b2[number], activation(before), w2[number], out=out)
+            if keep:
+                hidden.append(before)
+        ctx.activation, ctx.loads = activation, loads
+        ctx.save_for_backward(rows, w1, w2, *hidden)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        rows, w1, w2, *hidden = ctx.saved_tensors
+        needs_grad = ctx.needs_input_grad
+        upstream = upstream.contiguous()
+        d_rows = torch.empty_like(rows) if needs_grad[0] else None
+        d_w1, d_w2 = (torch.empty_like(w) if needs_grad[index] else None for index, w in ((1, w1), (3, w2)))
+        d_b1, d_b2 = w1.new_zeros(len(w1), w1.shape[2]), w2.new_zeros(len(w2), w2.shape[2])
+        hidden_units = iter(hidden)
+        start = 0
+        for number, load in enumerate(ctx.loads):
+            expert_rows = slice(start, start + load)
+            start += load
+            if not load:
+                for gradient in (d_w1, d_w2):
+                    if gradient is not None:
+                        gradient[number].zero_()
+                continue
+            with torch.enable_grad():
+                before = next(hidden_units).detach().requires_grad_()
+                after = ctx.activation(before)
+            torch.sum(upstream[expert_rows], 0, out=d_b2[number])
+            if d_w2 is not None:
+                torch.mm(after.detach().T, upstream[expert_rows], out=d_w2[number])
+            (d_before,) = torch.autograd.grad(after, before, upstream[expert_rows] @ w2[number].T)
+            torch.sum(d_before, 0, out=d_b1[number])
+            if d_w1 is not None:
+                torch.mm(rows[expert_rows].T, d_before, out=d_w1[number])
+            if d_rows is not None:
+                torch.mm(d_before, w1[number].T, out=d_rows[expert_rows])
+        return (
+            d_rows,
+            d_w1,
+            d_b1 if needs_grad[2] else None,
+            d_w2,
+            d_b2 if needs_grad[4] else None,
+            None,
+            None,
+        )

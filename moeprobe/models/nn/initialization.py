@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from timm.models.vision_transformer import VisionTransformer
+    from moeprobe.models.timm import VisionTransformer
 
 # Standard deviation of a standard normal that is truncated at two standard deviations.
 _TRUNCATED_STD = 0.87962566103423978

@@ -14,12 +14,11 @@ Source: He et al. 2022, "Masked Autoencoders Are Scalable Vision Learners", and 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from timm.layers import build_sincos2d_pos_embed
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import MaeConfig
+from moeprobe.models.timm import Block, VisionTransformer, build_sincos2d_pos_embed
 
 # Added to the variance of a patch, as in the released program.
 _EPSILON = 1e-6
@@ -68,9 +67,11 @@ class Decoder(nn.Module):
             visible: ``(B, V)`` which patches these are.
         """
         embedded = self.embed(tokens)
-        prefix, seen = embedded[:, : self.num_prefix_tokens], embedded[:, self.num_prefix_tokens :]
-        patches = self.mask_token.to(seen.dtype).expand(len(seen), len(self.positions), -1)
-        patches = patches.scatter(1, visible[..., None].expand_as(seen), seen)
+        prefix, visible_tokens = embedded[:, : self.num_prefix_tokens], embedded[:, self.num_prefix_tokens :]
+        patches = self.mask_token.to(visible_tokens.dtype).expand(
+            len(visible_tokens), len(self.positions), -1
+        )
+        patches = patches.scatter(1, visible[..., None].expand_as(visible_tokens), visible_tokens)
         decoded = self.norm(self.blocks(torch.cat([prefix, patches + self.positions], dim=1)))
         pixels: Tensor = self.head(decoded[:, self.num_prefix_tokens :])
         return pixels
@@ -80,8 +81,8 @@ def encode(encoder: VisionTransformer, images: Tensor, visible: Tensor) -> Tenso
     """Return the encoder's tokens ``(B, T, D)`` of the patches ``visible`` ``(B, V)`` of normalized images."""
     tokens = encoder._pos_embed(encoder.patch_embed(images))
     prefix, patches = tokens[:, : encoder.num_prefix_tokens], tokens[:, encoder.num_prefix_tokens :]
-    seen = patches.gather(1, visible[..., None].expand(-1, -1, patches.shape[-1]))
-    tokens = encoder.norm_pre(torch.cat([prefix, seen], dim=1))
+    visible_patches = patches.gather(1, visible[..., None].expand(-1, -1, patches.shape[-1]))
+    tokens = encoder.norm_pre(torch.cat([prefix, visible_patches], dim=1))
     encoded: Tensor = encoder.norm(encoder.blocks(tokens))
     return encoded
 
@@ -115,9 +116,9 @@ def reconstruction_loss(pixels: Tensor, images: Tensor, visible: Tensor) -> Tens
         images: ``(B, 3, H, W)`` normalized.
         visible: ``(B, V)`` patches that the encoder has seen.
     """
-    wanted = patches_of(images.float(), side=round((pixels.shape[-1] / 3) ** 0.5))
-    variance, mean = torch.var_mean(wanted, dim=-1, keepdim=True)
-    errors = (pixels.float() - (wanted - mean) / (variance + _EPSILON).sqrt()).square().mean(-1)
+    targets = patches_of(images.float(), side=round((pixels.shape[-1] / 3) ** 0.5))
+    variance, mean = torch.var_mean(targets, dim=-1, keepdim=True)
+    errors = (pixels.float() - (targets - mean) / (variance + _EPSILON).sqrt()).square().mean(-1)
     hidden = torch.ones_like(errors).scatter(1, visible, 0.0)
     return (errors * hidden).sum(1) / hidden.sum(1)
 

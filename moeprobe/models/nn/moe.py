@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import Experts
-from moeprobe.models.nn.portion import normal
+from moeprobe.models.nn.plans import DispatchPlan, FullPlan, SoftPlan, rank_within
 from moeprobe.models.nn.routers.base import Decision, Router
-from moeprobe.models.nn.spread import Exchange, SpreadExperts, keep_share
+from moeprobe.models.nn.spread import RowExchange, SpreadExperts, keep_share, normal
 
 
 class MoeLayer(nn.Module):
@@ -41,9 +40,9 @@ class MoeLayer(nn.Module):
         self.group_images = group_images
         self.bfloat16_dispatch = bfloat16_dispatch
         self.whole_expert_dropout = whole_expert_dropout
-        self._exchange: Exchange | None = None
+        self._exchange: RowExchange | None = None
 
-    def spread(self, exchange: Exchange) -> None:
+    def spread(self, exchange: RowExchange) -> None:
         """Leave to this process its share of the experts; tokens for the others travel from now on."""
         keep_share(self.experts, exchange)
         self._exchange = exchange
@@ -64,11 +63,11 @@ class MoeLayer(nn.Module):
 
     def _kept_experts(self, tokens: Tensor) -> Tensor:
         """Draw by what each expert's weights are multiplied in this step, ``(E,)``: 0, or 1 / (1 − p)."""
-        number, kept = self.router.num_experts, 1 - self.whole_expert_dropout
+        number, keep_probability = self.router.num_experts, 1 - self.whole_expert_dropout
         draws = torch.rand(number, device=tokens.device)
         # One stays, and which one is as random; nothing here waits for a device.
-        stays = (draws < kept) | (draws == draws.min())
-        return stays / kept
+        stays = (draws < keep_probability) | (draws == draws.min())
+        return stays / keep_probability
 
     def route(self, tokens: Tensor) -> Decision:
         """Return the router's decision for tokens ``(B, T, D)``, in groups of whole images, in batch order."""
@@ -96,3 +95,108 @@ class MoeLayer(nn.Module):
             return None
         shape = (*groups.shape[:2], self.router.num_logits)
         return normal(shape, device=groups.device)
+
+
+# Tokens sent to their experts as a plan says, and what comes back combined.
+#
+# Axes: G groups, S tokens per group, D width, E experts, C capacity per group and expert, N assignments.
+
+_Experts = Experts | SpreadExperts
+# A padded batched product wastes the padding; past this ratio of the largest load to the mean load the grouped
+# product is quicker (measured with 3,152 tokens of width 384 on two CPU cores).
+_PADDING_LIMIT = 1.5
+
+
+def run_experts(
+    experts: _Experts,
+    tokens: Tensor,
+    plan: DispatchPlan | SoftPlan | FullPlan,
+    *,
+    bfloat16: bool = False,
+) -> Tensor:
+    """Send tokens ``(G·S, D)`` to their experts and combine the outputs; a fully dropped token gets 0.
+
+    ``bfloat16`` is V-MoE's option: tokens and expert outputs are rounded to bfloat16 where they would travel
+    between devices, the weighted sum stays in float32.
+    """
+    sent = _round_bfloat16(tokens) if bfloat16 else tokens
+    if isinstance(plan, SoftPlan):
+        return _run_soft(experts, sent, plan, bfloat16=bfloat16)
+    if isinstance(plan, FullPlan):
+        outputs = experts(sent.expand(plan.weight.shape[-1], -1, -1))
+        outputs = _round_bfloat16(outputs) if bfloat16 else outputs
+        weight = plan.weight.flatten(0, 1).to(tokens.dtype)
+        return torch.einsum("te,etd->td", weight, outputs.to(tokens.dtype))
+    if experts.prefer_sorted(tokens):
+        return _run_sorted(experts, sent, plan, bfloat16=bfloat16).to(tokens.dtype)
+    run = _run_without_limit if plan.capacity is None else _run_with_capacity
+    outputs = run(experts, sent, plan)
+    if bfloat16:
+        outputs = _round_bfloat16(outputs)
+    weighted = outputs * plan.weight[:, None].to(tokens.dtype)
+    return torch.zeros_like(tokens).index_add(0, plan.token, weighted.to(tokens.dtype))
+
+
+def _run_sorted(experts: _Experts, tokens: Tensor, plan: DispatchPlan, *, bfloat16: bool) -> Tensor:
+    """Run the experts on the rows that are kept, sorted by expert, and add up what each token gets."""
+    queue = plan.expert.where(plan.kept, plan.num_experts)
+    order = queue.argsort(stable=True)
+    loads = torch.bincount(queue, minlength=plan.num_experts + 1)[:-1]
+    order = order[: int(loads.sum())]
+    token = plan.token[order]
+    outputs = experts(tokens.index_select(0, token), loads)
+    if bfloat16:
+        outputs = _round_bfloat16(outputs)
+    weighted = outputs * plan.weight[order, None].to(tokens.dtype)
+    return torch.zeros_like(tokens).index_add(0, token, weighted.to(tokens.dtype))
+
+
+def _run_soft(experts: _Experts, tokens: Tensor, plan: SoftPlan, *, bfloat16: bool) -> Tensor:
+    """Mix tokens into slots, run every expert on its slots of all groups, mix the outputs back."""
+    num_groups, group_size, num_experts, num_slots = plan.dispatch.shape
+    groups = tokens.view(num_groups, group_size, -1)
+    dispatch, combine = (weights.to(tokens.dtype).flatten(2) for weights in (plan.dispatch, plan.combine))
+    slots = (dispatch.transpose(1, 2) @ groups).view(num_groups, num_experts, num_slots, -1)
+    outputs = experts(slots.transpose(0, 1).flatten(1, 2)).view(num_experts, num_groups, num_slots, -1)
+    if bfloat16:
+        outputs = _round_bfloat16(outputs)
+    mixed = combine @ outputs.transpose(0, 1).flatten(1, 2).to(tokens.dtype)
+    return mixed.flatten(0, 1)
+
+
+def _round_bfloat16(values: Tensor) -> Tensor:
+    return values.to(torch.bfloat16).to(values.dtype)
+
+
+def _run_with_capacity(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
+    """Run the experts on buffers of G·C slots: sizes are known beforehand, so nothing waits for the device."""
+    assert plan.capacity is not None
+    group = plan.token // plan.group_size
+    return _run_padded(
+        experts,
+        tokens[plan.token],
+        plan,
+        slot=group * plan.capacity + plan.slot,
+        depth=plan.num_groups * plan.capacity,
+    )
+
+
+def _run_without_limit(experts: _Experts, tokens: Tensor, plan: DispatchPlan) -> Tensor:
+    """Run the experts on whatever loads there are: padded where they are even, grouped where they are not."""
+    loads = torch.bincount(plan.expert, minlength=plan.num_experts)
+    largest = int(loads.max())
+    if largest * plan.num_experts <= _PADDING_LIMIT * len(plan.expert):
+        slot = rank_within(plan.expert, plan.num_experts)
+        return _run_padded(experts, tokens[plan.token], plan, slot=slot, depth=largest)
+    order = plan.expert.argsort(stable=True)
+    outputs = experts(tokens[plan.token[order]], loads)
+    return torch.empty_like(outputs).index_copy(0, order, outputs)
+
+
+def _run_padded(experts: _Experts, rows: Tensor, plan: DispatchPlan, *, slot: Tensor, depth: int) -> Tensor:
+    """Scatter rows ``(N, D)`` into ``(E, depth, D)``, run the experts, gather; dropped rows share a waste row."""
+    waste = plan.num_experts * depth
+    row = torch.where(plan.kept, plan.expert * depth + slot, waste)
+    buffer = rows.new_zeros(waste + 1, rows.shape[-1]).index_copy(0, row, rows)
+    outputs = experts(buffer[:waste].view(plan.num_experts, depth, -1)).flatten(0, 1)
+    return torch.cat([outputs, outputs.new_zeros(1, outputs.shape[-1])])[row]

@@ -77,8 +77,10 @@ def outline(config: ModelConfig, shapes: Shapes) -> Outline | None:
     patches = (size // patch) ** 2
     tokens = patches + prefix
     variant = {key: value for key, value in VARIANTS[config.name].items() if key in MoeConfig.model_fields}
-    own = {key: getattr(config, key) for key in MoeConfig.model_fields if getattr(config, key) is not None}
-    moe = MoeConfig(**{**variant, **own})
+    configured = {
+        key: getattr(config, key) for key in MoeConfig.model_fields if getattr(config, key) is not None
+    }
+    moe = MoeConfig(**{**variant, **configured})
     layers = {
         f"blocks.{index}": assembled(moe, _NoExperts(), width, num_tokens=tokens).eval()
         for index in sparse_blocks(moe, depth=depth)
@@ -100,7 +102,7 @@ def outline(config: ModelConfig, shapes: Shapes) -> Outline | None:
     flops = 2 * patches * math.prod(expected["patch_embed.proj.weight"]) + depth * attention
     flops += (depth - len(layers)) * 4 * tokens * width * hidden
     flops += 2 * width * read + 2 * math.prod(expected["head.weight"])
-    flops += sum(_counted(layer, tokens, width) for layer in layers.values())
+    flops += sum(_count_flops(layer, tokens, width) for layer in layers.values())
     return Outline(
         image_size=size,
         patch_size=patch,
@@ -118,8 +120,8 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the arguments of the model and its hidden width; None where it is none of ``vit``, or they do not fit."""
     if config.swin is not None or config.upcycle is not None or config.name not in VARIANTS:
         return None
-    given = {theirs: getattr(config, ours) for ours, theirs in _SIZES.items()}
-    sizes = VARIANTS[config.name] | {name: value for name, value in given.items() if value is not None}
+    overrides = {theirs: getattr(config, ours) for ours, theirs in _SIZES.items()}
+    sizes = VARIANTS[config.name] | {name: value for name, value in overrides.items() if value is not None}
     if config.hidden_width is not None:
         sizes["hidden_width"] = config.hidden_width
     elif {"embed_dim", "mlp_ratio"} <= sizes.keys():
@@ -127,8 +129,8 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     needed = {"img_size", "patch_size", "embed_dim", "depth", "num_heads", "hidden_width", "num_classes"}
     if not needed <= sizes.keys() or config.num_classes is None:
         return None
-    fits = sizes["img_size"] % sizes["patch_size"] == 0 and sizes["embed_dim"] % sizes["num_heads"] == 0
-    return sizes if fits else None
+    divisible = sizes["img_size"] % sizes["patch_size"] == 0 and sizes["embed_dim"] % sizes["num_heads"] == 0
+    return sizes if divisible else None
 
 
 def _ends(sizes: dict[str, int], *, tokens: int, prefix: int, read: int) -> dict[str, tuple[int, ...]]:
@@ -170,8 +172,8 @@ def _block(
             "mlp.experts.fc2.bias": (experts, width),
         }
         state = layer.router.state_dict()
-        shapes |= {f"mlp.router.{own}": tuple(tensor.shape) for own, tensor in state.items()}
-    return {f"{name}.{own}": shape for own, shape in shapes.items()}
+        shapes |= {f"mlp.router.{parameter}": tuple(tensor.shape) for parameter, tensor in state.items()}
+    return {f"{name}.{parameter}": shape for parameter, shape in shapes.items()}
 
 
 class _Counter(TorchDispatchMode):
@@ -194,7 +196,7 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def _counted(layer: MoeLayer, tokens: int, width: int) -> int:
+def _count_flops(layer: MoeLayer, tokens: int, width: int) -> int:
     """Return the operations of a layer without its experts, for one image."""
     # Not in inference mode, where products that consist of others are not seen.
     with torch.no_grad(), _Counter() as counter:

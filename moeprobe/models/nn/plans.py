@@ -86,12 +86,12 @@ class DispatchPlan:
         """Return dispatch (bool) and combine weights, each ``(G, S, E, C)``: the reference form, for tests."""
         capacity = self.capacity if self.capacity is not None else int(self.slot.max()) + 1
         shape = (self.num_groups, self.group_size, self.num_experts, capacity)
-        place = (self.token * self.num_experts + self.expert) * capacity + self.slot
-        place, weight = place[self.kept], self.weight[self.kept]
-        dispatch = torch.zeros(math.prod(shape), dtype=torch.bool, device=place.device)
-        dispatch[place] = True
-        combine = torch.zeros(math.prod(shape), dtype=weight.dtype, device=place.device).index_put(
-            (place,), weight
+        index = (self.token * self.num_experts + self.expert) * capacity + self.slot
+        index, weight = index[self.kept], self.weight[self.kept]
+        dispatch = torch.zeros(math.prod(shape), dtype=torch.bool, device=index.device)
+        dispatch[index] = True
+        combine = torch.zeros(math.prod(shape), dtype=weight.dtype, device=index.device).index_put(
+            (index,), weight
         )
         return dispatch.view(shape), combine.view(shape)
 
@@ -133,8 +133,8 @@ class FullPlan:
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Return dispatch (bool) and combine weights, each ``(G, S, E, S)``: token s in slot s; for tests."""
-        places = torch.eye(self.weight.shape[1], dtype=torch.bool, device=self.weight.device)
-        dispatch = places[None, :, None, :].expand(-1, -1, self.weight.shape[2], -1)
+        identity = torch.eye(self.weight.shape[1], dtype=torch.bool, device=self.weight.device)
+        dispatch = identity[None, :, None, :].expand(-1, -1, self.weight.shape[2], -1)
         return dispatch.expand(len(self.weight), -1, -1, -1), self.weight[..., None] * dispatch
 
 
@@ -156,8 +156,8 @@ def plan_token_choice(
         renormalise: divide a token's weights by the sum of those it has chosen, whether or not these find room.
     """
     slot = _arrival(selected, gates, gates.shape[-1], batch_priority=batch_priority and capacity is not None)
-    kept = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
-    return _plan(gates, selected, slot, kept, capacity, renormalise=renormalise)
+    has_slot = torch.ones_like(slot, dtype=torch.bool) if capacity is None else slot < capacity
+    return _plan(gates, selected, slot, has_slot, capacity, renormalise=renormalise)
 
 
 def plan_expert_choice(scores: Tensor, gates: Tensor, *, capacity: int) -> DispatchPlan:
@@ -210,34 +210,40 @@ def plan_choices(
     Raises:
         UserError: more choices were processed than the buffers hold.
     """
-    kept = processed & (selected >= 0)
+    has_slot = processed & (selected >= 0)
     # What found no room waits at a desk of its own, in nobody's way.
     desk = gates.shape[-1]
-    slot = _arrival(selected.where(kept, desk), gates, desk + 1, batch_priority=False)
-    if capacity is not None and bool((slot[kept] >= capacity).any()):
+    slot = _arrival(selected.where(has_slot, desk), gates, desk + 1, batch_priority=False)
+    if capacity is not None and bool((slot[has_slot] >= capacity).any()):
         raise UserError(
             f"The routing was made with more room than the model has: its capacity is {capacity}."
         )
-    return _plan(gates, selected, slot, kept, capacity, renormalise=renormalise)
+    return _plan(gates, selected, slot, has_slot, capacity, renormalise=renormalise)
 
 
 def _plan(
-    gates: Tensor, selected: Tensor, slot: Tensor, kept: Tensor, capacity: int | None, *, renormalise: bool
+    gates: Tensor,
+    selected: Tensor,
+    slot: Tensor,
+    has_slot: Tensor,
+    capacity: int | None,
+    *,
+    renormalise: bool,
 ) -> DispatchPlan:
     """Return the plan of assignments ``(G, S, K)``: those that are kept come back with their gate ``(G, S, E)``."""
     num_groups, group_size, num_experts = gates.shape
     expert = selected.clamp_min(0)
     weight = gates.gather(-1, expert)
     if renormalise:
-        chosen = weight.where(selected >= 0, 0.0).sum(-1, keepdim=True)
-        weight = weight / chosen.clamp_min(torch.finfo(weight.dtype).eps)
+        total = weight.where(selected >= 0, 0.0).sum(-1, keepdim=True)
+        weight = weight / total.clamp_min(torch.finfo(weight.dtype).eps)
     token = torch.arange(num_groups * group_size, device=gates.device).repeat_interleave(expert.shape[-1])
     return DispatchPlan(
         token=token,
         expert=expert.flatten(),
         slot=slot.flatten(),
-        weight=torch.where(kept, weight, 0.0).flatten(),
-        kept=kept.flatten(),
+        weight=torch.where(has_slot, weight, 0.0).flatten(),
+        kept=has_slot.flatten(),
         num_groups=num_groups,
         group_size=group_size,
         num_experts=num_experts,

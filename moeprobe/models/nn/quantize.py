@@ -13,23 +13,23 @@ from torch import Tensor
 _GROUP = 128
 
 
-def quantized(weight: Tensor, name: str, *, inputs: int = -1) -> Tensor:
+def quantized(weight: Tensor, name: str, *, inputs: int | None = -1) -> Tensor:
     """Return a parameter as a format of ``FORMATS`` holds it.
 
     Args:
         weight: of any shape; of a convolution all axes but the first are inputs.
         name: of the format.
-        inputs: the axis that is multiplied with what comes in, from the end.
+        inputs: the axis that is multiplied with what comes in, from the end; None of (stacked) vectors.
     """
     with torch.no_grad():
         if name in _PLAIN:
             limit = torch.finfo(_PLAIN[name]).max
             return weight.clamp(-limit, limit).to(_PLAIN[name]).to(weight.dtype)
-        if weight.ndim < 2:
+        if inputs is None or weight.ndim < 2:
             return weight.clone()
         rows = weight.float().flatten(1) if weight.ndim > 3 else weight.float().movedim(inputs, -1)
-        found = _IN_ROWS[name](rows).to(weight.dtype)
-        return found.view_as(weight) if weight.ndim > 3 else found.movedim(-1, inputs)
+        quantized = _IN_ROWS[name](rows).to(weight.dtype)
+        return quantized.view_as(weight) if weight.ndim > 3 else quantized.movedim(-1, inputs)
 
 
 def _scaled(rows: Tensor, largest: float) -> Tensor:

@@ -35,14 +35,15 @@ def replaying(model: nn.Module, choices: Mapping[str, Choices]) -> Iterator[None
     """Let the layers named by block (``"blocks.3"``) repeat these choices; the other layers choose as ever."""
     layers = moe_layers(model)
 
-    def repeating(wanted: Choices) -> Any:
+    def repeating(layer_choices: Choices) -> Any:
         def hook(router: Router, _inputs: Any, decision: Decision) -> Decision:
-            return _repeat(decision, wanted, renormalise=router.renormalise)
+            return _repeat(decision, layer_choices, renormalise=router.renormalise)
 
         return hook
 
     handles = [
-        layers[name].router.register_forward_hook(repeating(wanted)) for name, wanted in choices.items()
+        layers[name].router.register_forward_hook(repeating(layer_choices))
+        for name, layer_choices in choices.items()
     ]
     try:
         yield
@@ -51,10 +52,10 @@ def replaying(model: nn.Module, choices: Mapping[str, Choices]) -> Iterator[None
             handle.remove()
 
 
-def _repeat(decision: Decision, wanted: Choices, *, renormalise: bool) -> Decision:
+def _repeat(decision: Decision, choices: Choices, *, renormalise: bool) -> Decision:
     groups = decision.gates.shape[:2]
-    selected, processed = (side.reshape(*groups, -1) for side in (wanted.selected.long(), wanted.processed))
-    gates = decision.gates if wanted.gates is None else wanted.gates.to(decision.gates.dtype)
+    selected, processed = (side.reshape(*groups, -1) for side in (choices.selected.long(), choices.processed))
+    gates = decision.gates if choices.gates is None else choices.gates.to(decision.gates.dtype)
     gates = gates.reshape(decision.gates.shape)
     assert isinstance(decision.plan, DispatchPlan), "a soft router has no choices to repeat"
     plan = plan_choices(gates, selected, processed, capacity=decision.plan.capacity, renormalise=renormalise)

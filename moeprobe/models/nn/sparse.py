@@ -19,7 +19,7 @@ from moeprobe.runtime.catalog import ROUTERS
 from moeprobe.runtime.schema import Plugin, make_plugin
 
 if TYPE_CHECKING:
-    from timm.models.vision_transformer import VisionTransformer
+    from moeprobe.models.timm import VisionTransformer
 
 # Arguments of routers that a configuration sets in addition to the number of experts and the group, by their key there.
 _OF_THE_MODEL = {
@@ -155,7 +155,7 @@ def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
     eval_rule = rule if kind.fills_experts else replace(rule, factor=None)
     if config.eval_capacity_factor is not None:
         eval_rule = replace(rule, factor=_factor(config.eval_capacity_factor))
-    made: Router = make_plugin(
+    plugin: Router = make_plugin(
         kind,
         router,
         what="router",
@@ -165,7 +165,7 @@ def make_router(config: MoeConfig, width: int, *, num_tokens: int) -> Router:
         capacity=rule,
         eval_capacity=eval_rule,
     )
-    return made
+    return plugin
 
 
 def _factor(value: float | Literal["none"]) -> float | None:

@@ -5,8 +5,6 @@ Blocks are numbered from 0 through all stages.
 Source: Swin-MoE (Hwang et al. 2023, "Tutel"), on the Swin transformer (Liu et al. 2021).
 """
 
-from timm.models.swin_transformer import SwinTransformer, SwinTransformerBlock
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from moeprobe.errors import UserError
@@ -14,6 +12,7 @@ from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.sparse import moe_layer, sparse_blocks
+from moeprobe.models.timm import SwinTransformer, SwinTransformerBlock, VisionTransformer
 
 
 def build_swin(config: ModelConfig) -> SwinTransformer:

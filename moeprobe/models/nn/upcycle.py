@@ -10,13 +10,13 @@ Axes: E experts, D width, M hidden width.
 from collections.abc import Mapping
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.transfer import transfer
+from moeprobe.models.nn.vit import resize_position_embedding
+from moeprobe.models.timm import VisionTransformer
 
 # Of other classes than the data, or of V-MoE's own models: no dense model has a partner for them.
 _HEADS = ("head.", "head_dist.")
@@ -35,24 +35,24 @@ def upcycle(model: VisionTransformer, dense: Mapping[str, Tensor], *, source: st
         UserError: a parameter has no partner or another shape, or one is lacking.
     """
     _check_sizes(model, dense, source)
-    taken = {name: tensor for name, tensor in dense.items() if not name.startswith(_HEADS)}
+    transferred = {name: tensor for name, tensor in dense.items() if not name.startswith(_HEADS)}
     fresh = list(_HEADS)
-    if not any(name.startswith("fc_norm.") for name in taken):
+    if not any(name.startswith("fc_norm.") for name in transferred):
         fresh.append("fc_norm.")
-    has_bias = any(name.endswith(".mlp.fc1.bias") for name in taken)
+    has_bias = any(name.endswith(".mlp.fc1.bias") for name in transferred)
     for name, layer in moe_layers(model).items():
         assert isinstance(layer.experts, MlpExperts)
         fresh.append(f"{name}.mlp.router.")
         for part in ("fc1", "fc2"):
             theirs, ours = f"{name}.mlp.{part}", f"{name}.mlp.experts.{part}"
-            if f"{theirs}.weight" not in taken or (has_bias and f"{theirs}.bias" not in taken):
+            if f"{theirs}.weight" not in transferred or (has_bias and f"{theirs}.bias" not in transferred):
                 raise UserError(f"{source} lacks {theirs}, a dense perceptron, to make experts of.")
-            weight = taken.pop(f"{theirs}.weight")
+            weight = transferred.pop(f"{theirs}.weight")
             # A perceptron without bias is one whose bias is zero.
-            bias = taken.pop(f"{theirs}.bias") if has_bias else weight.new_zeros(len(weight))
-            taken[f"{ours}.weight"] = weight.T.expand(layer.experts.num_experts, *weight.T.shape)
-            taken[f"{ours}.bias"] = bias.expand(layer.experts.num_experts, *bias.shape)
-    transfer(model, taken, fresh=tuple(fresh), source=source, advice="is it a model of another kind?")
+            bias = transferred.pop(f"{theirs}.bias") if has_bias else weight.new_zeros(len(weight))
+            transferred[f"{ours}.weight"] = weight.T.expand(layer.experts.num_experts, *weight.T.shape)
+            transferred[f"{ours}.bias"] = bias.expand(layer.experts.num_experts, *bias.shape)
+    transfer(model, transferred, fresh=tuple(fresh), source=source, advice="is it a model of another kind?")
     for layer in moe_layers(model).values():
         gate = getattr(layer.router, "gate", None)
         if isinstance(gate, nn.Linear):
@@ -72,3 +72,51 @@ def _check_sizes(model: VisionTransformer, dense: Mapping[str, Tensor], source: 
             f"{source} has {of_weights[0]} blocks of width {of_weights[1]}, the configured model {of_model[0]} of "
             f"width {of_model[1]}; leave out model.name, model.width and model.depth."
         )
+
+
+# Copy parameters between vision transformers by name; resample positions; every mismatch is an error.
+
+
+def transfer(
+    model: VisionTransformer,
+    tensors: Mapping[str, Tensor],
+    *,
+    fresh: tuple[str, ...],
+    source: str,
+    advice: str,
+) -> None:
+    """Put ``tensors`` into ``model``, in place.
+
+    Args:
+        model: takes over every tensor, which must have a partner of its shape; of the grid of position embeddings the
+            size may differ.
+        tensors: by the model's names.
+        fresh: beginnings of names that need no tensor and stay as they were initialized.
+        source: what the tensors are from, for sentences.
+        advice: ends the sentence where a parameter of the model is lacking.
+
+    Raises:
+        UserError: a tensor has no partner or another shape, or a parameter gets none.
+    """
+    model_state, transferred = model.state_dict(), dict(tensors)
+    if "pos_embed" in transferred and "pos_embed" in model_state:
+        rows, columns = model.patch_embed.grid_size
+        transferred["pos_embed"] = resize_position_embedding(
+            transferred["pos_embed"],
+            num_prefix=0 if model.no_embed_class else model.num_prefix_tokens,
+            rows=rows,
+            columns=columns,
+        )
+    for name, tensor in transferred.items():
+        if name not in model_state or model_state[name].shape != tensor.shape:
+            shape = tuple(model_state[name].shape) if name in model_state else "no such parameter"
+            hint = f"; set model.router.slots={tensor.shape[-1]}" if name.endswith(".router.phi") else ""
+            raise UserError(
+                f"{source} does not fit the configured model: {name} is {tuple(tensor.shape)} there, "
+                f"{shape} here{hint}."
+            )
+    missing = [name for name in model_state if name not in transferred and not name.startswith(fresh)]
+    if missing:
+        raise UserError(f"{source} lacks {missing[0]} of the configured model; {advice}")
+    with torch.no_grad():
+        model.load_state_dict(transferred, strict=False)

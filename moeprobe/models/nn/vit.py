@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from timm.models import register_model
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
@@ -21,6 +19,7 @@ from moeprobe.models.nn.experts import ExpertLinear
 from moeprobe.models.nn.initialization import initialise
 from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.models.nn.variants import VARIANTS
+from moeprobe.models.timm import VisionTransformer, register_model
 from moeprobe.runtime.catalog import unknown
 from moeprobe.runtime.schema import sentence
 

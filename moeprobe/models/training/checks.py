@@ -1,13 +1,17 @@
 """Whether the parts of a run fit together, asked before anything is computed."""
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import ImageDataset
+from moeprobe.inputs.data.base import Example, ImageDataset
 from moeprobe.models.config import DEFAULT_OBJECTIVE, TrainConfig
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.training import tensorboard
@@ -16,6 +20,7 @@ from moeprobe.models.training.objectives.base import Objective
 from moeprobe.runtime.catalog import OBJECTIVES
 from moeprobe.runtime.files import shown
 from moeprobe.runtime.schema import make_plugin
+from moeprobe.runtime.seeds import generator
 
 
 def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> tuple[str, ...]:
@@ -37,10 +42,10 @@ def check_data(config: TrainConfig, train: ImageDataset, val: ImageDataset) -> t
             f"The training and the validation split of {name} name different classes "
             f"({len(train.class_names)} and {len(val.class_names)} of them)."
         )
-    wanted = config.model.num_classes
-    if wanted is not None and wanted != len(train.class_names):
+    num_classes = config.model.num_classes
+    if num_classes is not None and num_classes != len(train.class_names):
         raise UserError(
-            f"{name} has {len(train.class_names)} classes and model.num_classes is {wanted}; leave it out."
+            f"{name} has {len(train.class_names)} classes and model.num_classes is {num_classes}; leave it out."
         )
     return train.class_names
 
@@ -61,8 +66,8 @@ def make_objective(config: TrainConfig) -> Objective:
         )
     if config.mae is not None and (kind.needs_pairs or config.mixup > 0):
         what = f"The objective {name!r} compares patches" if kind.needs_pairs else "mixup mixes labels"
-        other = "another objective" if kind.needs_pairs else "mixup to 0"
-        raise UserError(f"{what}, and masked autoencoding hides patches and has no labels: set {other}.")
+        advice = "another objective" if kind.needs_pairs else "mixup to 0"
+        raise UserError(f"{what}, and masked autoencoding hides patches and has no labels: set {advice}.")
     if kind.needs_pairs and config.views_per_image != 2:
         raise UserError(f"The objective {name!r} compares two views: set views_per_image to 2.")
     if kind.needs_pairs and config.mixup > 0:
@@ -72,7 +77,7 @@ def make_objective(config: TrainConfig) -> Objective:
 
 
 def check_start(config: TrainConfig) -> None:
-    """Raise ``UserError`` if a run would start from two sets of weights, or from those of no vision transformer."""
+    """Raise ``UserError`` if a run would start from two sets of weights, or from weights of no vision transformer."""
     if config.model.upcycle is None:
         return
     if config.initialise is not None:
@@ -96,10 +101,10 @@ def check_groups(model: nn.Module, config: TrainConfig) -> None:
 def check_routers_learn(model: nn.Module) -> None:
     """Raise ``UserError`` where routers alone are trained, and the weight of a token's one expert is always 1."""
     routers = [layer.router for layer in moe_layers(model).values()]
-    own = {id(parameter) for router in routers for parameter in router.parameters()}
+    router_ids = {id(parameter) for router in routers for parameter in router.parameters()}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     idle = all(router.renormalise and router.top_k == 1 for router in routers)
-    if idle and all(id(parameter) in own for parameter in trained):
+    if idle and all(id(parameter) in router_ids for parameter in trained):
         raise UserError(
             "Only routers are trained, and with top_k 1 and renormalized weights nothing that they decide changes with "
             "their parameters a little: set model.router.renormalise=false."
@@ -107,7 +112,7 @@ def check_routers_learn(model: nn.Module) -> None:
 
 
 def check_same_images(before: int, now: int, *, data: str, folder: Path) -> None:
-    """Raise ``UserError`` unless a run goes on with as many images as it was started on."""
+    """Raise ``UserError`` unless a run continues with the number of images it was started on."""
     if before != now:
         raise UserError(
             f"The run in {shown(folder)} was started on {before} images and {data} now has {now}; "
@@ -139,3 +144,50 @@ def check_finite(values: Iterable[Tensor], *, step: int, folder: Path) -> None:
             "the evaluations before it. Lower optimizer.learning_rate or set optimizer.clip_norm, and start again.",
             step=step,
         )
+
+
+# Training images of which a part has labels: the same share of each class, drawn by the seed.
+#
+# PRC needs no labels, so it can be taken over all images while the supervised loss is over the labeled ones: the
+# semi-supervised use that its paper names and does not try (Kada et al. 2025, section V).
+
+
+class PartlyLabeled(ImageDataset):
+    """A data set that hides the labels of some images, or leaves those images out.
+
+    Args:
+        data: the whole data set.
+        labeled: numbers of the images that keep their labels, ascending.
+        unlabeled: whether the others are there, without labels.
+    """
+
+    def __init__(self, data: ImageDataset, labeled: NDArray[np.int64], *, unlabeled: bool) -> None:
+        self._data = data
+        self._kept = np.arange(len(data)) if unlabeled else labeled
+        self._has_label = np.isin(self._kept, labeled)
+        self.image_ids = [data.image_ids[number] for number in self._kept]
+        self.class_names = data.class_names
+        self.split_note = data.split_note
+        self.flippable = data.flippable  # type: ignore[misc]  # of the data, not of the class
+
+    def example(self, index: int) -> Example:
+        """Return image ``index``; see ``Dataset``."""
+        example = self._data.example(int(self._kept[index]))
+        return example if self._has_label[index] else dataclasses.replace(example, label=None)
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image ``(n,)``, -1 where it is hidden."""
+        return np.where(self._has_label, self._data.labels()[self._kept], -1)
+
+
+def choose_labeled(labels: NDArray[np.int64], share: float, *, seed: int) -> NDArray[np.int64]:
+    """Return the numbers of the images that keep their labels, ascending: this share of each class, at least one.
+
+    A larger share holds a smaller one of the same seed. Images without a label have none to keep.
+    """
+    labeled = []
+    for label in np.unique(labels[labels >= 0]):
+        images = np.flatnonzero(labels == label)
+        order = generator(seed, "labeled", draw=int(label)).permutation(len(images))
+        labeled.append(images[order[: max(1, math.floor(share * len(images) + 0.5))]])
+    return np.sort(np.concatenate(labeled)) if labeled else np.zeros(0, dtype=np.int64)

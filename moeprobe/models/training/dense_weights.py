@@ -5,19 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from safetensors import SafetensorError
-from timm.models import is_model, list_models, load_state_dict
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import ModelConfig, UpcycleConfig
 from moeprobe.models.nn.build import is_ours
 from moeprobe.models.nn.upcycle import upcycle
+from moeprobe.models.timm import VisionTransformer, is_model, list_models, load_state_dict, timm
 from moeprobe.runtime.catalog import did_you_mean
-from moeprobe.runtime.files import DAMAGE, sha256
+from moeprobe.runtime.files import DAMAGE, is_file, sha256
 
 
 def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def upcycle_from(model: VisionTransformer, config: ModelConfig) -> dict[str, Any
 
 
 def check_dense(config: UpcycleConfig) -> None:
-    """Raise ``UserError`` unless the name is that of a dense vision transformer of timm."""
+    """Raise ``UserError`` unless the name belongs to a dense vision transformer of timm."""
     if not is_model(config.name):
         hint = did_you_mean(config.name, list_models())
         raise UserError(
@@ -54,7 +52,7 @@ def check_dense(config: UpcycleConfig) -> None:
 
 def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
     path = Path(str(config.file))
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"There is no file {path} of dense weights; give another model.upcycle.file.")
     try:
         with warnings.catch_warnings(action="ignore"):  # of other versions of the format
@@ -71,15 +69,15 @@ def _from_file(config: UpcycleConfig) -> tuple[Mapping[str, Tensor], dict[str, A
 
 
 def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
-    known = timm.get_pretrained_cfg(config.name)
-    if known is None or not known.has_weights:
+    pretrained = timm.get_pretrained_cfg(config.name)
+    if pretrained is None or not pretrained.has_weights:
         raise UserError(
             f"timm has no pretrained weights for {config.name!r}; give a file: model.upcycle.file=PATH."
         )
-    if (model.mean, model.std) != (list(known.mean), list(known.std)):
+    if (model.mean, model.std) != (list(pretrained.mean), list(pretrained.std)):
         raise UserError(
             f"The pretrained weights of {config.name!r} take images of another normalization: set "
-            f"model.mean={_written(known.mean)} model.std={_written(known.std)}."
+            f"model.mean={_written(pretrained.mean)} model.std={_written(pretrained.std)}."
         )
     try:
         dense = timm.create_model(config.name, pretrained=True)
@@ -88,11 +86,13 @@ def _from_hub(config: UpcycleConfig, model: ModelConfig) -> tuple[Mapping[str, T
             f"The pretrained weights of {config.name!r} cannot be fetched ({_in_short(error)}); give a file: "
             "model.upcycle.file=PATH."
         ) from None
-    return dense.state_dict(), {"source": f"timm {known.architecture}.{known.tag}".removesuffix(".")}
+    return dense.state_dict(), {
+        "source": f"timm {pretrained.architecture}.{pretrained.tag}".removesuffix(".")
+    }
 
 
 def _in_short(error: Exception) -> str:
-    """Return the first sentence; what follows is advice for callers of the library."""
+    """Return the first sentence; the rest is advice for callers of the library."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0].rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""Routing that something else than the router decides or teaches while a model is trained.
+"""Routing that is decided or taught from outside the router during training.
 
 By class: every token of an image goes to the expert of its label's group, with all the weight. By a teacher: the gates
 are drawn near to those of the checkpoint that a stage starts from.
@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from moeprobe.errors import UserError
@@ -23,6 +22,7 @@ from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.nn.replay import Choices, replaying
 from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.timm import VisionTransformer
 from moeprobe.runtime.files import shown
 
 
@@ -67,10 +67,10 @@ class ByClass:
         """Return a context in which the rows of the next pass, labeled ``(B,)``, are routed by class."""
         if not self._layers:
             return nullcontext()
-        chosen = self._expert.to(labels.device)[labels][:, None, None].expand(-1, self._tokens, 1)
+        experts = self._expert.to(labels.device)[labels][:, None, None].expand(-1, self._tokens, 1)
         (number,) = {layer.router.num_experts for layer in self._layers.values()}
-        gates = torch.nn.functional.one_hot(chosen[..., 0], number).float()
-        choices = Choices(chosen, torch.ones_like(chosen, dtype=torch.bool), gates)
+        gates = torch.nn.functional.one_hot(experts[..., 0], number).float()
+        choices = Choices(experts, torch.ones_like(experts, dtype=torch.bool), gates)
         return replaying(model, dict.fromkeys(self._layers, choices))
 
 
@@ -91,21 +91,21 @@ class Teacher:
                 "kl_weight is about the gates of initialise.checkpoint; name one, or leave it out."
             )
         source = config.initialise.checkpoint
-        found, _ = load(source)
-        self._model = found.to(next(model.parameters()).device).eval().requires_grad_(False)
-        theirs, own = moe_layers(self._model), moe_layers(model)
-        for name, layer in own.items():
-            other = theirs.get(name)
-            if other is None or other.router.num_experts != layer.router.num_experts:
+        teacher, _ = load(source)
+        self._model = teacher.to(next(model.parameters()).device).eval().requires_grad_(False)
+        theirs, student_layers = moe_layers(self._model), moe_layers(model)
+        for name, layer in student_layers.items():
+            teacher_layer = theirs.get(name)
+            if teacher_layer is None or teacher_layer.router.num_experts != layer.router.num_experts:
                 raise UserError(
                     f"{shown(Path(source))} has no gates of as many experts in {name}; set kl_weight to 0."
                 )
-            if not (layer.router.gates_sum_to_one and other.router.gates_sum_to_one):
+            if not (layer.router.gates_sum_to_one and teacher_layer.router.gates_sum_to_one):
                 raise UserError(
                     f"The gates of {name} are no distribution over the experts, here or in {shown(Path(source))}; set "
                     "kl_weight to 0."
                 )
-        if not own:
+        if not student_layers:
             raise UserError("kl_weight is about gates, and a dense model has none; set it to 0.")
 
     def divergence(self, images: Tensor, decisions: Mapping[str, Decision]) -> Tensor:
@@ -113,13 +113,16 @@ class Teacher:
         with torch.no_grad(), capture(self._model) as theirs:
             self._model(images)
         return torch.stack(
-            [gate_divergence(theirs[name].clean_gates, one.clean_gates) for name, one in decisions.items()]
+            [
+                gate_divergence(theirs[name].clean_gates, decision.clean_gates)
+                for name, decision in decisions.items()
+            ]
         ).sum()
 
 
-def gate_divergence(teacher: Tensor, own: Tensor) -> Tensor:
-    """Return the mean over tokens of KL(teacher ‖ own), of gates ``(…, E)`` that each sum to one; in nats."""
-    teacher, own = (gates.float().flatten(0, -2) for gates in (teacher, own))
-    smallest = torch.finfo(own.dtype).tiny
-    logs = teacher.clamp_min(smallest).log() - own.clamp_min(smallest).log()
+def gate_divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """Return the mean over tokens of KL(teacher ‖ student), of gates ``(…, E)`` that each sum to one; in nats."""
+    teacher, student = (gates.float().flatten(0, -2) for gates in (teacher, student))
+    smallest = torch.finfo(student.dtype).tiny
+    logs = teacher.clamp_min(smallest).log() - student.clamp_min(smallest).log()
     return (teacher * logs).sum(-1).mean()

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import TrainConfig
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.training.step import gradient_norm
+from moeprobe.models.timm import VisionTransformer
+from moeprobe.models.training.optimize import gradient_norm
 from moeprobe.runtime.distributed import Alone, Ranks
 
 # Those that treat every number of a parameter for itself, so that a share of it is updated as the whole would be.
@@ -38,22 +38,22 @@ class Layout:
         self.ranks, self.sharded = ranks, sharded
 
     def average(self, model: nn.Module) -> None:
-        """Make gradients of this process' part of a batch those of the whole batch."""
-        self.ranks.average([one.grad for one in model.parameters() if one.grad is not None])
+        """Average gradients of this process' part of a batch over the whole batch."""
+        self.ranks.average([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
 
     def norm(self, model: nn.Module) -> Tensor:
         """Return the norm of all gradients together."""
         return gradient_norm(model)
 
-    def whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parameters, or what belongs to them, by their names, as those of the whole model.
+    def full_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return tensors of parameters, by name, as tensors of the whole model.
 
         A tensor of which this process holds a part stays one, but knows it (a ``DTensor``).
         """
         return dict(tensors)
 
     def part(self, tensor: Any) -> Tensor:
-        """Return what the model of this process has of a tensor that is laid out as ``whole`` gives it."""
+        """Return what the model of this process has of a tensor that is laid out as ``full_tensors`` gives it."""
         part: Tensor = tensor
         return part
 
@@ -78,26 +78,30 @@ class SpreadLayout(Layout):
         self._names = set()
         for name, module in moe_layers(model).items():
             module.spread(self._mesh)
-            self._names |= {f"{name}.mlp.experts.{one}" for one, _ in module.experts.named_parameters()}
+            self._names |= {
+                f"{name}.mlp.experts.{parameter}" for parameter, _ in module.experts.named_parameters()
+            }
 
     def average(self, model: nn.Module) -> None:
-        """Make gradients of this process' part of a batch, and its experts', those of the whole batch."""
+        """Average gradients of this process' part of a batch, experts included, over the whole batch."""
         common, shares = [], []
-        for name, one in model.named_parameters():
-            if name in self._names and one.requires_grad:
+        for name, parameter in model.named_parameters():
+            if name in self._names and parameter.requires_grad:
                 # Experts that no token of this step came to have a gradient of 0, as they have where there are all.
-                one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-                shares.append(one.grad)
-            elif one.grad is not None:
-                common.append(one.grad)
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                shares.append(parameter.grad)
+            elif parameter.grad is not None:
+                common.append(parameter.grad)
         self.ranks.average(common)
         self._mesh.average(shares)
 
     def norm(self, model: nn.Module) -> Tensor:
-        """Return the norm of all gradients together, those of other processes' experts among them."""
-        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-        shares = [self._mesh.whole(one) for name, one in gradients.items() if name in self._names]
-        common = [one for name, one in gradients.items() if name not in self._names]
+        """Return the norm of all gradients together, experts of other processes included."""
+        gradients = {
+            name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+        }
+        shares = [self._mesh.whole(gradient) for name, gradient in gradients.items() if name in self._names]
+        common = [gradient for name, gradient in gradients.items() if name not in self._names]
         norms = [nn.utils.get_total_norm(common)] if common else []
         if shares:
             with self.ranks.watching():
@@ -105,12 +109,15 @@ class SpreadLayout(Layout):
                 norms.append(together.full_tensor())
         return nn.utils.get_total_norm(norms)
 
-    def whole(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return tensors as those of the whole model; of experts, this process knows that it has a part."""
-        return {name: self._mesh.whole(one) if name in self._names else one for name, one in tensors.items()}
+    def full_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return tensors as tensors of the whole model; experts become a partial ``DTensor``."""
+        return {
+            name: self._mesh.whole(tensor) if name in self._names else tensor
+            for name, tensor in tensors.items()
+        }
 
     def part(self, tensor: Any) -> Tensor:
-        """Return what the model of this process has of a tensor that is laid out as ``whole`` gives it."""
+        """Return what the model of this process has of a tensor that is laid out as ``full_tensors`` gives it."""
         part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         return part
 
@@ -133,14 +140,14 @@ class FullyShardedLayout(Layout):
         shard(model.to(device), model.blocks, ranks, device)
 
     def average(self, model: nn.Module) -> None:
-        """Leave gradients: those of the whole batch came together in the backward pass."""
+        """Leave gradients: the backward pass has already reduced them over the whole batch."""
 
     def norm(self, model: nn.Module) -> Tensor:
         """Return the norm of all gradients together."""
         with self.ranks.watching():
             norm: Any = super().norm(model)
-            whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole
+            full_norm: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return full_norm
 
 
 def gathered(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,13 +155,13 @@ def gathered(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
     One after the other: a device holds one whole tensor at a time.
     """
-    found = {}
-    for name, one in layout.whole(tensors).items():
+    full_tensors = {}
+    for name, tensor in layout.full_tensors(tensors).items():
         with layout.ranks.watching():
-            whole = one.full_tensor() if hasattr(one, "full_tensor") else one
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         if layout.ranks.rank == 0:
-            found[name] = whole.detach().cpu()
-    return found
+            full_tensors[name] = full.detach().cpu()
+    return full_tensors
 
 
 def make_layout(
@@ -178,7 +185,7 @@ def make_layout(
         if not isinstance(ranks, Alone):
             return SpreadLayout(ranks, model, row=row, device=device)
         return Layout(ranks, sharded=True)
-    single = [name for name, one in model.named_parameters() if one.ndim == 0]
+    single = [name for name, parameter in model.named_parameters() if parameter.ndim == 0]
     if single:
         raise UserError(
             f"torch's fully_shard cuts no single number, as {single[0]} is; take another router, or parallel=experts."

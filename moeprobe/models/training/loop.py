@@ -4,38 +4,42 @@ Every random number belongs to (seed, purpose, image or step): views to the imag
 dropout to the step. Nothing of a generator's state has to be saved, and a resumed run on a CPU goes on bit for bit.
 """
 
+import contextlib
+import platform
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from moeprobe.inputs.batches import Batch
+from moeprobe.inputs.batches import Batch, Loading, RecipeByPlace, batches
 from moeprobe.inputs.data.base import ImageDataset
-from moeprobe.inputs.images import Framing
+from moeprobe.inputs.images import Framing, Sample
 from moeprobe.inputs.modality import IMAGE, sources
-from moeprobe.inputs.views.base import PairView
+from moeprobe.inputs.views.base import PairView, Recipe
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.config import TrainConfig, dump
 from moeprobe.models.training import checks, sharded_state
-from moeprobe.models.training.epochs import training_batches
-from moeprobe.models.training.inputs import Normalise
 from moeprobe.models.training.layouts import gathered, make_layout
-from moeprobe.models.training.optimize import make_optimizer, make_schedule, total_steps
+from moeprobe.models.training.optimize import clip, make_optimizer, make_schedule, total_steps
 from moeprobe.models.training.reporting import Report, Reporter, start_record, training_record
 from moeprobe.models.training.shared_step import SharedStep
 from moeprobe.models.training.start import compile_model, start_model
 from moeprobe.models.training.state import Averages
-from moeprobe.models.training.step import clip
-from moeprobe.models.training.tasks import Classification, Reconstruction
+from moeprobe.models.training.tasks import Classification, Normalise, Reconstruction, training_views
 from moeprobe.models.training.tensorboard import Board
-from moeprobe.models.training.timing import Clock
 from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.distributed import Alone, Ranks
-from moeprobe.runtime.files import absolute, remove, shown, write_json, write_text
+from moeprobe.runtime.files import absolute, is_there, shown, write_json, write_text
+from moeprobe.runtime.seeds import generator
 from moeprobe.runtime.signals.postponed import uninterrupted
 from moeprobe.runtime.signals.wishes import Wish
 
@@ -96,8 +100,8 @@ class Trainer:
         self.best_score: float | None = None
         task = Classification if config.mae is None else Reconstruction
         self.task = task(config, self.model, self.objective)
-        self.wish = Wish(waits=self.layout.sharded and self.ranks.size > 1)
-        self.share = SharedStep(self.task, self.normalise, self.layout, wish=self.wish)
+        self.stop_request = Wish(waits=self.layout.sharded and self.ranks.size > 1)
+        self.share = SharedStep(self.task, self.normalise, self.layout, stop_request=self.stop_request)
         self.averages = Averages()
         self.clock = Clock(device)
         self.history: list[dict[str, float]] = []
@@ -127,7 +131,7 @@ class Trainer:
         reporter = Reporter(report, first=self.step, total_steps=self.total_steps, batch_size=size)
         self.clock.start()
         try:
-            with self.wish:
+            with self.stop_request:
                 return self._run(board, reporter, draw)
         except KeyboardInterrupt as error:
             with uninterrupted():
@@ -145,11 +149,11 @@ class Trainer:
             with self.clock.step():
                 values = self.train_step(batch)
             if self.share.end_is_wished():
-                self.wish.grant()
+                self.stop_request.grant()
             if self.step % _REPORT_EVERY == 0 or self.step == self.total_steps:
                 self._check(values["loss"])
                 self.clock.read()
-                numbers = {name: float(one) for name, one in values.items()} | self._learning_rate()
+                numbers = {name: float(value) for name, value in values.items()} | self._learning_rate()
                 reporter.report(self.step, numbers)
             if self._evaluate_if_due(board):
                 reporter.report(self.step, self.history[-1], evaluated=True)
@@ -158,14 +162,14 @@ class Trainer:
 
     def _leave(self, error: KeyboardInterrupt) -> None:
         """Leave a run that can be resumed, and say so; of parts of a state all processes write theirs, or none."""
-        if self.writes and (self.folder / "finished.json").exists():
+        if self.writes and is_there(self.folder / "finished.json"):
             error.add_note(f"The run in {shown(self.folder)} is finished.")
-        elif self.wish.granted or (self.writes and not self.wish.waits):
+        elif self.stop_request.granted or (self.writes and not self.stop_request.waits):
             self._check(*self.averages.sums.values(), *self.model.parameters())
             self._save_state()
             if self.writes:
-                done = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
-                error.add_note(f"{done}; the same command goes on from there.")
+                progress = f"Step {self.step:,} of {self.total_steps:,} is saved in {shown(self.folder)}"
+                error.add_note(f"{progress}; the same command goes on from there.")
 
     def resume(self) -> None:
         """Go on from ``state.safetensors``.
@@ -196,7 +200,7 @@ class Trainer:
         return (time.perf_counter() - begun) / max(number, 1)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield what is left of the run."""
+        """Yield the remaining steps of the run."""
         if self.step < self.total_steps:
             yield from training_batches(
                 self.config,
@@ -209,7 +213,7 @@ class Trainer:
             )
 
     def train_step(self, batch: Batch) -> dict[str, Tensor]:
-        """Make one update and return what is reported of it."""
+        """Make one update and return its reported values."""
         self.schedule.step_update(self.step)
         with self.ranks.watching():
             values = self.share(batch, step=self.step, device=self.device)
@@ -229,8 +233,8 @@ class Trainer:
     def _evaluate_if_due(self, board: Board | None) -> bool:
         """Evaluate where it is time to; returns whether it was."""
         evaluated = self.history[-1]["step"] if self.history else 0
-        due = self.step % self.evaluate_every == 0 or self.step == self.total_steps
-        if not due or self.step <= evaluated:
+        is_due = self.step % self.evaluate_every == 0 or self.step == self.total_steps
+        if not is_due or self.step <= evaluated:
             return False
         self._evaluate()
         if board is not None:
@@ -239,16 +243,16 @@ class Trainer:
 
     def _evaluate(self) -> None:
         self._check(*self.averages.sums.values(), *self.model.parameters())
-        found = self.task.validate(
+        validation = self.task.validate(
             self.val_data, self.framing, normalise=self.normalise, device=self.device, layout=self.layout
         )
-        self._check(torch.tensor(found["val_loss"]))
+        self._check(torch.tensor(validation["val_loss"]))
         train = {f"train_{name}": value for name, value in self.averages.means().items()}
         row = {"step": self.step, "epoch": self.step / self.steps_per_epoch} | self._learning_rate()
         with uninterrupted():
-            self.history.append(row | train | found)
+            self.history.append(row | train | validation)
             self.averages = Averages()
-            score = self.task.score(found)
+            score = self.task.score(validation)
             better = self.best_score is None or score > self.best_score
             self.best_score = score if better else self.best_score
             weights = gathered(self.layout, self.model.state_dict())
@@ -280,7 +284,7 @@ class Trainer:
         sharded_state.save(self.folder / "state.safetensors", *parts, self.averages, self.start | description)
 
     def _finish(self, images_per_second: float, draw: Callable[[], None]) -> dict[str, Any]:
-        """Leave a finished run; one killed before the mark goes on from its state, after it only that is left over."""
+        """Leave a finished run; killed before the mark it continues from its state, after it only the state is left."""
         assert self.best_score is not None
         summary: dict[str, Any] = {
             "name": self.config.name,
@@ -293,6 +297,153 @@ class Trainer:
         if self.writes:
             draw()
             write_json(self.folder / "finished.json", summary)
-            remove(self.folder / "state.safetensors")
-            sharded_state.remove_parts(self.folder)
+            sharded_state.discard(self.folder)
         return summary
+
+
+# How long training takes: every step by itself, without data and evaluations, and the run as a whole.
+#
+# On a GPU a step has only been asked for when the call returns, so two events on the device's own queue time it, and
+# they are read where its numbers are read anyway.
+
+# Durations kept for the median: the last ones, so that the state of a long run stays small.
+_KEPT = 1000
+
+
+class Clock:
+    """The durations of a run's steps and of the run; they are kept through interruptions by ``state`` and ``restore``.
+
+    Args:
+        device: where the steps run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps: deque[float] = deque(maxlen=_KEPT)
+        self._pending: list[tuple[Any, Any]] = []
+        self._before = 0.0
+        self._started = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin to count the run's time; restored time is counted already."""
+        self._started = time.perf_counter()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Time one step."""
+        if self._device.type == "cpu":
+            begun = time.perf_counter()
+            yield
+            self._steps.append(time.perf_counter() - begun)
+            return
+        kind = torch.cuda.Event if self._device.type == "cuda" else torch.mps.event.Event
+        first, last = kind(enable_timing=True), kind(enable_timing=True)
+        first.record()
+        yield
+        last.record()
+        self._pending.append((first, last))
+
+    def read(self) -> None:
+        """Take in the steps that a device has timed; waits for them."""
+        for first, last in self._pending:
+            last.synchronize()
+            self._steps.append(first.elapsed_time(last) / 1000)
+        self._pending.clear()
+
+    @property
+    def seconds(self) -> float:
+        """Time of the run so far, everything included: steps, data, evaluations, files."""
+        return self._before + time.perf_counter() - self._started
+
+    def state(self) -> dict[str, Any]:
+        """Return, as JSON, the data that an interrupted run needs to continue its counts."""
+        self.read()
+        return {"seconds": self.seconds, "steps": [float(f"{value:.4g}") for value in self._steps]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``."""
+        self._before = state["seconds"]
+        self._steps.extend(state["steps"])
+
+    def summary(self) -> dict[str, Any]:
+        """Return the median step, how many it is of, and the time of the run, in seconds; and on what."""
+        self.read()
+        return {
+            "step_seconds": statistics.median(self._steps),
+            "timed_steps": len(self._steps),
+            "training_seconds": self.seconds,
+            "device": device_name(self._device),
+        }
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the device that a time was measured on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+# Which images a training takes, in which order: each epoch is a fresh permutation.
+
+
+def training_batches(
+    config: TrainConfig,
+    data: ImageDataset,
+    view: PairView,
+    framing: Framing,
+    *,
+    steps: range,
+    part: tuple[int, int],
+    pin_memory: bool,
+) -> Iterator[Batch]:
+    """Yield the training data of some steps of a run: the whole batches, or one ``part`` (number, of) of each.
+
+    An incomplete last batch of an epoch is dropped. One loader serves all epochs: steps would wait for its processes
+    to start at each of them.
+    """
+    size = config.batch_size // part[1]
+    order = _Order(config.seed, len(data), config.batch_size, steps=steps, part=part)
+    views = partial(
+        training_views, view=view, framing=framing, seed=config.seed, count=config.views_per_image
+    )
+    yield from batches(
+        data,
+        order,
+        RecipeByPlace(partial(_of_epoch, views, order)),
+        loading=Loading(size, config.data.workers, pin_memory=pin_memory),
+    )
+
+
+class _Order:
+    """The numbers of the images of some steps, one after the other: all of each step, or one part of them.
+
+    A permutation is drawn when its epoch comes: all of them together may not fit into memory.
+    """
+
+    def __init__(
+        self, seed: int, num_images: int, batch_size: int, *, steps: range, part: tuple[int, int]
+    ) -> None:
+        self._seed, self._num_images, self._batch_size = seed, num_images, batch_size
+        self._per_epoch = num_images // batch_size
+        self._steps = steps
+        self._size = batch_size // part[1]
+        self._start = part[0] * self._size
+        self._drawn: tuple[int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._steps) * self._size
+
+    def __getitem__(self, position: int) -> int:
+        epoch = self.epoch(position)
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, generator(self._seed, "order", draw=epoch).permutation(self._num_images)
+        batch = self._steps[position // self._size] % self._per_epoch
+        return int(self._drawn[1][batch * self._batch_size + self._start + position % self._size])
+
+    def epoch(self, position: int) -> int:
+        """Return the epoch of a place."""
+        return self._steps[position // self._size] // self._per_epoch
+
+
+def _of_epoch(views: partial[list[Sample]], order: _Order, position: int) -> Recipe:
+    return partial(views, epoch=order.epoch(position))

@@ -1,17 +1,24 @@
-"""Optimizer and learning-rate schedule: timm's, with V-MoE's rule of what is decayed."""
+"""Optimizer and learning-rate schedule: timm's, with V-MoE's rule for weight decay."""
 
 import inspect
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
-from timm.scheduler import CosineLRScheduler, PolyLRScheduler
-from torch import nn
+from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.config import OptimizerConfig, ScheduleConfig
 from moeprobe.models.nn.vit import kernel_names
+from moeprobe.models.timm import (
+    CosineLRScheduler,
+    PolyLRScheduler,
+    create_optimizer_v2,
+    get_optimizer_class,
+    list_optimizers,
+)
+from moeprobe.models.training.objectives.base import Term
 from moeprobe.runtime.catalog import unknown
 
 # torch's own optimizers that update a parameter in one pass over it and its moments, and where they do.
@@ -20,7 +27,7 @@ _FUSED_DEVICES = ("cpu", "cuda", "mps")
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimizer of what is not frozen; weight decay acts on the kernels alone.
+    """Return the optimizer of the trained parameters; weight decay acts on the kernels alone.
 
     ``adamw`` is Adam with decoupled decay, ``momentum`` heavy-ball SGD (timm's ``sgd`` is Nesterov's).
 
@@ -28,7 +35,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         UserError: timm has no such optimizer, or it does not take these values.
     """
     decayed = kernel_names(model)
-    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups = [
         {
             "params": [p for name, p in parameters.items() if name in decayed],
@@ -41,8 +48,8 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         raise UserError(unknown("optimizer", config.name, names))
     kind = get_optimizer_class(config.name, bind_defaults=False)
     offered = {"betas": tuple(config.betas), "momentum": config.momentum}
-    taken = inspect.signature(kind.__init__).parameters
-    extra: dict[str, Any] = {key: value for key, value in offered.items() if key in taken}
+    arguments = inspect.signature(kind.__init__).parameters
+    extra: dict[str, Any] = {key: value for key, value in offered.items() if key in arguments}
     # Of those that are spread over processes, torch's fused kernels know some alone.
     plain = all(p.device.type in _FUSED_DEVICES and not hasattr(p, "to_local") for p in parameters.values())
     if kind in _FUSED and plain:
@@ -97,3 +104,48 @@ def total_steps(*, steps: int | None, epochs: float | None, num_images: int, bat
     assert epochs is not None
     # 0.29 epochs of 100 steps are 28.999999999999996 in floating point, and 29 steps.
     return max(1, math.floor(epochs * (num_images // batch_size) + 1e-6))
+
+
+# The parts of a training step: losses put together, and from gradients to clipped ones.
+#
+# Axes: B rows of a batch.
+
+
+def supervised_loss(logits: Tensor, targets: Tensor, kind: str) -> Tensor:
+    """Return the mean over rows ``(B, classes)`` of the cross-entropy with soft targets.
+
+    ``softmax``: of the softmax. ``sigmoid``: of a sigmoid per class, *summed* over the classes, as V-MoE is
+    pretrained.
+    """
+    if kind == "softmax":
+        return nn.functional.cross_entropy(logits, targets)
+    return nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(1).mean()
+
+
+def total_loss(main: Tensor, terms: Mapping[str, Term]) -> Tensor:
+    """Return the supervised loss with the weighted terms; a weight of 0 leaves its term out."""
+    weighted = [term.weight * term.value for term in terms.values() if term.weight > 0]
+    return main + torch.stack(weighted).sum() if weighted else main
+
+
+def gradient_norm(model: nn.Module) -> Tensor:
+    """Return the global norm of the gradients on the parameters."""
+    return nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    )
+
+
+def clip(
+    model: nn.Module, *, norm: float | None, measure: Callable[[nn.Module], Tensor] = gradient_norm
+) -> Tensor:
+    """Clip the gradients on the parameters to a global norm, None = none; return the norm that they had."""
+    total_norm = measure(model)
+    if norm is not None and not _known_within(total_norm, norm):
+        # Collected once: walking through the modules takes a while.
+        nn.utils.clip_grads_with_norm_(list(model.parameters()), norm, total_norm)
+    return total_norm
+
+
+def _known_within(norm: Tensor, limit: float) -> bool:
+    """Whether gradients need no clipping; False on an accelerator, where reading the norm would wait for it."""
+    return norm.device.type == "cpu" and bool(norm + 1e-6 <= limit)

@@ -33,7 +33,7 @@ class Report:
 
 
 class Reporter:
-    """Makes the reports of a run that is started, or resumed, when this is made.
+    """Makes the reports of a run; construct it when the run starts or resumes.
 
     Args:
         report: what is called with them.
@@ -61,7 +61,7 @@ class Reporter:
 
 
 def start_record(train_data: ImageDataset, start: dict[str, Any]) -> dict[str, Any]:
-    """Return what a training started from, as far as that is not in its configuration: weights (``start``), a split."""
+    """Return the origins of a training that are not in its configuration: weights (``start``), a split."""
     return start | ({"split": train_data.split_note} if train_data.split_note else {})
 
 
@@ -69,7 +69,7 @@ def training_record(
     config: TrainConfig, *, step: int, total_steps: int, val_accuracy: float | None
 ) -> dict[str, Any]:
     """Return what a checkpoint says of its training."""
-    used = plugins_in(config.model_dump())
+    plugins = plugins_in(config.model_dump())
     return {
         "name": config.name,
         "group": config.group,
@@ -83,5 +83,5 @@ def training_record(
         "val_accuracy": val_accuracy,
         **({} if config.mae is None else {"mae": config.mae.model_dump()}),
         **({"freeze": config.freeze} if config.freeze else {}),
-        **({"plugins": used} if used else {}),
+        **({"plugins": plugins} if plugins else {}),
     }

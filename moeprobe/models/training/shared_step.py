@@ -19,7 +19,7 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.models.nn.experts import MlpExperts
-from moeprobe.models.nn.portion import Portion, seeing
+from moeprobe.models.nn.spread import Portion, seeing
 from moeprobe.models.training.layouts import Layout
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.models.training.tasks import Task
@@ -34,41 +34,41 @@ class _Totals:
 
     ranks: Ranks | Alone
     parts: int
-    found: list[Tensor] = field(default_factory=list)
-    asked: int = 0
+    sums: list[Tensor] = field(default_factory=list)
+    next_index: int = 0
 
-    def collect(self, own: Tensor) -> Tensor:
+    def collect(self, part_sum: Tensor) -> Tensor:
         """Add up a sum over the parts of this process."""
-        if self.asked == len(self.found):
-            self.found.append(torch.zeros_like(own))
-        self.found[self.asked] += own.detach()
-        self.asked += 1
-        return own
+        if self.next_index == len(self.sums):
+            self.sums.append(torch.zeros_like(part_sum))
+        self.sums[self.next_index] += part_sum.detach()
+        self.next_index += 1
+        return part_sum
 
     def share(self) -> None:
         """Add up the sums of all processes."""
-        self.found = [self.ranks.total(one) for one in self.found]
+        self.sums = [self.ranks.total(process_sum) for process_sum in self.sums]
 
-    def give(self, own: Tensor) -> Tensor:
+    def give(self, part_sum: Tensor) -> Tensor:
         """Return a sum over the whole batch, with the gradient of this part's."""
         if self.parts == 1:
-            whole = self.ranks.total(own.detach())
+            total = self.ranks.total(part_sum.detach())
         else:
-            whole = self.found[self.asked]
-            self.asked += 1
-        if not own.requires_grad:
-            return whole
-        return whole + self.ranks.size * self.parts * (own - own.detach())
+            total = self.sums[self.next_index]
+            self.next_index += 1
+        if not part_sum.requires_grad:
+            return total
+        return total + self.ranks.size * self.parts * (part_sum - part_sum.detach())
 
 
 class SharedStep:
-    """What is done of a step before the update: losses, and gradients on the parameters.
+    """The part of a step before the update: losses, and gradients on the parameters.
 
     Args:
         task: measures what is trained.
         normalise: from pixels in [0, 1] to what the model takes.
         layout: what each of the processes that share each step has of the model.
-        wish: whether this process is asked to end, of which all learn with the values of a step.
+        stop_request: whether this process is asked to end, of which all learn with the values of a step.
 
     Attributes:
         wished: the share of the processes that were asked to end before the last step, ``()``; None = there is one.
@@ -80,10 +80,12 @@ class SharedStep:
     wished: Tensor | None = None
     _wished_before: Tensor | None = None
 
-    def __init__(self, task: Task, normalise: nn.Module, layout: Layout, *, wish: Wish | None = None) -> None:
+    def __init__(
+        self, task: Task, normalise: nn.Module, layout: Layout, *, stop_request: Wish | None = None
+    ) -> None:
         self.task, self.normalise, self.layout = task, normalise, layout
         self.ranks = ranks = layout.ranks
-        self.wish = wish
+        self.stop_request = stop_request
         self.config, self.model = task.config, task.model
         embedding = self.model.patch_embed
         self.grid = PatchGrid(embedding.grid_size[0], embedding.grid_size[1], embedding.patch_size[0])
@@ -91,8 +93,9 @@ class SharedStep:
         self.of = ranks.size * self.parts
         # Experts draw by a function, all others by torch's module.
         self.drops = any(
-            (isinstance(one, nn.Dropout) and one.p > 0) or (isinstance(one, MlpExperts) and one.dropout > 0)
-            for one in self.model.modules()
+            (isinstance(module, nn.Dropout) and module.p > 0)
+            or (isinstance(module, MlpExperts) and module.dropout > 0)
+            for module in self.model.modules()
         )
         self._check()
 
@@ -134,7 +137,7 @@ class SharedStep:
         seed_torch(torch_seed(self.config.seed, purpose, draw=step), device)
 
     def __call__(self, batch: Batch, *, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Leave the gradients of the whole batch on the parameters; return what is reported of it.
+        """Leave the gradients of the whole batch on the parameters; return its reported values.
 
         Args:
             batch: what this process has of the batch.
@@ -170,14 +173,14 @@ class SharedStep:
 
         Of a device, what was known a step before is read: this one may not be computed yet.
         """
-        if self.wish is None or not self.wish.waits or self.wished is None:
+        if self.stop_request is None or not self.stop_request.waits or self.wished is None:
             return False
         before, self._wished_before = self._wished_before, self.wished
-        known = self.wished if self.wished.device.type == "cpu" else before
-        return known is not None and bool(known > 0)
+        readable = self.wished if self.wished.device.type == "cpu" else before
+        return readable is not None and bool(readable > 0)
 
     def _rows(self, batch: Batch, step: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return what is measured, a row per view."""
+        """Return the tensors to measure, a row per view."""
         images = torch.stack(batch.views, dim=1).flatten(0, 1).to(device, non_blocking=True)
         labels = batch.labels.repeat_interleave(len(batch.views)).to(device, non_blocking=True)
         return self.task.rows(
@@ -187,23 +190,25 @@ class SharedStep:
     def _passes(
         self, rows: tuple[Tensor, ...], views: Views, totals: _Totals, step: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield what is measured of each part."""
+        """Yield the values of each part."""
         images = len(views.source_size) // self.parts
         for number in range(self.parts):
-            totals.asked = 0
-            own = slice(number * images, (number + 1) * images)
+            totals.next_index = 0
+            images_slice = slice(number * images, (number + 1) * images)
             per_image = len(rows[0]) // len(views.source_size)
-            part = slice(own.start * per_image, own.stop * per_image)
+            part = slice(images_slice.start * per_image, images_slice.stop * per_image)
             portion = Portion(self.ranks.rank * self.parts + number, self.of)
             self.seed(step, portion, rows[0].device)
             with seeing(portion):
-                yield self.task.measure(tuple(one[part] for one in rows), views.of(own))
+                yield self.task.measure(tuple(tensor[part] for tensor in rows), views.of(images_slice))
 
     def _mean(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the means over the processes."""
         if self.ranks.size == 1:
             return dict(values)
-        own = torch.stack([value.double() for value in values.values()])
-        asked = own.new_tensor([self.wish is not None and self.wish.number is not None])
-        *whole, self.wished = self.ranks.total(torch.cat([own, asked])) / self.ranks.size
-        return {name: mean.to(values[name].dtype) for name, mean in zip(values, whole, strict=True)}
+        process_means = torch.stack([value.double() for value in values.values()])
+        stop_flag = process_means.new_tensor(
+            [self.stop_request is not None and self.stop_request.number is not None]
+        )
+        *means, self.wished = self.ranks.total(torch.cat([process_means, stop_flag])) / self.ranks.size
+        return {name: mean.to(values[name].dtype) for name, mean in zip(values, means, strict=True)}

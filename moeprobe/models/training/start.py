@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import initialise_from
-from moeprobe.models.config import ModelConfig, TrainConfig
+from moeprobe.models.config import ModelConfig, TrainConfig, choose
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.mae import Decoder, num_visible
-from moeprobe.models.selection import choose
+from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training import checks
 from moeprobe.models.training.dense_weights import upcycle_from
 from moeprobe.runtime.seeds import torch_seed

@@ -1,4 +1,4 @@
-"""What an unfinished run needs to go on exactly: parameters, optimizer, and the running sums of what is reported."""
+"""The data to continue an unfinished run exactly: parameters, optimizer, and running sums of reported values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import read_tensors, write_tensors
+from moeprobe.runtime.files import is_file
 
 _FORMAT = "moeprobe-state-2"
 # From a path to tensors and a description.
@@ -58,8 +59,8 @@ def write_state(
     tensors = tensors | {f"averages/{name}": tensor for name, tensor in averages.sums.items()}
     # The file sorts its tensors; the order of the names is the order of the columns of metrics.csv.
     averaged = {"count": averages.count, "names": list(averages.sums)}
-    about = {"format": _FORMAT, "averaged": averaged, "optimizer": plain}
-    write_tensors(path, tensors, about | description)
+    metadata = {"format": _FORMAT, "averaged": averaged, "optimizer": plain}
+    write_tensors(path, tensors, metadata | description)
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -109,13 +110,13 @@ def load_state(
     Raises:
         UserError: the file is missing or damaged, or of another model or optimizer.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"There is nothing to resume: no {path}.")
     tensors, description = read(path)
     parts: dict[str, dict[str, Tensor]] = {"model": {}, "averages": {}, "optimizer": {}, "groups": {}}
     for name, tensor in tensors.items():
-        part, _, rest = name.partition("/")
-        parts[part][rest] = tensor
+        part, _, tensor_name = name.partition("/")
+        parts[part][tensor_name] = tensor
     state = optimizer.state_dict()
     state["state"] = {}
     for part, content in _parts(state).items():

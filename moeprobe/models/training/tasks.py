@@ -3,31 +3,34 @@
 Axes: B rows of a batch, V visible patches.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from PIL import Image
 from torch import Tensor, nn
 
-from moeprobe.inputs.batches import Loading
+from moeprobe.inputs.batches import Loading, batches
 from moeprobe.inputs.data.base import ImageDataset
-from moeprobe.inputs.images import Framing
-from moeprobe.models.config import TrainConfig
+from moeprobe.inputs.images import Framing, Sample
+from moeprobe.inputs.views.base import PairView, Recipe
+from moeprobe.models.config import ModelConfig, TrainConfig
 from moeprobe.models.nn import mae
-from moeprobe.models.nn.capture import capture
-from moeprobe.models.training.evaluate import evaluate
+from moeprobe.models.nn.capture import capture, moe_layers
+from moeprobe.models.nn.plans import DispatchPlan
+from moeprobe.models.nn.routers.base import Decision
+from moeprobe.models.timm import VisionTransformer
 from moeprobe.models.training.guided import ByClass, Teacher
-from moeprobe.models.training.inputs import clean_view
 from moeprobe.models.training.layouts import Layout
-from moeprobe.models.training.mixup import mixup
 from moeprobe.models.training.objectives.base import Objective, Term, Views
-from moeprobe.models.training.room import room
-from moeprobe.models.training.step import supervised_loss, total_loss
+from moeprobe.models.training.optimize import supervised_loss, total_loss
 from moeprobe.runtime.distributed import Alone, Ranks
 from moeprobe.runtime.seeds import generator
 
@@ -51,7 +54,7 @@ class Task(ABC):
     def rows(
         self, images: Tensor, labels: Tensor, *, num_views: int, step: int, ranks: Ranks | Alone
     ) -> tuple[Tensor, ...]:
-        """Return what step ``step`` measures of normalized images ``(B, 3, H, W)``, which come first; a row per view.
+        """Return the tensors that step ``step`` measures, normalized images ``(B, 3, H, W)`` first; a row per view.
 
         The rows may be one of equal parts of a batch, one for each of ``ranks``; what is drawn is drawn for all.
         """
@@ -67,7 +70,7 @@ class Task(ABC):
     @staticmethod
     @abstractmethod
     def score(row: dict[str, float]) -> float:
-        """Return what is best when it is largest, of an evaluation."""
+        """Return the value of an evaluation that selects the best checkpoint: larger is better."""
 
     @staticmethod
     @abstractmethod
@@ -84,7 +87,7 @@ class Task(ABC):
         layout: Layout,
     ) -> dict[str, float]:
         """Return the means of ``judge`` over clean images, each process having some; ``val_`` before their names."""
-        found = evaluate(
+        means = evaluate(
             self.model,
             data,
             partial(clean_view, framing=framing),
@@ -94,7 +97,7 @@ class Task(ABC):
             device=device,
             layout=layout,
         )
-        return {f"val_{name}": value for name, value in found.items()}
+        return {f"val_{name}": value for name, value in means.items()}
 
     def _values(
         self, main: Tensor, decisions: Any, views: Views, taught: Mapping[str, Term] = MappingProxyType({})
@@ -185,8 +188,8 @@ class Reconstruction(Task):
         """Return images and the patches ``(B, V)`` that are seen of each."""
         rng = generator(self.config.seed, "mask", draw=step)
         visible = self._visible(rng, len(images) * ranks.size)
-        own = visible[ranks.rank * len(images) : (ranks.rank + 1) * len(images)]
-        return images, own.to(images.device)
+        local_visible = visible[ranks.rank * len(images) : (ranks.rank + 1) * len(images)]
+        return images, local_visible.to(images.device)
 
     def measure(self, rows: tuple[Tensor, ...], views: Views) -> dict[str, Tensor]:
         """Return the loss of the hidden patches, with the terms of the objective on what the routers decided."""
@@ -195,14 +198,14 @@ class Reconstruction(Task):
             torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.amp),
             capture(self.model) as decisions,
         ):
-            pixels = self._drawn(images, visible)
+            pixels = self._reconstruct(images, visible)
         return self._values(mae.reconstruction_loss(pixels, images, visible).mean(), decisions, views)
 
     def judge(self, images: Tensor, labels: Tensor, image_ids: list[str]) -> dict[str, Tensor]:
         """Return the loss, each image with a mask of its own."""
-        masks = [self._visible(generator(self.config.seed, "mask", one), 1) for one in image_ids]
+        masks = [self._visible(generator(self.config.seed, "mask", image_id), 1) for image_id in image_ids]
         visible = torch.cat(masks).to(images.device)
-        return {"loss": mae.reconstruction_loss(self._drawn(images, visible), images, visible)}
+        return {"loss": mae.reconstruction_loss(self._reconstruct(images, visible), images, visible)}
 
     @staticmethod
     def score(row: dict[str, float]) -> float:
@@ -220,6 +223,212 @@ class Reconstruction(Task):
         count = mae.num_visible(patches, self.config.mae.mask)
         return torch.from_numpy(mae.draw_visible(patches, count, rng, rows=rows))
 
-    def _drawn(self, images: Tensor, visible: Tensor) -> Tensor:
+    def _reconstruct(self, images: Tensor, visible: Tensor) -> Tensor:
         pixels: Tensor = self.model.decoder(mae.encode(self.model, images, visible), visible)
         return pixels
+
+
+# V-MoE's mixup: one weight for the whole batch, the partner is the next image.
+#
+# Axes: B rows, V views of each image (rows are image 0 view 1, image 0 view 2, image 1 view 1, ...).
+#
+# Source: V-MoE's released program (weights from a Dirichlet distribution, the larger one first; one weight per device).
+
+
+def mixup(
+    images: Tensor,
+    targets: Tensor,
+    *,
+    concentration: float,
+    rng: np.random.Generator,
+    num_views: int = 1,
+    following: Callable[[Tensor], Tensor] = lambda first: first,
+) -> tuple[Tensor, Tensor]:
+    """Mix rows ``(B, ...)`` and their soft targets ``(B, classes)`` with the next image's; the larger weight stays.
+
+    With several views of an image the partner is the same view of the next image, never another view of the same.
+    ``following`` returns, for the first rows of this part of a batch, those of the next part; of a whole batch its own.
+    """
+    weight = float(rng.dirichlet([concentration, concentration]).max())
+
+    def mixed(rows: Tensor) -> Tensor:
+        partners = torch.cat([rows[num_views:], following(rows[:num_views])])
+        return weight * rows + (1 - weight) * partners
+
+    return mixed(images), mixed(targets)
+
+
+# How much room experts have in training, and how good transport plans are: beside the losses in ``metrics.csv``.
+#
+# Axes: G groups, S tokens per group, E experts, C places of an expert in a group.
+
+
+@torch.no_grad()
+def room(decisions: Mapping[str, Decision]) -> dict[str, Tensor]:
+    """Return the statistics of the MoE layers of a step, each the mean over the layers that have it.
+
+    ``dropped``: share of the choices that find no room, and ``buffer_fill``: share of the experts' places that are
+    taken, where tokens choose and room is limited. ``plan_nonzeros``: entries of a sparse plan that are not zero, as a
+    share of those allowed (C per expert where experts choose, k per token where tokens do); ``plan_error``: mean
+    distance from 1 of the sums, in even shares, of the other side, which the plan's steps only approach.
+    """
+    metrics = {}
+    for name, measure in _MEASURES.items():
+        values = [value for decision in decisions.values() if (value := measure(decision)) is not None]
+        if values:
+            metrics[name] = torch.stack(values).mean()
+    return metrics
+
+
+def _limited(decision: Decision) -> DispatchPlan | None:
+    plan = decision.plan
+    limited = isinstance(plan, DispatchPlan) and decision.top_k is not None and plan.capacity is not None
+    return plan if isinstance(plan, DispatchPlan) and limited else None
+
+
+def _dropped(decision: Decision) -> Tensor | None:
+    if _limited(decision) is None:
+        return None
+    selected = decision.selected >= 0
+    return (selected & ~decision.processed).sum() / selected.sum().clamp_min(1)
+
+
+def _fill(decision: Decision) -> Tensor | None:
+    plan = _limited(decision)
+    if plan is None or plan.capacity is None:
+        return None
+    return plan.kept.sum() / (plan.num_groups * plan.num_experts * plan.capacity)
+
+
+def _nonzeros(decision: Decision) -> Tensor | None:
+    if decision.transport is None:
+        return None
+    number = (decision.transport > 0).sum()
+    num_groups, group_size, num_experts = decision.transport.shape
+    if decision.top_k is not None:
+        return number / (num_groups * group_size * decision.top_k)
+    assert isinstance(decision.plan, DispatchPlan) and decision.plan.capacity is not None
+    return number / (num_groups * num_experts * decision.plan.capacity)
+
+
+def _error(decision: Decision) -> Tensor | None:
+    if decision.transport is None:
+        return None
+    sums = decision.transport.sum(-1 if decision.top_k is None else 1)
+    return (sums / sums.mean() - 1).abs().mean()
+
+
+_MEASURES: dict[str, Callable[[Decision], Tensor | None]] = {
+    "dropped": _dropped,
+    "buffer_fill": _fill,
+    "plan_nonzeros": _nonzeros,
+    "plan_error": _error,
+}
+
+
+# Means over the clean images of a split, of a model in training.
+
+
+def evaluate(
+    model: VisionTransformer,
+    dataset: ImageDataset,
+    recipe: Recipe,
+    judge: Callable[[Tensor, Tensor, list[str]], dict[str, Tensor]],
+    *,
+    normalise: nn.Module,
+    loading: Loading,
+    device: torch.device,
+    layout: Layout,
+) -> dict[str, float]:
+    """Return the means of ``judge`` over images, labels and names; the model keeps its mode.
+
+    Images that share a group (and so a capacity) follow one another in the split; what is left over at its end is a
+    smaller group. The size of batches is rounded to whole groups, so it changes nothing but speed. Each process takes
+    some of the batches. Where processes run the model in step, those with fewer passes run it on an empty image.
+    """
+    ranks = layout.ranks
+    was_training = model.training
+    model.eval()
+    group = math.lcm(*(layer.group_images for layer in moe_layers(model).values()))
+    batch_size = max(group, loading.batch_size // group * group)
+    starts = range(0, len(dataset), batch_size)
+    batches_of = [
+        starts[len(starts) * rank // ranks.size : len(starts) * (rank + 1) // ranks.size]
+        for rank in range(ranks.size)
+    ]
+    local_starts = batches_of[ranks.rank]
+    images_of = (
+        range(local_starts[0], min(local_starts[-1] + batch_size, len(dataset))) if local_starts else range(0)
+    )
+    sums: dict[str, float] = {}
+    # What is sent between processes is kept for the next step, which an inference tensor cannot be.
+    with torch.no_grad() if layout.in_step else torch.inference_mode(), ranks.watching():
+        for batch in batches(dataset, images_of, recipe, loading=replace(loading, batch_size=batch_size)):
+            labels = batch.labels.to(device)
+            images = normalise(batch.views[0].to(device))
+            parts = [
+                judge(images[first:last], labels[first:last], batch.image_ids[first:last])
+                for first, last in _whole_groups(len(images), group)
+            ]
+            for name in parts[0]:
+                values = torch.cat([part[name] for part in parts])
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
+        if layout.in_step:
+            passes = [
+                sum(len(_whole_groups(min(batch_size, len(dataset) - start), group)) for start in rank_starts)
+                for rank_starts in batches_of
+            ]
+            for _ in range(max(passes) - passes[ranks.rank]):
+                judge(*_empty(model, device))
+    model.train(was_training)
+    process_sums = ranks.exchange(sums)
+    # A process without a batch of its own has no names.
+    return {
+        name: sum(sums_of.get(name, 0.0) for sums_of in process_sums) / len(dataset)
+        for name in max(process_sums, key=len)
+    }
+
+
+def _empty(model: VisionTransformer, device: torch.device) -> tuple[Tensor, Tensor, list[str]]:
+    """Return an image of zeros, with a label and a name."""
+    height, width = model.patch_embed.img_size
+    images = torch.zeros((1, 3, height, width), device=device)
+    return images, torch.zeros(1, dtype=torch.long, device=device), [""]
+
+
+def _whole_groups(count: int, group: int) -> list[tuple[int, int]]:
+    """Return where the images that fill groups begin and end, and those left over."""
+    cut = count - count % group
+    return [(first, last) for first, last in pairwise((0, cut, count)) if last > first]
+
+
+# From an image to what the model is trained and validated on.
+
+
+class Normalise(nn.Module):
+    """From [0, 1] to the model's input."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(config.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(config.std).view(3, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalise ``(B, 3, H, W)``."""
+        return (images - self.mean) / self.std
+
+
+def training_views(
+    image: Image.Image, image_id: str, *, view: PairView, framing: Framing, seed: int, epoch: int, count: int
+) -> list[Sample]:
+    """Return the first ``count`` views of an image's random pair in this epoch."""
+    rng = generator(seed, "training view", image_id, epoch)
+    return list(view.pair(image, framing=framing, rng=rng))[:count]
+
+
+def clean_view(image: Image.Image, image_id: str, *, framing: Framing) -> list[Sample]:
+    """Return the unperturbed view of an image."""
+    return [framing.clean(image)]

@@ -1,17 +1,38 @@
 """What a run over traces says of itself: what was asked, and what was not measured."""
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.modality import REQUEST, TEXT
+from moeprobe.metrics.analyses.disagreement import Disagreement
+from moeprobe.metrics.analyses.first_layer import FirstLayer
+from moeprobe.metrics.analyses.load import Load
+from moeprobe.metrics.analyses.set_match import SetMatch
+from moeprobe.metrics.analyses.touched import Differences, Touched
+from moeprobe.metrics.analyses.unshared import Reasons, Unshared
+from moeprobe.metrics.analyses.weights import Weights
+from moeprobe.metrics.base import LayerAnalysis
+from moeprobe.metrics.token_kinds import Paired, by_position, by_token_kind, differ, patches
 from moeprobe.probes.analyze_trace import AnalyzeTrace
+from moeprobe.probes.engine.batch_sums import sums_of_layer
 from moeprobe.probes.engine.options import Options
+from moeprobe.recordings.expert_map import ExpertMap, with_new_experts
+from moeprobe.recordings.format import BY_TOKEN_ID
+from moeprobe.recordings.pairs import Named
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.rows import to_routing
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
-from moeprobe.routing.traces.expert_map import ExpertMap
-from moeprobe.routing.traces.format import BY_TOKEN_ID
-from moeprobe.routing.traces.pairs import Named
+from moeprobe.results.sums import Cell
+from moeprobe.routing.pairs import LayerPair
 from moeprobe.runtime.files import sha256
 
 # Tokens up to which weights are compared: their chance takes steps that grow with the square.
@@ -24,21 +45,25 @@ def request_of(
     """Return what determines the numbers, as other probes have it."""
     mapped = {} if expert_map is None else {"expert_map": sha256(expert_map.path)}
     analyses = [name for name in AnalyzeTrace.analyses if mapped or name != "unshared"]
-    others = traces[1:] or traces
+    compared_traces = traces[1:] or traces
     first = traces[0].trace.about
     checkpoints: dict[str, dict[str, Any]] = {}
-    for named in traces:
-        about = named.trace.about["checkpoint"]
-        own = {key: about.get(key) for key in ("sha256", "capacity", "group_images")}
-        files = checkpoints.setdefault(named.name, own | {"traces": {}})["traces"]
-        files[named.label] = sha256(named.trace.path)
+    for trace_view in traces:
+        provenance = trace_view.trace.about["checkpoint"]
+        identity = {key: provenance.get(key) for key in ("sha256", "capacity", "group_images")}
+        files = checkpoints.setdefault(trace_view.name, identity | {"traces": {}})["traces"]
+        files[trace_view.label] = sha256(trace_view.trace.path)
     return {
         "kind": AnalyzeTrace.kind,
-        "data": first["data"] or "requests",
+        "data": first["data"] or REQUEST.data,
         "split": first["split"] or "",
-        "view": {"name": ", ".join(dict.fromkeys(named.view for named in others))},
-        "aligned": not any(named.moved for named in traces) and len(traces) > 1,
-        "severities": [named.severity for named in others if named.severity == named.severity],
+        "view": {"name": ", ".join(dict.fromkeys(trace_view.view for trace_view in compared_traces))},
+        "aligned": not any(trace_view.has_moved for trace_view in traces) and len(traces) > 1,
+        "severities": [
+            trace_view.severity
+            for trace_view in compared_traces
+            if trace_view.severity == trace_view.severity
+        ],
         "analyses": analyses,
         "replayed_gates": None,
         "layers": None if options.layers is None else list(options.layers),
@@ -60,21 +85,21 @@ def _recorded(traces: Sequence[Named]) -> dict[str, list[dict[str, Any] | None]]
     Not in how many pixels: checkpoints of different sizes are compared, as in other probes.
     """
     by_view: dict[str, list[dict[str, Any] | None]] = {}
-    for named in traces:
-        inputs = named.trace.about["inputs"]
+    for trace_view in traces:
+        inputs = trace_view.trace.about["inputs"]
         content = None if inputs is None else {key: value for key, value in inputs.items() if key != "size"}
-        alike = by_view.setdefault(named.view_label, [])
-        if content not in alike:
-            alike.append(content)
+        contents = by_view.setdefault(trace_view.view_label, [])
+        if content not in contents:
+            contents.append(content)
     return by_view
 
 
 def _capacities(traces: Sequence[Named]) -> list[str | None]:
     """Return the capacities under which tokens chose; where experts choose, it is the choice itself."""
     capacities = {
-        named.trace.about["checkpoint"].get("capacity")
-        for named in traces
-        if not all(layer.experts_choose or layer.top_k == 0 for layer in named.trace.layers.values())
+        trace_view.trace.about["checkpoint"].get("capacity")
+        for trace_view in traces
+        if not all(layer.experts_choose or layer.top_k == 0 for layer in trace_view.trace.layers.values())
     }
     return sorted(capacities, key=str)
 
@@ -84,13 +109,17 @@ def sidecar_of(
 ) -> dict[str, Any]:
     """Return the sidecar of a run."""
     checkpoints: dict[str, dict[str, Any]] = {}
-    for named in traces:
-        about = named.trace.about["checkpoint"]
+    for trace_view in traces:
+        about = trace_view.trace.about["checkpoint"]
         training = {key: about.get(key) for key in ("seed", "group")}
-        own = {"path": str(named.trace.path), "sha256": about.get("sha256"), "training": training}
-        kept = {key: about.get(key) for key in ("capacity", "group_images")}
-        checkpoints.setdefault(named.name, own | kept)
-    units = [named.trace.about["severity_unit"] for named in traces if named.severity == named.severity]
+        facts = {"path": str(trace_view.trace.path), "sha256": about.get("sha256"), "training": training}
+        limits = {key: about.get(key) for key in ("capacity", "group_images")}
+        checkpoints.setdefault(trace_view.name, facts | limits)
+    units = [
+        trace_view.trace.about["severity_unit"]
+        for trace_view in traces
+        if trace_view.severity == trace_view.severity
+    ]
     return {
         "request": request,
         "severity_unit": units[0] if units else None,
@@ -100,16 +129,18 @@ def sidecar_of(
         "colours": colors(list(checkpoints)),
         "traces": [
             {
-                "path": str(named.trace.path),
-                "checkpoint": named.name,
-                "view": named.view,
-                "severity": None if named.severity != named.severity else named.severity,
-                "label": named.label,
-                "inputs": len(named.trace.ids),
+                "path": str(trace_view.trace.path),
+                "checkpoint": trace_view.name,
+                "view": trace_view.view,
+                "severity": None if trace_view.severity != trace_view.severity else trace_view.severity,
+                "label": trace_view.label,
+                "inputs": len(trace_view.trace.ids),
             }
-            for named in traces
+            for trace_view in traces
         ],
-        "skipped_images": sorted({name for named in traces for name in named.trace.about["skipped"]}),
+        "skipped_images": sorted(
+            {name for trace_view in traces for name in trace_view.trace.about["skipped"]}
+        ),
         "notes": notes,
         "wall_seconds": time.perf_counter() - started,
         "device": "cpu",
@@ -129,12 +160,13 @@ def notes_of(
     ``left_out``: by trace, tokens of the first one and of it after those that both have.
     """
     notes = [
-        f"{len(named.trace.ids) - len(ids):,} of the {len(named.trace.ids):,} inputs of {named.label}, which not all "
+        f"{len(trace_view.trace.ids) - len(ids):,} of the {len(trace_view.trace.ids):,} inputs of "
+        f"{trace_view.label}, which not all "
         "of the traces have"
-        for named in traces
-        if len(named.trace.ids) > len(ids)
+        for trace_view in traces
+        if len(trace_view.trace.ids) > len(ids)
     ]
-    hashes = {named.trace.about["checkpoint"].get("sha256") for named in traces}
+    hashes = {trace_view.trace.about["checkpoint"].get("sha256") for trace_view in traces}
     if expert_map is not None:
         removed = ", ".join(f"{int((expert_map.of(name) < 0).sum())} of {name}" for name in layers)
         notes.append(
@@ -142,17 +174,18 @@ def notes_of(
             "are new: they are counted, and what is left of their experts is compared apart (tokens unshared); and the "
             "weights"
         )
-    elif len({named.name for named in traces}) > 1 and len(hashes) > 1:
+    elif len({trace_view.name for trace_view in traces}) > 1 and len(hashes) > 1:
         notes.append("whether expert e of one checkpoint does what expert e of another does")
-    recorded_layers = [(name, named.trace.layers[name]) for name in layers for named in traces]
-    counted = dict.fromkeys(name for name, layer in recorded_layers if layer.load_only)
-    if counted:
+    recorded_layers = [(name, trace_view.trace.layers[name]) for name in layers for trace_view in traces]
+    load_only_layers = dict.fromkeys(name for name, layer in recorded_layers if layer.load_only)
+    if load_only_layers:
         notes.append(
-            f"anything but the load of {', '.join(counted)}, as a trace holds counts of choices there, and no token: "
+            f"anything but the load of {', '.join(load_only_layers)}, as a trace holds counts of "
+            "choices there, and no token: "
             "no match, no chance, no κ"
         )
     lacking = dict.fromkeys(
-        name for name, layer in recorded_layers if not layer.ordered and name not in counted
+        name for name, layer in recorded_layers if not layer.ordered and name not in load_only_layers
     )
     if lacking:
         notes.append(
@@ -164,7 +197,7 @@ def notes_of(
         for name in layers
         if name not in lacking
         and traces[0].trace.layers[name].top_k > 1
-        and len({one.trace.layers[name].ordered_by for one in traces}) > 1
+        and len({trace_view.trace.layers[name].ordered_by for trace_view in traces}) > 1
     ]
     if differ:
         notes.append(
@@ -191,4 +224,113 @@ def notes_of(
 
 def most_tokens(traces: Sequence[Named], layer: str, ids: Sequence[str]) -> int:
     """Return the tokens of the longest of the inputs, in any trace."""
-    return max(int(named.trace.num_tokens(layer, ids).max()) for named in traces)
+    return max(int(trace_view.trace.num_tokens(layer, ids).max()) for trace_view in traces)
+
+
+# What the layers of sequences say together: which tokens differ in some layer, and in which one first.
+#
+# Axes: L layers, B sequences, J tokens.
+
+Sums = dict[Cell, dict[str, Tensor]]
+
+
+class Across:
+    """Differences of the layers of some sequences, added layer by layer in forward order."""
+
+    def __init__(self) -> None:
+        self._layers: list[str] = []
+        self._differs: list[Tensor] = []
+        self._trials: list[Tensor] = []
+        self._kinds: dict[str, Paired] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to say: no layer of it is one of sequences."""
+        return not self._layers
+
+    def add(self, layer: str, pair: LayerPair) -> None:
+        """Add a layer; one that is not of sequences, has other tokens, or routes by token id, has no part."""
+        if BY_TOKEN_ID in (pair.reference.router, pair.view.router):
+            return
+        if pair.view.grid is not None or not Disagreement().applies(pair.view):
+            return
+        paired = patches(pair)
+        if self._trials and paired.present.shape != self._trials[0].shape:
+            return
+        self._layers.append(layer)
+        self._differs.append(differ(pair, paired))
+        self._trials.append(paired.present)
+        if not self._kinds:
+            kinds = by_token_kind(pair)
+            kinds.pop("prefix", None)
+            self._kinds = kinds | by_position(kinds[TEXT.token])
+
+    def joined(self, sums: Sums) -> Sums:
+        """Return the sums of single layers with those of all of them, and with which one is the first to differ."""
+        differs, trial = torch.stack(self._differs), torch.stack(self._trials).all(0)
+        joined = dict(sums)
+        for tokens, paired in self._kinds.items():
+            of_kind = Differences(differs, trial & paired.present)
+            joined[Cell(tokens=tokens)] = Touched().sums(of_kind)
+            for cell in sums:
+                if cell.tokens == tokens and cell.layer in self._layers:
+                    first = FirstLayer(self._layers.index(cell.layer))
+                    joined[cell] = sums[cell] | first.sums(of_kind)
+        return joined
+
+
+# The sums of a layer of two checkpoints with different experts, by a map of the old ones to the new ones.
+
+# What tables call the tokens whose experts are not those of both sides.
+_APART = "unshared"
+
+
+def sums_of_mapped(
+    analyses: Sequence[LayerAnalysis], layer: str, pair: LayerPair, expert_map: ExpertMap
+) -> tuple[LayerPair, dict[Cell, dict[str, Tensor]]]:
+    """Return the pair of the tokens whose experts both sides have, and the sums of it.
+
+    With them are the counts of the other tokens, and how far what is left of their experts agrees (``unshared``). Gates
+    are not compared: those of removed experts are on one side alone.
+
+    Raises:
+        UserError: tokens moved, or experts choose.
+    """
+    if not pair.aligned or not pair.view.tokens_choose:
+        raise UserError(f"{layer}: --expert-map is for tokens that choose, and stay in their places.")
+    renumbered = with_new_experts(pair, expert_map.of(layer))
+    reasons = Reasons(
+        renumbered.removed, renumbered.merged, renumbered.added, patches(renumbered.pair).present
+    )
+    shared, unshared = renumbered.of(~reasons.unshared), renumbered.of(reasons.unshared)
+    sums = sums_of_layer(
+        [analysis for analysis in analyses if not isinstance(analysis, Weights)], layer, shared
+    )
+    # Which experts of a prefix token are removed is not asked.
+    sums = {cell: columns for cell, columns in sums.items() if cell.tokens != "prefix"}
+    token = pair.view.modality.token
+    for cell in [cell for cell in sums if cell.tokens == token]:
+        sums[cell] = sums[cell] | Unshared().sums(reasons)
+    for cell, columns in sums_of_layer([SetMatch()], layer, unshared).items():
+        if cell.tokens == token:
+            sums[dataclasses.replace(cell, tokens=_APART)] = columns
+    return shared, sums
+
+
+# The load of a layer of a trace alone, where it or the trace beside it holds no more than counts of choices.
+
+
+def load_of(trace: TraceFile, name: str, ids: Sequence[str]) -> dict[Cell, dict[str, Tensor]]:
+    """Return the sums of the load of a layer in some inputs of one trace."""
+    layer = trace.layers[name]
+    if not layer.load_only:
+        routing = to_routing(trace.read(name, ids))
+        # Counts are of all choices: only those of this side can be held against them.
+        routing = replace(routing, ordered=routing.top_k < 2)
+        patches = torch.arange(routing.selected.shape[1] - routing.num_prefix_tokens).expand(len(ids), -1)
+        return sums_of_layer([Load()], name, LayerPair(routing, routing, patches, patches, aligned=True))
+    if layer.num_experts < 2:
+        return {}
+    counts = torch.tensor(trace.counts(name, ids))
+    cell = Cell(layer=name, router=layer.router, top_k=layer.top_k, tokens=TEXT.token)
+    return {cell: Load.sums_of_counts(counts, top_k=layer.top_k)}

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.disagreement import CHOICE_DIFFERS
+from moeprobe.metrics.analyses.disagreement import CHOICE_DIFFERS
+from moeprobe.metrics.analyses.touched import PAIRS_DIFFER
 from moeprobe.metrics.token_kinds import POSITION
-from moeprobe.metrics.touched import PAIRS_DIFFER
-from moeprobe.probes.routes.heat import bar, grid, heat_map
+from moeprobe.probes.routes.figure import bar, grid, heat_map
 from moeprobe.results.figures import panels
 
 # Layers that have a line of the map of full height.
@@ -24,15 +24,15 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     if cells.empty:
         return {}
     names, layers = panels.checkpoints(cells), panels.layers(cells)
-    places = list(dict.fromkeys(cells["tokens"]))
-    labels = [place.removeprefix(POSITION).strip() for place in places]
+    positions = list(dict.fromkeys(cells["tokens"]))
+    labels = [position.removeprefix(POSITION).strip() for position in positions]
     tall = max(2.4, 0.22 * min(len(layers), _MOST_TALL) + 0.06 * max(len(layers) - _MOST_TALL, 0) + 1.2)
-    figure, axes = grid(2, len(names), width=max(4.5, 0.42 * len(places) + 1.5), height=tall)
+    figure, axes = grid(2, len(names), width=max(4.5, 0.42 * len(positions) + 1.5), height=tall)
     scale = Normalize(0, max(float(cells["value"].max()), 1e-9))
     for column, name in enumerate(names):
-        own = cells[cells["checkpoint"] == name]
-        values = own.pivot_table(index="layer", columns="tokens", values="value").reindex(
-            index=layers, columns=places
+        checkpoint_cells = cells[cells["checkpoint"] == name]
+        values = checkpoint_cells.pivot_table(index="layer", columns="tokens", values="value").reindex(
+            index=layers, columns=positions
         )
         heat_map(axes[0, column], values.to_numpy(float), scale, rows=layers, columns=labels)
         axes[0, column].set_title(name)
@@ -40,20 +40,20 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         line = axes[1, column]
         panels.points(
             line,
-            np.arange(len(places)),
-            mean.set_index("tokens").reindex(places),
+            np.arange(len(positions)),
+            mean.set_index("tokens").reindex(positions),
             color=colors[name],
             label="pairs of token and layer that differ",
             fmt="o-",
         )
-        line.set_xticks(range(len(places)), labels)
-        line.set_xlim(-0.5, len(places) - 0.5)
+        line.set_xticks(range(len(positions)), labels)
+        line.set_xlim(-0.5, len(positions) - 0.5)
         line.set_ylim(bottom=0)
         line.set_xlabel("position in the sequence, from 0")
     axes[0, 0].set_ylabel("MoE layer")
     axes[1, 0].set_ylabel("share that differs")
     bar(figure, axes[0], scale, "share that differs", mark={})
-    drawn = panels.ordinary(table[table["metric"] == PAIRS_DIFFER.name])
+    shares = panels.ordinary(table[table["metric"] == PAIRS_DIFFER.name])
     title = "Where the routing of the same sequences differs"
     notes = ["Above: tokens whose set of experts differs"]
-    return {"disagreement": panels.finish(figure, drawn, title=title, notes=notes)}
+    return {"disagreement": panels.finish(figure, shares, title=title, notes=notes)}

@@ -37,8 +37,8 @@ def along_a_severity(result: Result) -> bool:
     """Whether the traces with a severity are the steps of one view, each once per checkpoint."""
     steps = [trace for trace in result.sidecar["traces"] if trace["severity"] is not None]
     severities, views = ({step[key] for step in steps} for key in ("severity", "view"))
-    places = {(step["checkpoint"], step["severity"]) for step in steps}
-    return len(severities) > 1 and len(views) == 1 and len(places) == len(steps)
+    steps_seen = {(step["checkpoint"], step["severity"]) for step in steps}
+    return len(severities) > 1 and len(views) == 1 and len(steps_seen) == len(steps)
 
 
 def steps_alone(result: Result) -> Result:
@@ -58,6 +58,6 @@ def figures_of(result: Result) -> dict[str, Figure]:
     side_by_side = labeled(result)
     palette = side_by_side.sidecar["colours"]
     views = result.sidecar["request"]["view"]["name"]
-    drawn = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)
-    drawn |= draw_disagreement(side_by_side.table, colors=palette)
-    return drawn | draw_confidence(side_by_side.table, colors=palette, title="Router confidence, recorded")
+    figures = draw_match_ratio(side_by_side.table.assign(view=views), colors=palette)
+    figures |= draw_disagreement(side_by_side.table, colors=palette)
+    return figures | draw_confidence(side_by_side.table, colors=palette, title="Router confidence, recorded")

@@ -13,25 +13,24 @@ import numpy as np
 from torch import Tensor
 
 from moeprobe.errors import UserError
+from moeprobe.metrics.analyses.weights import Weights
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.metrics.weights import Weights
 from moeprobe.probes.analyze_trace import AnalyzeTrace, describe
-from moeprobe.probes.analyze_trace.across import Across
-from moeprobe.probes.analyze_trace.describe import most_tokens, notes_of, request_of, sidecar_of
+from moeprobe.probes.analyze_trace.describe import (
+    Across,
+    load_of,
+    most_tokens,
+    notes_of,
+    request_of,
+    sidecar_of,
+    sums_of_mapped,
+)
 from moeprobe.probes.analyze_trace.figure import figures_of
-from moeprobe.probes.analyze_trace.load_only import load_of
-from moeprobe.probes.analyze_trace.mapped import sums_of_mapped
 from moeprobe.probes.engine.batch_sums import sums_of_layer, to_host
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
-from moeprobe.results import summaries
-from moeprobe.results.completing import complete
-from moeprobe.results.folder import Result, output_folder
-from moeprobe.results.stored import Stored, of_file, of_table, together, write
-from moeprobe.results.sums import Accumulator, Cell
-from moeprobe.results.tables import image_table
-from moeprobe.routing.traces.expert_map import ExpertMap, read_expert_map
-from moeprobe.routing.traces.pairs import (
+from moeprobe.recordings.expert_map import ExpertMap, read_expert_map
+from moeprobe.recordings.pairs import (
     Named,
     common_ids,
     common_layers,
@@ -40,7 +39,13 @@ from moeprobe.routing.traces.pairs import (
     pair,
     weighted,
 )
-from moeprobe.routing.traces.reading import Block, TraceFile
+from moeprobe.recordings.reading import Block, TraceFile
+from moeprobe.results import summaries
+from moeprobe.results.completing import complete
+from moeprobe.results.folder import Result, output_folder
+from moeprobe.results.stored import SumsStore, concat, of_file, of_table, write
+from moeprobe.results.sums import Accumulator, Cell
+from moeprobe.results.tables import image_table
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.files import Scratch
 from moeprobe.runtime.progress import Progress, progress_of
@@ -74,7 +79,7 @@ def analyze_trace(
     Args:
         paths: trace files; the first is the reference.
         expert_map: JSON file that says which experts of the first trace became which of the others
-            (``routing.traces.expert_map``); None = they have the same numbers.
+            (``recordings.expert_map``); None = they have the same numbers.
         options: only ``layers``, ``seed`` (of the intervals), ``out``, ``overwrite``, ``figures`` and ``svg``;
             ``changes`` are applied to them by name.
         watcher: receives the progress of the run.
@@ -88,7 +93,7 @@ def analyze_trace(
     if not trace_paths:
         raise UserError("Name at least one trace.")
     traces = name_all([TraceFile(Path(path)) for path in trace_paths])
-    files = [named.trace for named in traces]
+    files = [trace_view.trace for trace_view in traces]
     layers = common_layers(files, options.layers, mapped=expert_map is not None)
     ids = common_ids(files, layers)
     mapped = None if expert_map is None else read_expert_map(Path(expert_map), files[0], files[1:], layers)
@@ -102,17 +107,22 @@ def analyze_trace(
                 f"Nothing can be said of {', '.join(layers)} of {files[0].path}: there is one expert, or no choices "
                 "and no gates are recorded."
             )
-        about = summaries.About(
+        info = summaries.About(
             run=_KIND if options.out is None else options.out.name,
             dataset=request["data"],
             split=request["split"],
             seed=options.seed,
             aligned=request["aligned"],
-            train_seeds={named.name: named.trace.about["checkpoint"].get("seed") for named in traces},
-            groups={named.name: named.trace.about["checkpoint"].get("group") or "" for named in traces},
+            train_seeds={
+                trace_view.name: trace_view.trace.about["checkpoint"].get("seed") for trace_view in traces
+            },
+            groups={
+                trace_view.name: trace_view.trace.about["checkpoint"].get("group") or ""
+                for trace_view in traces
+            },
         )
         analyses = make_analyses(AnalyzeTrace.analyses)
-        table, comparison = summaries.summarize(sums, analyses=analyses, about=about)
+        table, comparison = summaries.summarize(sums, analyses=analyses, run_info=info)
         result = Result(
             table,
             comparison,
@@ -149,13 +159,15 @@ class Measuring:
         # Of each layer as many tokens as the longest of all inputs has.
         self._tokens = {layer: most_tokens(traces, layer, ids) for layer in layers}
         self._marked = {
-            name for name in ("generated", "token_ids") if any(named.trace.marks(name) for named in traces)
+            name
+            for name in ("generated", "token_ids")
+            if any(trace_view.trace.marks(name) for trace_view in traces)
         }
         self.left_out: dict[str, tuple[int, int]] = {}
 
-    def sums(self, watcher: Progress) -> Stored:
+    def sums(self, watcher: Progress) -> SumsStore:
         """Return the sums per input of every trace; of more inputs than one part holds they are kept in files."""
-        parts: list[Stored] = []
+        parts: list[SumsStore] = []
         scratch = Scratch() if len(self._ids) > _PART else None
         for start in range(0, len(self._ids), _PART):
             part = self._part(self._ids[start : start + _PART], watcher)
@@ -164,25 +176,25 @@ class Measuring:
                 write(path, part)
                 part = of_file(path)
             parts.append(part)
-        return Stored((one for part in parts for one in part), keep=(scratch,))
+        return SumsStore((cell for part in parts for cell in part), keep=(scratch,))
 
-    def _part(self, ids: Sequence[str], watcher: Progress) -> Stored:
+    def _part(self, ids: Sequence[str], watcher: Progress) -> SumsStore:
         accumulators: dict[str, Accumulator] = {}
         layers = self._traces[0].trace.layers
-        of_one = max(max(most, 1) * layers[layer].num_experts for layer, most in self._tokens.items())
+        of_one = max(max(longest, 1) * layers[layer].num_experts for layer, longest in self._tokens.items())
         size = max(min(_BLOCK, _GATES // of_one), 1)
         for start in range(0, len(ids), size):
             block = ids[start : start + size]
             label = {"label": np.full(len(block), -1)}
-            for named, sums in zip(self._traces, self._of_block(block), strict=True):
-                accumulator = accumulators.setdefault(named.name, Accumulator())
+            for trace_view, sums in zip(self._traces, self._of_block(block), strict=True):
+                accumulator = accumulators.setdefault(trace_view.name, Accumulator())
                 for cell, columns in sums.items():
-                    placed = dataclasses.replace(cell, view=named.view, severity=named.severity)
+                    placed = dataclasses.replace(cell, view=trace_view.view, severity=trace_view.severity)
                     accumulator.add(
                         placed, block, label | {name: to_host(column) for name, column in columns.items()}
                     )
             watcher.advance(len(block))
-        return together(
+        return concat(
             of_table(image_table(sums, checkpoint=name))
             for name, sums in accumulators.items()
             if sums.cells()
@@ -190,38 +202,49 @@ class Measuring:
 
     def _of_block(self, ids: Sequence[str]) -> list[dict[Cell, dict[str, Tensor]]]:
         """Return the sums of some inputs for each trace."""
-        found: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self._traces]
+        sums_of_traces: list[dict[Cell, dict[str, Tensor]]] = [{} for _ in self._traces]
         across = [Across() for _ in self._traces]
-        for layer, most in self._tokens.items():
-            if any(named.trace.layers[layer].load_only for named in self._traces):
-                for number, named in enumerate(self._traces):
-                    found[number] |= load_of(named.trace, layer, ids)
+        for layer, longest in self._tokens.items():
+            if any(trace_view.trace.layers[layer].load_only for trace_view in self._traces):
+                for number, trace_view in enumerate(self._traces):
+                    sums_of_traces[number] |= load_of(trace_view.trace, layer, ids)
                 continue
-            blocks = [named.trace.read(layer, ids, num_tokens=most) for named in self._traces]
-            for number, (named, recorded) in enumerate(zip(self._traces, blocks, strict=True)):
-                subject = pair(blocks[0], recorded, named=named, marked=self._marked if number else ())
-                known = weighted(recorded.layer) and weighted(blocks[0].layer) and most <= describe.LONGEST
+            blocks = [trace_view.trace.read(layer, ids, num_tokens=longest) for trace_view in self._traces]
+            for number, (trace_view, trace_block) in enumerate(zip(self._traces, blocks, strict=True)):
+                subject = pair(
+                    blocks[0],
+                    trace_block,
+                    view_trace=trace_view,
+                    known_columns=self._marked if number else (),
+                )
+                has_weights = (
+                    weighted(trace_block.layer) and weighted(blocks[0].layer) and longest <= describe.LONGEST
+                )
                 names = _OF_PAIRS if number else (_ALONE if self._alone else ())
                 analyses = [
-                    one
-                    for one in make_analyses(names)
-                    if isinstance(one, LayerAnalysis) and (known or not isinstance(one, Weights))
+                    analysis
+                    for analysis in make_analyses(names)
+                    if isinstance(analysis, LayerAnalysis)
+                    and (has_weights or not isinstance(analysis, Weights))
                 ]
                 if number and self._expert_map is not None:
                     subject, sums = sums_of_mapped(analyses, layer, subject, self._expert_map)
                 else:
                     sums = sums_of_layer(analyses, layer, subject)
-                found[number] |= sums
+                sums_of_traces[number] |= sums
                 if number and subject.aligned:
                     across[number].add(layer, subject)
                     if layer == next(iter(self._tokens)):
-                        self._count(named, blocks[0], recorded)
-        return [sums if one.empty else one.joined(sums) for sums, one in zip(found, across, strict=True)]
+                        self._count(trace_view, blocks[0], trace_block)
+        return [
+            sums if layers_across.empty else layers_across.joined(sums)
+            for sums, layers_across in zip(sums_of_traces, across, strict=True)
+        ]
 
-    def _count(self, named: Named, reference: Block, view: Block) -> None:
+    def _count(self, trace_view: Named, reference: Block, view: Block) -> None:
         """Count the tokens that are left out."""
-        kept = int(common_prefix(reference, view).sum())
-        before = self.left_out.get(named.label, (0, 0))
-        own = (int(block.num_tokens.sum()) - kept for block in (reference, view))
-        first, other = (earlier + count for earlier, count in zip(before, own, strict=True))
-        self.left_out[named.label] = (first, other)
+        num_common = int(common_prefix(reference, view).sum())
+        before = self.left_out.get(trace_view.label, (0, 0))
+        num_left_out = (int(block.num_tokens.sum()) - num_common for block in (reference, view))
+        first, of_view = (earlier + count for earlier, count in zip(before, num_left_out, strict=True))
+        self.left_out[trace_view.label] = (first, of_view)

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moeprobe.inputs.modality import TEXT
-from moeprobe.metrics import token_kinds, touched
-from moeprobe.metrics.first_layer import FIRST_LAYER_SHARE
+from moeprobe.metrics import token_kinds
+from moeprobe.metrics.analyses import touched
+from moeprobe.metrics.analyses.first_layer import FIRST_LAYER_SHARE
 from moeprobe.results.numbers import interval, number
 
 if TYPE_CHECKING:
@@ -16,46 +17,47 @@ Row = Mapping[str, Any]
 
 def sentences(table: "DataFrame") -> list[str]:
     """Return for each trace how much of it differs, how many tokens are touched, and where it begins."""
-    across = table[table["metric"].isin([one.name for one in touched.Touched.measures])]
-    found = []
+    across = table[table["metric"].isin([metric.name for metric in touched.Touched.measures])]
+    lines = []
     for name in dict.fromkeys(across["checkpoint"]):
-        own = across[across["checkpoint"] == name]
-        rows = {(row["metric"], row["tokens"]): row for row in own.to_dict("records")}
-        found.append(_of(name, rows) + _parts(rows) + _begins(table[table["checkpoint"] == name], rows))
-    return found
+        checkpoint_rows = across[across["checkpoint"] == name]
+        rows = {(row["metric"], row["tokens"]): row for row in checkpoint_rows.to_dict("records")}
+        lines.append(_of(name, rows) + _parts(rows) + _begins(table[table["checkpoint"] == name], rows))
+    return lines
 
 
 def _of(name: str, rows: Mapping[tuple[str, str], Row]) -> str:
-    pairs, some, independent = (
-        rows[one.name, TEXT.token]
-        for one in (touched.PAIRS_DIFFER, touched.TOKENS_TOUCHED, touched.INDEPENDENT)
+    pairs, affected, independent = (
+        rows[metric.name, TEXT.token]
+        for metric in (touched.PAIRS_DIFFER, touched.TOKENS_TOUCHED, touched.INDEPENDENT)
     )
     return (
-        f"{name}: the experts differ in {interval(pairs)} of the pairs of token and layer; {interval(some)} of the "
+        f"{name}: the experts differ in {interval(pairs)} of the pairs of token and layer; {interval(affected)} of the "
         f"tokens are touched in at least one layer, where layers that differ independently would touch "
         f"{number(independent['value'])}."
     )
 
 
 def _parts(rows: Mapping[tuple[str, str], Row]) -> str:
-    known = [
+    parts = [
         (kind, rows[touched.PAIRS_DIFFER.name, kind])
         for kind in token_kinds.PARTS
         if (touched.PAIRS_DIFFER.name, kind) in rows
     ]
-    known = [(kind, row) for kind, row in known if row["trials"] > 0]
-    if not known:
+    parts = [(kind, row) for kind, row in parts if row["trials"] > 0]
+    if not parts:
         return ""
-    return " Of pairs " + ", ".join(f"of {kind} tokens {interval(row)}" for kind, row in known) + "."
+    return " Of pairs " + ", ".join(f"of {kind} tokens {interval(row)}" for kind, row in parts) + "."
 
 
 def _begins(table: "DataFrame", rows: Mapping[tuple[str, str], Row]) -> str:
     first = table[(table["metric"] == FIRST_LAYER_SHARE.name) & (table["tokens"] == TEXT.token)]
-    place = rows[touched.FIRST_POSITION.name, TEXT.token]
-    if first["value"].isna().all() or not place["trials"]:
+    position = rows[touched.FIRST_POSITION.name, TEXT.token]
+    if first["value"].isna().all() or not position["trials"]:
         return ""
-    most = first.loc[first["value"].idxmax()]
+    first_layer = first.loc[first["value"].idxmax()]
     return (
-        f" Most touched tokens differ first in {most['layer']} ({interval(most)}); the first such token of a sequence "
-        f"stands at position {interval(place)}, on average."
+        f" Most touched tokens differ first in {first_layer['layer']} ({interval(first_layer)}); "
+        "the first such token of a sequence "
+        f"stands at position {interval(position)}, on average."
     )

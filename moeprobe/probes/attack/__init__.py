@@ -10,9 +10,6 @@ from moeprobe.probes.base import AGREEMENT, Agreement, Arg, Headline, Layout, Pa
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 # What an epsilon of 1 is: images have values from 0 to 1.
@@ -35,6 +32,7 @@ class Attack(Probe["Result"]):
 
     name: ClassVar[str] = "attack"
     title: ClassVar[str] = "Routing under an attack on the answer"
+    work: ClassVar[str] = "moeprobe.probes.attack.measure:AttackMeasurement"
     panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = (*AGREEMENT, "confidence", "load", "output")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
@@ -58,19 +56,13 @@ class Attack(Probe["Result"]):
 
     def check(self) -> None:
         """Raise ``UserError`` where a number is out of range."""
-        if not self.epsilons or any(not 0 <= one <= LEVELS for one in self.epsilons):
+        if not self.epsilons or any(not 0 <= epsilon <= LEVELS for epsilon in self.epsilons):
             raise UserError(
                 f"--epsilons takes numbers from 0 to {LEVELS}, in {LEVELS}ths of the range of a pixel; got "
                 f"{list(self.epsilons)}."
             )
         if not 1 <= self.steps <= 1000:
             raise UserError(f"--steps takes a whole number from 1 to 1,000; got {self.steps}.")
-
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the passes over perturbed images."""
-        from moeprobe.probes.attack.measure import AttackMeasurement
-
-        return AttackMeasurement(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return how the images are perturbed."""

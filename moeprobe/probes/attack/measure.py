@@ -1,8 +1,10 @@
 """The work of ``attack``: each batch as it is, then perturbed by every epsilon."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,13 +13,13 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.probes.attack import LEVELS, UNIT, VIEWS, Attack
-from moeprobe.probes.attack.ascent import ascended, at_random
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.batch_sums import labels_of, layer_sums, output_sums
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
 from moeprobe.routing.capabilities import Differentiable
+from moeprobe.runtime.seeds import generator
 
 
 class AttackMeasurement(VariantsMeasurement):
@@ -39,9 +41,9 @@ class AttackMeasurement(VariantsMeasurement):
         """What an epsilon of 1 is."""
         return UNIT
 
-    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch, for every epsilon."""
-        return partial(_batch_sums, question, model, self.probe)
+        return partial(_batch_sums, spec, model, self.probe)
 
     @property
     def passes(self) -> int:
@@ -51,33 +53,70 @@ class AttackMeasurement(VariantsMeasurement):
 
 
 def _batch_sums(
-    question: Question, checkpoint: Checkpoint, probe: Attack, batch: Batch | TextBatch
+    spec: RunSpec, checkpoint: Checkpoint, probe: Attack, batch: Batch | TextBatch
 ) -> dict[str, Sums]:
     """Return the sums of a batch, with epsilon as the severity of each cell."""
     assert isinstance(batch, Batch)
-    model, images, layers = checkpoint.model, batch.views[0], question.layers_of(checkpoint.model)
+    model, images, layers = checkpoint.model, batch.views[0], spec.layers_of(checkpoint.model)
     first = model.trace(images, layers=layers, logits=True)
     assert first[0] is not None
     sums: Sums = {}
     for severity in probe.epsilons:
         view = first
         if severity > 0:
-            moved = _moved(question, checkpoint, probe, batch, first[0], severity / LEVELS)
-            view = model.trace(moved, layers=layers, logits=True)
-        found = layer_sums(question, checkpoint, batch, first[1], view[1], 0)
-        found[Cell()] = output_sums(question, checkpoint, batch, first[0], view[0])
-        sums |= {dataclasses.replace(cell, severity=severity): one for cell, one in found.items()}
+            perturbed = _moved(spec, checkpoint, probe, batch, first[0], severity / LEVELS)
+            view = model.trace(perturbed, layers=layers, logits=True)
+        sums_by_cell = layer_sums(spec, checkpoint, batch, first[1], view[1], 0)
+        sums_by_cell[Cell()] = output_sums(spec, checkpoint, batch, first[0], view[0])
+        sums |= {
+            dataclasses.replace(cell, severity=severity): columns for cell, columns in sums_by_cell.items()
+        }
     return {VIEWS[probe.direction]: sums}
 
 
 def _moved(
-    question: Question, checkpoint: Checkpoint, probe: Attack, batch: Batch, scores: Tensor, epsilon: float
+    spec: RunSpec, checkpoint: Checkpoint, probe: Attack, batch: Batch, scores: Tensor, epsilon: float
 ) -> Tensor:
     images, model = batch.views[0], checkpoint.model
     if probe.direction == "random":
-        return at_random(images, batch.image_ids, epsilon=epsilon, seed=question.seed)
+        return at_random(images, batch.image_ids, epsilon=epsilon, seed=spec.seed)
     assert isinstance(model, Differentiable)
-    labels = labels_of(question, batch).to(scores.device)
+    labels = labels_of(spec, batch).to(scores.device)
     # An image without a label is moved away from the class that the model gives it.
     targets = torch.where(labels >= 0, labels, scores.argmax(-1))
     return ascended(model, images.to(scores.device), targets, epsilon=epsilon, steps=probe.steps)
+
+
+# Images that are perturbed as far as epsilon allows: up the loss, or at random.
+
+
+def ascended(model: Differentiable, images: Tensor, targets: Tensor, *, epsilon: float, steps: int) -> Tensor:
+    """Return images after projected gradient ascent on the cross-entropy of ``targets`` (Madry et al. 2018).
+
+    It begins at the image itself, so that the same call gives the same images.
+
+    Args:
+        model: whose loss.
+        images: ``(B, 3, H, W)`` in [0, 1].
+        targets: ``(B,)`` classes.
+        epsilon: the largest change of a value, in units of the range [0, 1].
+        steps: of 2.5 epsilon / steps along the signs of the gradient.
+    """
+    adversarial = images
+    for _ in range(steps):
+        adversarial = adversarial + 2.5 * epsilon / steps * model.loss_gradient(adversarial, targets).sign()
+        adversarial = _near(adversarial, images, epsilon)
+    return adversarial
+
+
+def at_random(images: Tensor, image_ids: Sequence[str], *, epsilon: float, seed: int) -> Tensor:
+    """Return images ``(B, 3, H, W)`` whose values are moved by epsilon, up or down as (seed, image) says."""
+    shape = images.shape[1:]
+    signs = [generator(seed, "attack", name).integers(0, 2, shape, dtype=np.int8) for name in image_ids]
+    start = torch.from_numpy(np.stack(signs)).to(images) * 2 - 1
+    return _near(images + epsilon * start, images, epsilon)
+
+
+def _near(adversarial: Tensor, images: Tensor, epsilon: float) -> Tensor:
+    """Return images that are images, and no further than epsilon from their own."""
+    return torch.clamp(adversarial, images - epsilon, images + epsilon).clamp(0, 1)

@@ -36,6 +36,7 @@ class Confidence(Probe["Result"]):
         Headline("gate_highest"),
         Headline("load_entropy"),
         Headline("dead_experts"),
+        Headline("dead_experts_first"),
     )
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.confidence import Confidence
+from moeprobe.metrics.analyses.confidence import Confidence
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 
@@ -65,7 +65,7 @@ def _over_layers(
             rows = panels.select(patches, checkpoint=checkpoint, metric=metric)
             draw_line(panel, rows, layers, color=colors[checkpoint], label=checkpoint, shift=shift)
         panel.set(title=label, ylim=(0, 1))
-        label_axis(panel, layers, named=panel in lowest)
+        label_axis(panel, layers, with_label=panel in lowest)
     for first in axes[:, 0]:
         first.set_ylabel(_MEAN)
     return figure

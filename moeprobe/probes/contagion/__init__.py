@@ -1,6 +1,6 @@
 """The declaration of ``contagion``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -9,10 +9,8 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Probe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 # In groups of one image there are no batch-mates.
@@ -32,6 +30,7 @@ class Contagion(Probe["Result"]):
 
     name: ClassVar[str] = "contagion"
     title: ClassVar[str] = "Dependence of routing on other tokens"
+    work: ClassVar[str] = "moeprobe.probes.contagion.measure:ContagionMeasurement"
     analyses: ClassVar[tuple[str, ...]] = ("batch_contagion", "token_contagion", "attention_contagion")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = tuple(
         Headline(f"{what}{measured}") for what in analyses for measured in ("", "_distance")
@@ -48,16 +47,17 @@ class Contagion(Probe["Result"]):
         if not 0 < self.share < 1:
             raise UserError(f"--share takes a share of the patches, between 0 and 1; got {self.share:g}.")
 
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the passes with exchanged context."""
-        from moeprobe.probes.contagion.measure import ContagionMeasurement
-
-        return ContagionMeasurement(self, models, data, options)
-
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what is exchanged, and how much of it."""
         groups = sidecar["request"]["group_images"]
         return f"Tokens that change experts: groups of {groups}, {self.share:.0%} of the patches exchanged"
+
+    @classmethod
+    def says(cls, table: "DataFrame") -> list[str]:
+        """Return which exchanges change nothing at all."""
+        from moeprobe.probes.contagion.sentences import sentences
+
+        return sentences(table)
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the shares of each layer."""

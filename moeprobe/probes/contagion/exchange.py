@@ -13,30 +13,112 @@ Axes: B images, N images of a group, T tokens, P patches, D width.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
-from moeprobe.inputs.images import Framing
-from moeprobe.metrics.attention_contagion import AttentionContagion
+from moeprobe.inputs.images import Framing, Sample
+from moeprobe.metrics.analyses.attention_contagion import AttentionContagion
+from moeprobe.metrics.analyses.batch_contagion import BatchContagion
+from moeprobe.metrics.analyses.token_contagion import TokenContagion
 from moeprobe.metrics.base import Analysis
-from moeprobe.metrics.batch_contagion import BatchContagion
 from moeprobe.metrics.contagion import Contagion
-from moeprobe.metrics.token_contagion import TokenContagion
-from moeprobe.probes.contagion.donors import DonorRecipe, Exchange
 from moeprobe.probes.engine.batch_sums import to_host
-from moeprobe.probes.engine.blocks import counted
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.blocks import readable_batches
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Routable, Traceable
 from moeprobe.routing.correspondence import settle
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import LayerRouting
 from moeprobe.runtime.progress import Advance
+from moeprobe.runtime.seeds import generator
+
+# Which image an image borrows from, and which of its patches are exchanged: the same for every checkpoint.
+#
+# Axes: B images, N images of a group, P patches.
+
+# Images drawn in addition to those of a group, so that there is another where a donor cannot be read.
+_SPARE = 32
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What is exchanged.
+
+    Attributes:
+        dataset: where the images are from.
+        pool: the images of the run, in its order; donors are among them.
+        group_images: N, consecutive images of the pool that are each other's batch-mates.
+        share: how much of an image's patches is exchanged, at least one and at most all but one.
+        seed: of donors and patches.
+    """
+
+    dataset: Dataset
+    pool: Sequence[int]
+    group_images: int
+    share: float
+    seed: int
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Each image's place in the pool, by name."""
+        return {self.dataset.image_ids[index]: place for place, index in enumerate(self.pool)}
+
+    def donor(self, image_id: str, *, skip_bad_images: bool) -> Image.Image:
+        """Return the picture that an image borrows from: a random one of the pool that is not of its own group.
+
+        Raises:
+            UserError: it cannot be read; with ``skip_bad_images``, neither can the next ones drawn.
+        """
+        group = self.places[image_id] // self.group_images
+        size = min(len(self.pool), self.group_images + _SPARE)
+        drawn = generator(self.seed, "contagion lender", image_id).choice(len(self.pool), size, replace=False)
+        for place in drawn.tolist():
+            if place // self.group_images != group:
+                try:
+                    return self.dataset.example(self.pool[place]).image
+                except UserError:
+                    if not skip_bad_images:
+                        raise
+        raise UserError(f"None of the images drawn to be exchanged with {image_id} can be read.")
+
+    def patches(self, image_ids: Sequence[str], num_patches: int) -> Tensor:
+        """Return which patches ``(B, P)`` of each image are exchanged.
+
+        Raises:
+            UserError: the images are of a single patch.
+        """
+        if num_patches < 2:
+            raise UserError("The model sees an image as a single patch, so there are no others to exchange.")
+        count = min(max(round(self.share * num_patches), 1), num_patches - 1)
+        exchanged = torch.zeros(len(image_ids), num_patches, dtype=torch.bool)
+        for row, image_id in enumerate(image_ids):
+            drawn = generator(self.seed, "contagion patches", image_id).permutation(num_patches)[:count]
+            exchanged[row, torch.from_numpy(drawn)] = True
+        return exchanged
+
+
+@dataclass(frozen=True)
+class DonorRecipe:
+    """Makes an image, and its donor, as the model sees them."""
+
+    exchange: Exchange
+    framing: Framing
+    skip_bad_images: bool
+
+    def __call__(self, image: Image.Image, image_id: str) -> list[Sample]:
+        """Return the clean views of an image and of its donor."""
+        donor = self.exchange.donor(image_id, skip_bad_images=self.skip_bad_images)
+        return [self.framing.clean(image), self.framing.clean(donor)]
+
 
 BLOCK_IMAGES = 256
 # In another batch an image's gates move by their rounding; less than this is no change.
@@ -82,7 +164,7 @@ def asks(model: Traceable, analysis: Analysis) -> bool:
     return not isinstance(analysis, TokenContagion) or isinstance(model, Routable)
 
 
-def num_passes(question: Question, model: Traceable, exchange: Exchange) -> int:
+def num_passes(spec: RunSpec, model: Traceable, exchange: Exchange) -> int:
     """Return the forward passes per image, the donors' among them."""
     at_once = exchange.group_images if model.group_images > 1 else 1
     of: dict[type[Analysis], int] = {
@@ -90,11 +172,11 @@ def num_passes(question: Question, model: Traceable, exchange: Exchange) -> int:
         TokenContagion: 2,
         AttentionContagion: at_once,
     }
-    return 1 + sum(of[type(analysis)] for analysis in question.analyses if asks(model, analysis))
+    return 1 + sum(of[type(analysis)] for analysis in spec.analyses if asks(model, analysis))
 
 
 def run_block(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Advance | None,
@@ -105,26 +187,26 @@ def run_block(
     accumulator, skipped = Accumulator(), list[str]()
     assert isinstance(checkpoint.framing, Framing), "only images have patches to exchange"
     loader = batches(
-        question.dataset,
+        spec.dataset,
         block,
-        DonorRecipe(exchange, checkpoint.framing, question.skip_bad_images),
-        loading=Loading(question.batch_size, question.workers),
-        skip_bad_images=question.skip_bad_images,
+        DonorRecipe(exchange, checkpoint.framing, spec.skip_bad_images),
+        loading=Loading(spec.batch_size, spec.workers),
+        skip_bad_images=spec.skip_bad_images,
         group_images=exchange.group_images,
     )
-    for batch in counted(loader, skipped, progress):
-        for cell, columns in _batch_sums(question, checkpoint, batch, exchange).items():
+    for batch in readable_batches(loader, skipped, progress):
+        for cell, columns in _batch_sums(spec, checkpoint, batch, exchange).items():
             arrays = {name: to_host(column) for name, column in columns.items()}
             accumulator.add(cell, batch.image_ids, arrays)
     return accumulator, skipped
 
 
 def _batch_sums(
-    question: Question, checkpoint: Checkpoint, batch: Batch, exchange: Exchange
+    spec: RunSpec, checkpoint: Checkpoint, batch: Batch, exchange: Exchange
 ) -> dict[Cell, dict[str, Tensor]]:
     model = checkpoint.model
     own, lent = batch.views
-    layers = question.layers_of(model) or list(model.layer_names)
+    layers = spec.layers_of(model) or list(model.layer_names)
     reference = model.trace(own, layers=layers, logits=False)[1].layers
     num_groupmates = min(exchange.group_images, len(own))
     scene = _Scene(
@@ -138,7 +220,7 @@ def _batch_sums(
         at_once=num_groupmates if model.group_images > 1 else 1,
     )
     sums: dict[Cell, dict[str, Tensor]] = {}
-    for analysis in question.analyses:
+    for analysis in spec.analyses:
         assert isinstance(analysis, Contagion)
         if not asks(model, analysis):
             continue
@@ -148,13 +230,13 @@ def _batch_sums(
                 batch.image_ids,
                 checkpoint=checkpoint.name,
                 layer=name,
-                allow=question.allow_not_finite,
+                allow=spec.allow_not_finite,
             )
             if analysis.applies(pair.view):
                 for tokens, columns in analysis.sums(pair).items():
                     view = pair.view
-                    label = question.label_of(model, name)
-                    cell = Cell(label, view.router, view.choices_per_token, question.view_name, tokens=tokens)
+                    label = spec.label_of(model, name)
+                    cell = Cell(label, view.router, view.choices_per_token, spec.view_name, tokens=tokens)
                     # Of any of the exchanges.
                     marks = {key: bad | sums.get(cell, {}).get(key, bad) for key, bad in left_out.items()}
                     sums.setdefault(cell, {}).update(columns | marks)

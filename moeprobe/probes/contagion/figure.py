@@ -1,18 +1,15 @@
 """How far routing depends on batch-mates, on the tokens that the router sees, and on the rest of the picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.attention_contagion import AttentionContagion
-from moeprobe.metrics.batch_contagion import BatchContagion
-from moeprobe.metrics.token_contagion import TokenContagion
+from moeprobe.probes.contagion.sentences import EXCHANGES, sentence_on, unchanged
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import label_axis, shifts
 
-_EXCHANGES = {kind.metric: kind for kind in (BatchContagion, TokenContagion, AttentionContagion)}
 _ROWS = {"": "share of tokens that\nchange experts", "_distance": "mean distance of\na token's weights"}
 
 
@@ -22,9 +19,9 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     What is 0 exactly in every layer of every checkpoint has no panel but a sentence; without any other, no figure.
     """
     patches = table[table["tokens"] == "patch"]
-    measured = set(patches["metric"])
-    still = unchanged(table)
-    numbers = [name for name in _EXCHANGES if f"{name}_distance" in measured and name not in still]
+    measured = set(patches.loc[patches["value"].notna(), "metric"])
+    zero = unchanged(table)
+    numbers = [name for name in EXCHANGES if f"{name}_distance" in measured and name not in zero]
     if not numbers:
         return {}
     # Where every expert has a share of every token there is no choice to change.
@@ -41,32 +38,14 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
                 rows = rows.set_index("layer").reindex(layers).reset_index()
                 x = np.arange(len(layers)) + shift
                 panels.points(panel, x, rows, color=colors[checkpoint], label=checkpoint)
-            label_axis(panel, layers, named=row == len(kinds) - 1)
+            label_axis(panel, layers, with_label=row == len(kinds) - 1)
             panel.set(
-                title=_EXCHANGES[name].measures[0].short if row == 0 else "",
+                title=EXCHANGES[name].measures[0].short if row == 0 else "",
                 ylabel=_ROWS[kind] if column == 0 else "",
             )
         top = max(panel.get_ylim()[1] for panel in axes[row])
         axes[row, 0].set_ylim(-0.03 * top, top)
     drawn = patches[patches["metric"].isin([f"{name}{kind}" for name in numbers for kind in kinds])]
-    notes = [zeros(still)] if still else []
+    notes = [sentence_on(zero)] if zero else []
     title = "What changes a token's experts, patches"
     return {"contagion": panels.finish(figure, drawn, title=title, notes=notes)}
-
-
-def unchanged(table: pd.DataFrame) -> list[str]:
-    """Return the numbers of patches that are 0 in every image: nothing changes by exchanging this."""
-    patches = table[table["tokens"] == "patch"]
-    zero = []
-    for name in _EXCHANGES:
-        rows = patches[patches["metric"].isin([name, f"{name}_distance"])]
-        if len(rows) and bool((rows["value"].fillna(0) == 0).all()):
-            zero.append(name)
-    return zero
-
-
-def zeros(names: Sequence[str]) -> str:
-    """Return a sentence about exchanges that change nothing at all."""
-    said = f"0 exactly when {' or '.join(f'{_EXCHANGES[name].exchanged} are exchanged' for name in names)}"
-    # The pixels of others reach a router through attention alone.
-    return said if AttentionContagion.metric in names else f"{said}: each token is routed by itself"

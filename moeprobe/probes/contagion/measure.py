@@ -7,14 +7,14 @@ from typing import Any
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.metrics import contagion
-from moeprobe.metrics.batch_contagion import BatchContagion
+from moeprobe.metrics.analyses.batch_contagion import BatchContagion
 from moeprobe.probes.contagion import Contagion, exchange
-from moeprobe.probes.contagion.donors import Exchange
+from moeprobe.probes.contagion.exchange import Exchange
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.question import Question
-from moeprobe.probes.engine.shard import Cuts
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import Routable
 
@@ -35,47 +35,45 @@ class ContagionMeasurement(Measurement[Result]):
                     f"with groups of {size}; load it with as many."
                 )
 
-    def make_question(self) -> Question:
+    def make_spec(self) -> RunSpec:
         """Return what is asked, without batch-mates where groups have none.
 
         Raises:
             UserError: there are fewer than two groups of images.
         """
-        size, question = self.options.group_images, super().make_question()
-        if len(question.indices) < 2 * size:
+        size, spec = self.options.group_images, super().make_spec()
+        if len(spec.indices) < 2 * size:
             raise UserError(
                 f"What is exchanged comes from another group, so at least {2 * size} images are needed for groups of "
-                f"{size}; there are {len(question.indices)}. Take more images, or a smaller --group-images."
+                f"{size}; there are {len(spec.indices)}. Take more images, or a smaller --group-images."
             )
         if size == 1:
-            analyses = tuple(one for one in question.analyses if not isinstance(one, BatchContagion))
-            question = dataclasses.replace(question, analyses=analyses)
-        return question
+            analyses = tuple(one for one in spec.analyses if not isinstance(one, BatchContagion))
+            spec = dataclasses.replace(spec, analyses=analyses)
+        return spec
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers, with what is measured in these groups."""
         return super().make_request() | {
-            "analyses": [
-                one.metric for one in self.question.analyses if isinstance(one, contagion.Contagion)
-            ],
+            "analyses": [one.metric for one in self.spec.analyses if isinstance(one, contagion.Contagion)],
             "group_images": self.options.group_images,
             "share": self.probe.share,
         }
 
-    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
         """Return what exchanges the context of a block of images."""
         return partial(exchange.run_block, exchange=self._exchange)
 
-    def cuts(self, model: Checkpoint) -> Cuts:
+    def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return cuts at the groups of the run, of models without groups of their own too."""
         size = self.options.group_images
-        batch = max(self.question.batch_size // size, 1) * size
-        return Cuts(max(exchange.BLOCK_IMAGES // size, 1) * size, batch)
+        batch = max(self.spec.batch_size // size, 1) * size
+        return BlockSizes(max(exchange.BLOCK_IMAGES // size, 1) * size, batch)
 
     @property
     def passes(self) -> int:
         """Forward passes per image of the checkpoint that takes most."""
-        return max(exchange.num_passes(self.question, model.model, self._exchange) for model in self.models)
+        return max(exchange.num_passes(self.spec, model.model, self._exchange) for model in self.models)
 
     def finish(self, result: Result, folder: OutputFolder | None) -> Result:
         """Say which numbers are missing."""
@@ -84,10 +82,8 @@ class ContagionMeasurement(Measurement[Result]):
 
     @cached_property
     def _exchange(self) -> Exchange:
-        question, options = self.question, self.options
-        return Exchange(
-            question.dataset, question.indices, options.group_images, self.probe.share, options.seed
-        )
+        spec, options = self.spec, self.options
+        return Exchange(spec.dataset, spec.indices, options.group_images, self.probe.share, options.seed)
 
     def _notes(self) -> list[str]:
         """Return a sentence for each number that is missing."""

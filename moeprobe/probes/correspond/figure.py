@@ -45,7 +45,7 @@ def draw(pairs: Sequence[Correspond], *, title: str, lines: int) -> Figure:
         for label, color_of in (("same expert", _SAME), ("another expert", _OTHER)):
             axes[0].plot([], [], color=color_of, linewidth=2, label=label)
     figure.suptitle(panels.wrapped(title, figure.get_figwidth()))
-    return panels.below(figure, ". ".join(legend) + ".")
+    return panels.add_caption(figure, ". ".join(legend) + ".")
 
 
 def color(row: int, column: int) -> str:
@@ -56,13 +56,13 @@ def color(row: int, column: int) -> str:
 def _views(axes: Axes, item: Correspond, lines: int) -> None:
     side = item.pixels[0].shape[0]
     corners = np.array([(0.0, 0.0), (_ACROSS * side, _DOWN * side)])
-    for number, (left, top) in enumerate(corners):
-        extent = (left, left + side, top + side, top)
+    for number, (left_x, top) in enumerate(corners):
+        extent = (left_x, left_x + side, top + side, top)
         axes.imshow(item.pixels[number], extent=extent, interpolation="nearest", vmin=0, vmax=1)
         _patches(axes, item, item.matched[number], corners[number])
         name = f"view {number + 1}: {item.names[number]}"
         # Each below its outer corner, where no line passes.
-        edge, align = ((left, "left"), (left + side, "right"))[number]
+        edge, align = ((left_x, "left"), (left_x + side, "right"))[number]
         axes.text(edge, top + side * 1.02, name, ha=align, va="top", fontsize=9)
     _lines(axes, item, corners, spread(item.partner, item.grid, lines))
     partners = int((item.partner >= 0).sum())
@@ -77,10 +77,10 @@ def _patches(axes: Axes, item: Correspond, matched: np.ndarray, corner: np.ndarr
     """Draw the grid thin, and make pale what has no partner."""
     size = item.grid.patch_size
     for patch in range(item.grid.num_patches):
-        place = _place(item, patch, corner)
+        corner_xy = _place(item, patch, corner)
         if not matched[patch]:
-            axes.add_patch(Rectangle(place, size, size, facecolor="white", alpha=0.75, edgecolor="none"))
-        axes.add_patch(Rectangle(place, size, size, fill=False, edgecolor="#9a9a9a", linewidth=0.4))
+            axes.add_patch(Rectangle(corner_xy, size, size, facecolor="white", alpha=0.75, edgecolor="none"))
+        axes.add_patch(Rectangle(corner_xy, size, size, fill=False, edgecolor="#9a9a9a", linewidth=0.4))
 
 
 def _place(item: Correspond, patch: int, corner: np.ndarray, inset: float = 0.0) -> tuple[float, float]:
@@ -95,13 +95,13 @@ def spread(partner: np.ndarray, grid: PatchGrid, count: int) -> list[int]:
     valid = np.flatnonzero(partner >= 0)
     if len(valid) <= count:
         return [int(patch) for patch in valid]
-    places = np.stack(np.divmod(valid, grid.columns), axis=1).astype(float)
-    chosen = [int(np.square(places - places.mean(0)).sum(1).argmin())]
-    distance = np.square(places - places[chosen[0]]).sum(1)
-    while len(chosen) < count:
-        chosen.append(int(distance.argmax()))
-        distance = np.minimum(distance, np.square(places - places[chosen[-1]]).sum(1))
-    return sorted(int(patch) for patch in valid[chosen])
+    positions = np.stack(np.divmod(valid, grid.columns), axis=1).astype(float)
+    selected = [int(np.square(positions - positions.mean(0)).sum(1).argmin())]
+    distance = np.square(positions - positions[selected[0]]).sum(1)
+    while len(selected) < count:
+        selected.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.square(positions - positions[selected[-1]]).sum(1))
+    return sorted(int(patch) for patch in valid[selected])
 
 
 def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[int]) -> None:
@@ -117,8 +117,8 @@ def _lines(axes: Axes, item: Correspond, corners: np.ndarray, valid: Sequence[in
     for patch, line in zip(valid, colors, strict=True):
         for corner, cell in zip(corners, (patch, int(item.partner[patch])), strict=True):
             # Inside its cell, so that neighbors do not draw over each other.
-            place = _place(item, cell, corner, inset=0.04)
-            axes.add_patch(Rectangle(place, inside, inside, fill=False, edgecolor=line, linewidth=width))
+            cell_xy = _place(item, cell, corner, inset=0.04)
+            axes.add_patch(Rectangle(cell_xy, inside, inside, fill=False, edgecolor=line, linewidth=width))
     edge = [patheffects.withStroke(linewidth=width + 1.2, foreground="black", alpha=0.5)]
     axes.add_collection(
         LineCollection(

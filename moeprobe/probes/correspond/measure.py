@@ -19,15 +19,14 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.geometry import PatchGrid
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.open import open_images, open_view, pick_images
-from moeprobe.inputs.view_names import parse_view
+from moeprobe.inputs.open import open_images, open_view, parse_view, pick_images
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.models.checkpoints.checkpoint import load
 from moeprobe.probes.correspond.pairs import Correspond, pair_up
 from moeprobe.probes.engine.applicability import check_images
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.engine.origins import Origin, data_of, make_origin, origin_of
-from moeprobe.probes.engine.question import Question, choose_images, recipe
+from moeprobe.probes.engine.run_spec import RunSpec, choose_images, recipe
 from moeprobe.probes.overlay.record import shown_experts
 from moeprobe.results.folder import output_folder
 from moeprobe.results.provenance import provenance
@@ -127,29 +126,31 @@ def correspond(
         raise UserError(f"The number of images must be positive; got {count}.")
     if lines < 1:
         raise UserError(f"Draw at least one line per image; got {lines}.")
-    taken = _input(model, image_size, patch_size)
-    data = data_of(taken.origins, data, files=files)
+    model_input = _input(model, image_size, patch_size)
+    data = data_of(model_input.origins, data, files=files)
     opened = None if files else open_images(data, split=options.split)
-    dataset, named, data = pick_images(opened, images=images, files=files, data=data)
-    question = _question(dataset, view, severity, seed=options.seed)
-    chosen = choose_images(dataset, limit=count, seed=options.seed) if named is None else named
+    dataset, named_indices, data = pick_images(opened, images=images, files=files, data=data)
+    spec = _spec(dataset, view, severity, seed=options.seed)
+    indices = (
+        choose_images(dataset, limit=count, seed=options.seed) if named_indices is None else named_indices
+    )
     request = {
         "kind": "correspond",
         "data": data,
         "split": options.split,
-        "view": {"name": question.view_name} | dataclasses.asdict(question.view),  # type: ignore[call-overload]
-        "severities": list(question.severities),
+        "view": {"name": spec.view_name} | dataclasses.asdict(spec.view),  # type: ignore[call-overload]
+        "severities": list(spec.severities),
         "seed": options.seed,
-        "image_size": taken.framing.size,
-        "patch_size": taken.grid.patch_size,
-        "crop_fraction": taken.framing.crop_fraction,
-        "images": [dataset.image_ids[index] for index in chosen],
-    } | taken.source
+        "image_size": model_input.framing.size,
+        "patch_size": model_input.grid.patch_size,
+        "crop_fraction": model_input.framing.crop_fraction,
+        "images": [dataset.image_ids[index] for index in indices],
+    } | model_input.source
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
-        watcher.start("correspond", len(chosen))
+        watcher.start("correspond", len(indices))
         pairs = []
-        for index in chosen:
-            pairs.append(_pairs(question, taken, index))
+        for index in indices:
+            pairs.append(_pairs(spec, model_input, index))
             watcher.advance(1)
         table = pair_table(pairs)
         written: list[Path] = []
@@ -202,8 +203,8 @@ def _foreign_input(model: Checkpoint) -> _Input:
     return _Input(model.framing, grid, source, (origin_of(model),), model)
 
 
-def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> Question:
-    """Return the question: a pair of random views, or the clean image and one view."""
+def _spec(dataset: Dataset, name: str, severity: float | None, *, seed: int) -> RunSpec:
+    """Return the run specification: a pair of random views, or the clean image and one view."""
     view = open_view(name, dataset=dataset)
     if view.modality is not IMAGE:
         raise UserError(f"The view {name!r} perturbs {view.modality.plural}, which have no patches to draw.")
@@ -214,7 +215,7 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
         )
     if severity is not None and not isinstance(view, SeverityView):
         raise UserError(f"The view {name!r} makes pairs and has no severity; omit --severity.")
-    return Question(
+    return RunSpec(
         dataset=dataset,
         indices=(),
         view_name=parse_view(name).name,
@@ -225,38 +226,38 @@ def _question(dataset: Dataset, name: str, severity: float | None, *, seed: int)
     )
 
 
-def _pairs(question: Question, taken: _Input, index: int) -> Correspond:
-    example = question.dataset.example(index)
-    reference, view = recipe(question, taken.framing)(example.image, example.image_id)
-    experts, experts_of = _experts(taken, [reference.pixels, view.pixels])
+def _pairs(spec: RunSpec, model_input: _Input, index: int) -> Correspond:
+    example = spec.dataset.example(index)
+    reference, view = recipe(spec, model_input.framing)(example.image, example.image_id)
+    experts, experts_of = _experts(model_input, [reference.pixels, view.pixels])
     return pair_up(
         image_id=example.image_id,
-        names=("first view", "second view") if question.is_pair else ("clean image", "perturbed image"),
+        names=("first view", "second view") if spec.is_pair else ("clean image", "perturbed image"),
         pixels=(reference.pixels.numpy(), view.pixels.numpy()),
         to_source=(reference.to_source, view.to_source),
         source_size=example.image.size,
-        grid=taken.grid,
+        grid=model_input.grid,
         experts=experts,
         experts_of=experts_of,
     )
 
 
 def _experts(
-    taken: _Input, pixels: Sequence[Tensor]
+    model_input: _Input, pixels: Sequence[Tensor]
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]] | None, str]:
     """Return the expert of each patch ``(P,)`` of both views, in the first MoE layer of that grid, and what names it.
 
     None without such a layer.
     """
-    if taken.model is None:
+    if model_input.model is None:
         return None, ""
-    _, routing = taken.model.model.trace(torch.stack(list(pixels)), logits=False)
-    names = [name for name, layer in routing.layers.items() if layer.grid == taken.grid]
+    _, routing = model_input.model.model.trace(torch.stack(list(pixels)), logits=False)
+    names = [name for name, layer in routing.layers.items() if layer.grid == model_input.grid]
     if not names:
         return None, ""
     layer = routing.layers[names[0]]
     first, second = (shown_experts(layer, side)[layer.num_prefix_tokens :] for side in range(2))
-    return (first, second), f"{names[0]} of {taken.model.name}"
+    return (first, second), f"{names[0]} of {model_input.model.name}"
 
 
 def pair_table(pairs: Sequence[Correspond]) -> pd.DataFrame:
@@ -265,15 +266,15 @@ def pair_table(pairs: Sequence[Correspond]) -> pd.DataFrame:
     for item in pairs:
         for patch, (partner, (x, y)) in enumerate(zip(item.partner.tolist(), item.points, strict=True)):
             row, column = divmod(patch, item.grid.columns)
-            place = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
+            partner_cell = divmod(partner, item.grid.columns) if partner >= 0 else (None, None)
             rows.append(
                 {
                     "image_id": item.image_id,
                     "view_1": item.names[0],
                     "row": row,
                     "column": column,
-                    "partner_row": place[0],
-                    "partner_column": place[1],
+                    "partner_row": partner_cell[0],
+                    "partner_column": partner_cell[1],
                     "x": x,
                     "y": y,
                 }

@@ -10,9 +10,6 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Panel, Probe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 
@@ -29,6 +26,7 @@ class Determinism(Probe["Result"]):
 
     name: ClassVar[str] = "determinism"
     title: ClassVar[str] = "Routing of the same inputs run in other ways"
+    work: ClassVar[str] = "moeprobe.probes.determinism.measure:DeterminismMeasurement"
     panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = ("match", "set_match", "slot_match", "weights", "output")
     optional: ClassVar[tuple[str, ...]] = ("output",)
@@ -52,12 +50,6 @@ class Determinism(Probe["Result"]):
         for name in ("padding", "repeats"):
             if not 0 <= getattr(self, name) <= 1000:
                 raise UserError(f"--{name} takes a whole number from 0 to 1,000; got {getattr(self, name)}.")
-
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the passes in other batches."""
-        from moeprobe.probes.determinism.measure import DeterminismMeasurement
-
-        return DeterminismMeasurement(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what is compared."""

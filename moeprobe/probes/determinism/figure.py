@@ -48,6 +48,6 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
         panel.set_title(layer)
         panel.set_xlabel("tokens that choose other experts")
     notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
-    drawn = rows[rows["layer"].isin(layers)]
+    layer_rows = rows[rows["layer"].isin(layers)]
     title = "The same inputs, run in other ways"
-    return {"determinism": panels.finish(figure, drawn, title=title, notes=notes)}
+    return {"determinism": panels.finish(figure, layer_rows, title=title, notes=notes)}

@@ -13,7 +13,7 @@ from moeprobe.probes.base import CLEAN
 from moeprobe.probes.determinism import Determinism
 from moeprobe.probes.determinism.ways import Way, run, ways
 from moeprobe.probes.engine.batch_sums import layer_sums, output_sums
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.variants import BatchSums, Sums, VariantsMeasurement
 from moeprobe.results.sums import Cell
 
@@ -41,9 +41,9 @@ class DeterminismMeasurement(VariantsMeasurement):
         padding = self.probe.padding if texts else 0
         return ways(sizes=self.probe.batches, padding=padding, repeats=self.probe.repeats)
 
-    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch: as it is, then in every way."""
-        return partial(_batch_sums, question, model, self.ways)
+        return partial(_batch_sums, spec, model, self.ways)
 
     @property
     def passes(self) -> int:
@@ -52,21 +52,21 @@ class DeterminismMeasurement(VariantsMeasurement):
 
 
 def _batch_sums(
-    question: Question, checkpoint: Checkpoint, several: list[Way], batch: Batch | TextBatch
+    spec: RunSpec, checkpoint: Checkpoint, several: list[Way], batch: Batch | TextBatch
 ) -> dict[str, Sums]:
     """Return the sums of a batch by way."""
     model, inputs = checkpoint.model, batch.views[0]
-    layers = question.layers_of(model)
-    first = model.trace(inputs, layers=layers, logits=question.of_output)
+    layers = spec.layers_of(model)
+    first = model.trace(inputs, layers=layers, logits=spec.of_output)
 
-    def output(before: Tensor | None, found: Tensor | None) -> Sums:
-        if not question.of_output:
+    def output(before: Tensor | None, scores: Tensor | None) -> Sums:
+        if not spec.of_output:
             return {}
-        return {Cell(): output_sums(question, checkpoint, batch, before, found)}
+        return {Cell(): output_sums(spec, checkpoint, batch, before, scores)}
 
     sums = {CLEAN: output(None, first[0])}
     for way in several:
-        scores, routing = run(model, inputs, way, layers=layers, logits=question.of_output)
-        sums[way.name] = layer_sums(question, checkpoint, batch, first[1], routing, 0)
+        scores, routing = run(model, inputs, way, layers=layers, logits=spec.of_output)
+        sums[way.name] = layer_sums(spec, checkpoint, batch, first[1], routing, 0)
         sums[way.name] |= output(first[0], scores)
     return sums

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moeprobe.inputs.tokens import TokenBatch
-from moeprobe.probes.engine.batch_sums import Pass
+from moeprobe.inputs.texts import TokenBatch
+from moeprobe.probes.engine.batch_sums import ForwardResult
 from moeprobe.routing.capabilities import Traceable
 from moeprobe.routing.record import PER_INPUT, RoutingTrace, joined
 
@@ -35,7 +35,7 @@ class Way:
 
 def ways(*, sizes: Sequence[int], padding: int, repeats: int) -> list[Way]:
     """Return all ways: repeats, then every size of batches, place in the batch, and padding."""
-    found = [Way(f"again {number}") for number in range(1, repeats + 1)]
+    ways_of_running = [Way(f"again {number}") for number in range(1, repeats + 1)]
     for size in (None, *sizes):
         for turned in (False, True) if size != 1 else (False,):
             for added in dict.fromkeys((0, padding)):
@@ -45,18 +45,18 @@ def ways(*, sizes: Sequence[int], padding: int, repeats: int) -> list[Way]:
                     *([f"padding {added}"] if added else []),
                 ]
                 if (size, turned, added) != (None, False, 0):
-                    found.append(Way(" ".join(words), size, turned, added))
-    return found
+                    ways_of_running.append(Way(" ".join(words), size, turned, added))
+    return ways_of_running
 
 
-def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, logits: bool) -> Pass:
+def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, logits: bool) -> ForwardResult:
     """Return the scores and the routing of inputs, each in its place, run in a way."""
     number, length = len(inputs), inputs.ids.shape[1] if isinstance(inputs, TokenBatch) else None
-    given = padded(inputs, way.padding) if way.padding else inputs
-    given = _turned(given) if way.reversed else given
+    arranged = padded(inputs, way.padding) if way.padding else inputs
+    arranged = _turned(arranged) if way.reversed else arranged
     size = way.size or number
     passes = [
-        model.trace(given[start : start + size], layers=layers, logits=logits)
+        model.trace(arranged[start : start + size], layers=layers, logits=logits)
         for start in range(0, number, size)
     ]
     parts = [scores for scores, _ in passes if scores is not None]
@@ -69,10 +69,12 @@ def run(model: Traceable, inputs: Any, way: Way, *, layers: list[str] | None, lo
 
 def padded(texts: TokenBatch, number: int) -> TokenBatch:
     """Return texts with so many tokens of padding more."""
-    more = (0, number)
+    padding_right = (0, number)
     pad = torch.nn.functional.pad
-    noise = None if texts.noise is None else pad(texts.noise, (0, 0, *more))
-    marks: dict[str, Any] = {name: pad(getattr(texts, name), more) for name in ("ids", "present", "ordinary")}
+    noise = None if texts.noise is None else pad(texts.noise, (0, 0, *padding_right))
+    marks: dict[str, Any] = {
+        name: pad(getattr(texts, name), padding_right) for name in ("ids", "present", "ordinary")
+    }
     return replace(texts, noise=noise, **marks)
 
 
@@ -95,7 +97,7 @@ def _settled(routing: RoutingTrace, *, turned: bool, length: int | None) -> Rout
         return value if length is None or value.ndim < 2 else value[:, :length]
 
     layers = {}
-    for layer, one in routing.layers.items():
-        settled: dict[str, Any] = {name: settle(name, getattr(one, name)) for name in PER_INPUT}
-        layers[layer] = replace(one, **settled)
+    for layer, layer_routing in routing.layers.items():
+        fields: dict[str, Any] = {name: settle(name, getattr(layer_routing, name)) for name in PER_INPUT}
+        layers[layer] = replace(layer_routing, **fields)
     return RoutingTrace(layers)

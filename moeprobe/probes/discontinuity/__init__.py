@@ -9,10 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
 
 if TYPE_CHECKING:
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.discontinuity.measure import DiscontinuityResult
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
+    from moeprobe.probes.discontinuity.measure import DiscontinuityResult  # noqa: F401  # named in the class
 
 MIN_STEPS = 200
 RANDOM, LARGEST_JUMP = "random", "largest-jump"
@@ -30,6 +27,7 @@ class Discontinuity(Probe["DiscontinuityResult"]):
 
     name: ClassVar[str] = "discontinuity"
     title: ClassVar[str] = "Jumps of the output where tokens switch experts"
+    work: ClassVar[str] = "moeprobe.probes.discontinuity.measure:DiscontinuityMeasurement"
     analyses: ClassVar[tuple[str, ...]] = ("discontinuity",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline("jump_sum"),
@@ -71,14 +69,6 @@ class Discontinuity(Probe["DiscontinuityResult"]):
             raise UserError(f"Draw a positive number of images; got {self.count}.")
         if self.steps < MIN_STEPS:
             raise UserError(f"A path takes at least {MIN_STEPS} steps; got {self.steps}.")
-
-    def prepare(
-        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
-    ) -> "Work[DiscontinuityResult]":
-        """Return the paths of the output."""
-        from moeprobe.probes.discontinuity.measure import DiscontinuityMeasurement
-
-        return DiscontinuityMeasurement(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return how far the paths go."""

@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from moeprobe.metrics.discontinuity import SWITCHES_ABOVE
+from moeprobe.metrics.analyses.discontinuity import SWITCHES_ABOVE
 from moeprobe.results.figures import panels
 
 if TYPE_CHECKING:
-    from moeprobe.metrics.discontinuity import Path
+    from moeprobe.metrics.analyses.discontinuity import Path
 
 # Jumps that are marked on a path.
 _LARGE = 0.01
@@ -28,14 +28,14 @@ def draw(
     colors: Mapping[str, str],
     unit: str,
     class_names: Mapping[str, Sequence[str]],
-    chosen: str = "",
+    selection: str = "",
 ) -> dict[str, Figure]:
     """Return the figures: the paths (a panel per image) and the sizes of the jumps over all images.
 
     ``chosen`` says what the images were chosen for, empty = at random; then an inset shows each panel's largest jump.
     """
     return {
-        "paths": _draw_paths(table, paths, unit, colors, class_names, chosen),
+        "paths": _draw_paths(table, paths, unit, colors, class_names, selection),
         "jumps": draw_jumps(table, colors, until=f"up to {paths[0].severity[-1]:g} ({unit})"),
     }
 
@@ -46,7 +46,7 @@ def _draw_paths(
     unit: str,
     colors: Mapping[str, str],
     class_names: Mapping[str, Sequence[str]],
-    chosen: str,
+    selection: str,
 ) -> Figure:
     images = list(dict.fromkeys(path.image_id for path in paths))
     figure, axes = panels.panels(len(images), 1, width=7.6, height=2.7)
@@ -56,19 +56,19 @@ def _draw_paths(
             _draw_path(panel, path, colors[path.checkpoint], lane=number)
         panel.set(ylabel="probability of the\nclean prediction", ylim=(-0.03 - 0.06 * len(of_image), 1.03))
         panel.set_yticks(np.linspace(0, 1, 6))
-        if chosen:
+        if selection:
             _enlarge(panel, of_image, colors)
         panel.set_title(f"{image}: {_predictions(of_image, class_names)}", fontsize=9)
     axes[-1, 0].set_xlabel(unit)
     return panels.finish(
         figure,
         table,
-        title=f"Output along {table['view'].iloc[0]}, {chosen or 'image by image'}",
+        title=f"Output along {table['view'].iloc[0]}, {selection or 'image by image'}",
         notes=[
             f"Ticks below: tokens switch experts. Dots: the output jumps by {_LARGE} or more",
             *(
                 ["Small: around the largest jump; between two steps lines are straight but for the jumps"]
-                * bool(chosen)
+                * bool(selection)
             ),
         ],
         mark=None,
@@ -111,14 +111,14 @@ def _enlarge(axes: Axes, of_image: "Sequence[Path]", colors: Mapping[str, str]) 
     path = max(of_image, key=_largest_jump)
     if not len(path.jump):
         return
-    place = path.switch[np.abs(path.jump).argmax()]
+    switch = path.switch[np.abs(path.jump).argmax()]
     reach = 0.02 * (path.severity[-1] - path.severity[0])
-    low, high = max(place - reach, path.severity[0]), min(place + reach, path.severity[-1])
+    low, high = max(switch - reach, path.severity[0]), min(switch + reach, path.severity[-1])
     x, y = with_jumps(path)
     near = y[(x >= low) & (x <= high)]
     margin = max(0.2 * (near.max() - near.min()), 0.002)
-    left, bottom = _emptiest(axes, of_image, (low, high))
-    inset = axes.inset_axes((left, bottom, *_INSET))
+    left_edge, bottom = _emptiest(axes, of_image, (low, high))
+    inset = axes.inset_axes((left_edge, bottom, *_INSET))
     inset.plot(x, y, color=colors[path.checkpoint], linewidth=1.2)
     inset.set(xlim=(low, high), ylim=(near.min() - margin, min(near.max() + margin, 1.02)))
     inset.tick_params(labelsize=7)
@@ -128,17 +128,17 @@ def _enlarge(axes: Axes, of_image: "Sequence[Path]", colors: Mapping[str, str]) 
     axes.indicate_inset_zoom(inset, edgecolor="#555555")
 
 
-def _emptiest(axes: Axes, of_image: "Sequence[Path]", taken: tuple[float, float]) -> tuple[float, float]:
+def _emptiest(axes: Axes, of_image: "Sequence[Path]", kept_free: tuple[float, float]) -> tuple[float, float]:
     """Return the corner, in shares of the panel, of the place for an inset that covers the least of the lines.
 
     ``taken`` are severities that it must not cover if it can be helped.
     """
     width, height = _INSET
     (first, last), (lowest, highest) = axes.get_xlim(), axes.get_ylim()
-    start, end = ((severity - first) / (last - first) for severity in taken)
+    start, end = ((severity - first) / (last - first) for severity in kept_free)
     # Points along the lines, also where they are steep.
     between = [np.linspace(0, len(path.severity) - 1, 20 * len(path.severity)) for path in of_image]
-    drawn = np.concatenate(
+    line_points = np.concatenate(
         [
             np.column_stack(
                 [
@@ -151,43 +151,43 @@ def _emptiest(axes: Axes, of_image: "Sequence[Path]", taken: tuple[float, float]
         ]
     )
 
-    def covered(place: tuple[float, float]) -> float:
-        left, bottom = place
+    def covered(corner: tuple[float, float]) -> float:
+        left_edge, bottom = corner
         # With the numbers and the heading around it.
-        across = (drawn[:, 0] > left - 0.06) & (drawn[:, 0] < left + width + 0.02)
-        up = (drawn[:, 1] > bottom - 0.1) & (drawn[:, 1] < bottom + height + 0.08)
-        overlaps = start < left + width + 0.02 and end > left - 0.06
-        return float((across & up).sum()) + len(drawn) * overlaps
+        across = (line_points[:, 0] > left_edge - 0.06) & (line_points[:, 0] < left_edge + width + 0.02)
+        up = (line_points[:, 1] > bottom - 0.1) & (line_points[:, 1] < bottom + height + 0.08)
+        overlaps = start < left_edge + width + 0.02 and end > left_edge - 0.06
+        return float((across & up).sum()) + len(line_points) * overlaps
 
     return min(itertools.product(np.linspace(0.08, 0.68, 13).tolist(), (0.24, 0.36, 0.48)), key=covered)
 
 
 def _predictions(paths: "Sequence[Path]", class_names: Mapping[str, Sequence[str]]) -> str:
     """Return what each checkpoint predicts for the clean image, once where they agree."""
-    said = {}
+    predictions = {}
     for path in paths:
         names = class_names.get(path.checkpoint) or ()
-        said[path.checkpoint] = names[path.target] if names else f"class {path.target}"
-    if len(set(said.values())) == 1:
-        return f"“{next(iter(said.values()))}”"
-    return ", ".join(f"{checkpoint} “{name}”" for checkpoint, name in said.items())
+        predictions[path.checkpoint] = names[path.target] if names else f"class {path.target}"
+    if len(set(predictions.values())) == 1:
+        return f"“{next(iter(predictions.values()))}”"
+    return ", ".join(f"{checkpoint} “{name}”" for checkpoint, name in predictions.items())
 
 
 def draw_jumps(table: pd.DataFrame, colors: Mapping[str, str], *, until: str) -> Figure:
     """Return the figure of how many switches per image have a jump above a size; ``until`` says how far was gone."""
     figure, axes = panels.panels(1, 1, width=5.6, height=3.4)
     panel = axes[0, 0]
-    counted = filter(None, map(SWITCHES_ABOVE.groups, dict.fromkeys(table["metric"])))
-    thresholds = sorted(x for x in (float(threshold) for (threshold,) in counted) if x > 0)
+    matches = filter(None, map(SWITCHES_ABOVE.groups, dict.fromkeys(table["metric"])))
+    thresholds = sorted(x for x in (float(threshold) for (threshold,) in matches) if x > 0)
     names = [SWITCHES_ABOVE.make(f"{x:g}").name for x in thresholds]
-    drawn = table[table["metric"].isin(names)]
-    seen = drawn[drawn["value"] > 0]
-    lowest = float(seen["value"].min()) / 3 if len(seen) else 0.01
+    above_rows = table[table["metric"].isin(names)]
+    positive = above_rows[above_rows["value"] > 0]
+    lowest = float(positive["value"].min()) / 3 if len(positive) else 0.01
     # Apart from one another, and well within the 0.48 decades to the next size.
     apart = min(0.08, 0.24 / max(len(colors) - 1, 1))
     for number, (checkpoint, color) in enumerate(colors.items()):
         x = np.asarray(thresholds) * 10 ** (apart * (number - (len(colors) - 1) / 2))
-        rows = panels.by_metric(panels.select(drawn, checkpoint=checkpoint), names)
+        rows = panels.by_metric(panels.select(above_rows, checkpoint=checkpoint), names)
         # A logarithm has no 0: such points have no place, and bars down to 0 end at the edge.
         rows = rows.assign(
             value=rows["value"].where(rows["value"] > 0), ci_low=rows["ci_low"].clip(lower=lowest / 10)
@@ -200,6 +200,8 @@ def draw_jumps(table: pd.DataFrame, colors: Mapping[str, str], *, until: str) ->
     notes = [f"{until[:1].upper()}{until[1:]}"]
     if len(colors) > 1:
         notes.append("Counts at the same size stand side by side")
-    if (drawn["value"] == 0).any():
+    if (above_rows["value"] == 0).any():
         notes.append("None found: no point")
-    return panels.finish(figure, drawn, title=f"Jumps at switches along {table['view'].iloc[0]}", notes=notes)
+    return panels.finish(
+        figure, above_rows, title=f"Jumps at switches along {table['view'].iloc[0]}", notes=notes
+    )

@@ -17,8 +17,8 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.views.base import SeverityView
-from moeprobe.metrics.discontinuity import Path, PathAnalysis
-from moeprobe.probes.engine.question import Question
+from moeprobe.metrics.analyses.discontinuity import Path, PathAnalysis
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
@@ -51,44 +51,44 @@ class _Subject:
 
 
 def run_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
+    spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, and the names of unreadable ones; see ``engine.loop.run``."""
     accumulator = Accumulator()
     skipped: list[str] = []
     for index in block:
         try:
-            example = question.dataset.example(index)
+            example = spec.dataset.example(index)
         except UserError:
-            if not question.skip_bad_images:
+            if not spec.skip_bad_images:
                 raise
-            skipped.append(question.dataset.image_ids[index])
+            skipped.append(spec.dataset.image_ids[index])
         else:
-            path = follow(question, checkpoint, example)
-            for analysis in question.analyses:
+            path = follow(spec, checkpoint, example)
+            for analysis in spec.analyses:
                 assert isinstance(analysis, PathAnalysis)
                 columns = {name: column.numpy() for name, column in analysis.sums([path]).items()}
-                accumulator.add(Cell(view=question.view_name), [path.image_id], columns)
+                accumulator.add(Cell(view=spec.view_name), [path.image_id], columns)
         if progress is not None:
             progress(1)
     return accumulator, skipped
 
 
-def follow(question: Question, checkpoint: Checkpoint, example: Example) -> Path:
+def follow(spec: RunSpec, checkpoint: Checkpoint, example: Example) -> Path:
     """Return the path of one image through the probe's severities."""
     model = checkpoint.model
     assert isinstance(model, Replayable)
     subject = _Subject(
         names=(checkpoint.name, example.image_id),
         model=model,
-        layers=question.layers_of(model),
-        perturb=partial(_perturb, example.image, example.image_id, question=question, checkpoint=checkpoint),
-        batch_size=question.batch_size,
+        layers=spec.layers_of(model),
+        perturb=partial(_perturb, example.image, example.image_id, spec=spec, checkpoint=checkpoint),
+        batch_size=spec.batch_size,
     )
-    severity = np.asarray(question.severities, dtype=np.float64)
-    scores, chosen = _run(subject, severity)
+    severity = np.asarray(spec.severities, dtype=np.float64)
+    scores, routing_choices = _run(subject, severity)
     target = int(scores[0].argmax())
-    before, after = _bisect(subject, severity, chosen)
+    before, after = _bisect(subject, severity, routing_choices)
     jump, tokens = _jumps(subject, before, after, target=target)
     return Path(
         image_id=example.image_id,
@@ -107,27 +107,29 @@ def _perturb(
     image_id: str,
     severities: Sequence[float],
     *,
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
 ) -> Tensor:
     """Return the image at each severity ``(N, 3, S, S)``; always the same draw."""
-    assert isinstance(question.view, SeverityView)
-    rng = generator(question.seed, question.view_name, image_id)
-    samples = question.view.perturb(image, framing=checkpoint.framing, severities=list(severities), rng=rng)
+    assert isinstance(spec.view, SeverityView)
+    rng = generator(spec.seed, spec.view_name, image_id)
+    samples = spec.view.perturb(image, framing=checkpoint.framing, severities=list(severities), rng=rng)
     return torch.stack([sample.pixels for sample in samples])
 
 
 def _run(subject: _Subject, severity: NDArray[np.float64]) -> tuple[Tensor, Tensor]:
     """Return the class scores ``(N, classes)`` in float64 and the experts at work ``(N, ...)``, on the CPU."""
-    scores, chosen = [], []
+    scores, routing_choices = [], []
     for piece in subject.pieces(severity):
         logits, routing = subject.model.trace(subject.perturb(piece.tolist()), layers=subject.layers)
         assert logits is not None
         name, image_id = subject.names
         finite.check(routing.layers, logits, [image_id] * len(piece), checkpoint=name)
         scores.append(logits.cpu().double())
-        chosen.append(torch.cat([_experts(layer).flatten(1) for layer in routing.layers.values()], dim=1))
-    return torch.cat(scores), torch.cat(chosen)
+        routing_choices.append(
+            torch.cat([_experts(layer).flatten(1) for layer in routing.layers.values()], dim=1)
+        )
+    return torch.cat(scores), torch.cat(routing_choices)
 
 
 def _experts(layer: LayerRouting) -> Tensor:
@@ -144,7 +146,7 @@ def _experts(layer: LayerRouting) -> Tensor:
 
 
 def _bisect(
-    subject: _Subject, severity: NDArray[np.float64], chosen: Tensor
+    subject: _Subject, severity: NDArray[np.float64], routing_choices: Tensor
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the ends ``(M,)`` and ``(M,)`` of short intervals across which some token switches.
 
@@ -152,26 +154,26 @@ def _bisect(
     that switches there and back between two of the first steps is not seen.
     """
     tolerance = TOLERANCE * (severity[-1] - severity[0])
-    differ = (chosen[1:] != chosen[:-1]).any(1).numpy()
-    left, right = severity[:-1][differ], severity[1:][differ]
-    chosen_left, chosen_right = chosen[:-1][differ], chosen[1:][differ]
-    while len(left) and (right - left).max() > tolerance:
-        middle = (left + right) / 2
+    differ = (routing_choices[1:] != routing_choices[:-1]).any(1).numpy()
+    low, right = severity[:-1][differ], severity[1:][differ]
+    chosen_left, chosen_right = routing_choices[:-1][differ], routing_choices[1:][differ]
+    while len(low) and (right - low).max() > tolerance:
+        middle = (low + right) / 2
         _, chosen_middle = _run(subject, middle)
-        left, right = np.concatenate([left, middle]), np.concatenate([middle, right])
+        low, right = np.concatenate([low, middle]), np.concatenate([middle, right])
         chosen_left, chosen_right = (
             torch.cat([chosen_left, chosen_middle]),
             torch.cat([chosen_middle, chosen_right]),
         )
         differ = (chosen_left != chosen_right).any(1).numpy()
-        left, right, chosen_left, chosen_right = (
-            left[differ],
+        low, right, chosen_left, chosen_right = (
+            low[differ],
             right[differ],
             chosen_left[differ],
             chosen_right[differ],
         )
-    order = np.argsort(left)
-    return left[order], right[order]
+    order = np.argsort(low)
+    return low[order], right[order]
 
 
 def _jumps(
@@ -184,18 +186,18 @@ def _jumps(
     for start, end in zip(subject.pieces(before), subject.pieces(after), strict=True):
         _, earlier = model.trace(subject.perturb(start.tolist()), layers=layers, logits=False)
         pixels = subject.perturb(end.tolist())
-        own, later = model.trace(pixels, layers=layers)
-        assert own is not None
+        clean_scores, later = model.trace(pixels, layers=layers)
+        assert clean_scores is not None
         replayed = model.replay(pixels, earlier)
-        probabilities = [scores.cpu().double().softmax(1)[:, target] for scores in (own, replayed)]
+        probabilities = [scores.cpu().double().softmax(1)[:, target] for scores in (clean_scores, replayed)]
         jumps.append((probabilities[0] - probabilities[1]).numpy())
         tokens.append(_switched(earlier, later))
     return np.concatenate(jumps), np.concatenate(tokens)
 
 
-def _switched(one: RoutingTrace, two: RoutingTrace) -> NDArray[np.int64]:
+def _switched(first: RoutingTrace, two: RoutingTrace) -> NDArray[np.int64]:
     """Return how many tokens ``(N, L)`` of each layer work with other experts."""
     counts = [
-        (~layer.processed_the_same(two.layers[name])).sum(1).cpu() for name, layer in one.layers.items()
+        (~layer.processed_the_same(two.layers[name])).sum(1).cpu() for name, layer in first.layers.items()
     ]
     return torch.stack(counts, dim=1).numpy()

@@ -13,13 +13,13 @@ from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.open import pick_images
-from moeprobe.metrics.discontinuity import Path as OutputPath
+from moeprobe.metrics.analyses.discontinuity import Path as OutputPath
 from moeprobe.probes.discontinuity import LARGEST_JUMP, Discontinuity, follow
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.applicability import check_choices
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.question import Question
-from moeprobe.probes.engine.shard import Cuts
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.csv import write_csv
@@ -53,35 +53,35 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
                 raise UserError("A path is followed image by image: use --group-images 1.")
         check_choices(self.models, "there are no switches to find")
 
-    def make_question(self) -> Question:
+    def make_spec(self) -> RunSpec:
         """Return what is asked, in equal steps of the severity."""
-        probe, question = self.probe, super().make_question()
-        dataset, named, self.data = pick_images(
-            question.dataset, images=probe.images, files=probe.files, data=self.data
+        probe, spec = self.probe, super().make_spec()
+        dataset, indices, self.data = pick_images(
+            spec.dataset, images=probe.images, files=probe.files, data=self.data
         )
         return dataclasses.replace(
-            question,
+            spec,
             dataset=dataset,
-            indices=question.indices if named is None else named,
-            severities=_severities(question, until=probe.until, steps=probe.steps),
+            indices=spec.indices if indices is None else indices,
+            severities=_severities(spec, until=probe.until, steps=probe.steps),
         )
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers, with the images that were named."""
-        named = [str(name) for name in (self.probe.files or self.probe.images)]
+        image_names = [str(name) for name in (self.probe.files or self.probe.images)]
         return super().make_request() | {
-            "images": named,
+            "images": image_names,
             "steps": self.probe.steps,
             "tolerance": follow.TOLERANCE,
         }
 
-    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
         """Return what follows a block of images."""
         return follow.run_block
 
-    def cuts(self, model: Checkpoint) -> Cuts:
+    def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return small blocks, which shards cut anywhere: each image is followed by itself."""
-        return Cuts(follow.BLOCK_IMAGES, 1)
+        return BlockSizes(follow.BLOCK_IMAGES, 1)
 
     @property
     def passes(self) -> int:
@@ -95,55 +95,55 @@ class DiscontinuityMeasurement(Measurement[DiscontinuityResult]):
 
     def finish(self, result: Result, folder: OutputFolder | None) -> DiscontinuityResult:
         """Follow the images that are drawn once more, and write their paths and switches."""
-        question, models = self.question, self.models
-        chosen = ""
+        spec, models = self.spec, self.models
+        selection = ""
         if self.probe.pick == LARGEST_JUMP:
-            question, among = _by_jump(question, result)
+            spec, among = _by_jump(spec, result)
             images = "image" if self.probe.count == 1 else "images"
-            chosen = (
+            selection = (
                 f"{images} chosen for {'its' if self.probe.count == 1 else 'their'} jump, among {among:,}"
             )
-        examples = _readable(question, self.probe.count)
-        followed = [follow.follow(question, model, example) for model in models for example in examples]
+        examples = _readable(spec, self.probe.count)
+        followed = [follow.follow(spec, model, example) for model in models for example in examples]
         if folder is not None:
             write_csv(folder.path / "paths.csv", path_table(followed))
-            write_csv(folder.path / "switches.csv", switch_table(followed, models, question))
-        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+            write_csv(folder.path / "switches.csv", switch_table(followed, models, spec))
+        fields = {item.name: getattr(result, item.name) for item in dataclasses.fields(result)}
         return DiscontinuityResult(
-            **(fields | {"drawing": _drawing(followed, models, chosen), "paths": followed})
+            **(fields | {"drawing": _drawing(followed, models, selection), "paths": followed})
         )
 
 
-def _by_jump(question: Question, result: Result) -> tuple[Question, int]:
-    """Return the question with the images in order of the largest jump of any checkpoint, and how many there are."""
+def _by_jump(spec: RunSpec, result: Result) -> tuple[RunSpec, int]:
+    """Return the specification with the images by the largest jump of any checkpoint, and how many there are."""
     largest: dict[str, float] = {}
     images = result.images.select(["image_id", "jump_largest"]).to_pydict()
     for name, jump in zip(images["image_id"], images["jump_largest"], strict=True):
         largest[name] = max(jump, largest.get(name, 0.0))
-    names = question.dataset.image_ids
-    measured = [index for index in question.indices if names[index] in largest]
+    names = spec.dataset.image_ids
+    measured = [index for index in spec.indices if names[index] in largest]
     ordered = sorted(measured, key=lambda index: -largest[names[index]])
-    return dataclasses.replace(question, indices=tuple(ordered)), len(largest)
+    return dataclasses.replace(spec, indices=tuple(ordered)), len(largest)
 
 
-def _readable(question: Question, count: int) -> list[Example]:
+def _readable(spec: RunSpec, count: int) -> list[Example]:
     """Return the first ``count`` images, but for those that cannot be read and are to be skipped."""
     examples: list[Example] = []
-    for index in question.indices:
+    for index in spec.indices:
         if len(examples) == count:
             break
         try:
-            examples.append(question.dataset.example(index))
+            examples.append(spec.dataset.example(index))
         except UserError:
-            if not question.skip_bad_images:
+            if not spec.skip_bad_images:
                 raise
     return examples
 
 
-def _severities(question: Question, *, until: float | None, steps: int) -> tuple[float, ...]:
-    """Return equal steps from the view's first severity; ``question`` holds the view's own."""
-    first = question.severities[0]
-    last = question.severities[-1] if until is None else until
+def _severities(spec: RunSpec, *, until: float | None, steps: int) -> tuple[float, ...]:
+    """Return equal steps from the view's first severity; ``spec`` holds the view's own."""
+    first = spec.severities[0]
+    last = spec.severities[-1] if until is None else until
     if not last > first:
         raise UserError(f"The largest severity must be above {first:g}; got {last}.")
     return tuple(float(severity) for severity in np.linspace(first, last, steps + 1))
@@ -166,16 +166,14 @@ def path_table(followed: Sequence[OutputPath]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def switch_table(
-    followed: Sequence[OutputPath], models: Sequence[Checkpoint], question: Question
-) -> pd.DataFrame:
+def switch_table(followed: Sequence[OutputPath], models: Sequence[Checkpoint], spec: RunSpec) -> pd.DataFrame:
     """Return the switches of the drawn paths: a row per moment and MoE layer in which tokens switch."""
     names = {
-        one.name: [
-            question.label_of(one.model, layer)
-            for layer in question.layers_of(one.model) or one.model.layer_names
+        model.name: [
+            spec.label_of(model.model, layer)
+            for layer in spec.layers_of(model.model) or model.model.layer_names
         ]
-        for one in models
+        for model in models
     }
     rows = [
         {
@@ -193,7 +191,7 @@ def switch_table(
 
 
 def _drawing(
-    followed: Sequence[OutputPath], models: Sequence[Checkpoint], chosen: str
+    followed: Sequence[OutputPath], models: Sequence[Checkpoint], selection: str
 ) -> Callable[[Result], dict[str, Figure]]:
     """Return what draws a result with these paths; ``chosen`` says for what they were, empty = at random."""
     names = {model.name: model.class_names for model in models}
@@ -202,6 +200,8 @@ def _drawing(
         from moeprobe.probes.discontinuity import figure
 
         colors, unit = result.sidecar["colours"], result.sidecar["severity_unit"]
-        return figure.draw(result.table, followed, colors=colors, unit=unit, class_names=names, chosen=chosen)
+        return figure.draw(
+            result.table, followed, colors=colors, unit=unit, class_names=names, selection=selection
+        )
 
     return draw

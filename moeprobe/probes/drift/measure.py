@@ -15,12 +15,12 @@ from moeprobe.probes.drift.figure import draw
 from moeprobe.probes.drift.steps import FIRST, LAST, steps_of, view_of
 from moeprobe.probes.engine.checks import make_analyses
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
+from moeprobe.recordings.pairs import Named, common_ids, common_layers, name_all
+from moeprobe.recordings.reading import TraceFile
 from moeprobe.results import summaries
 from moeprobe.results.completing import complete
 from moeprobe.results.folder import Result, output_folder
-from moeprobe.results.stored import together
-from moeprobe.routing.traces.pairs import Named, common_ids, common_layers, name_all
-from moeprobe.routing.traces.reading import TraceFile
+from moeprobe.results.stored import concat
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.paths import shortest_ends
 from moeprobe.runtime.progress import Progress, progress_of
@@ -51,7 +51,7 @@ def drift(
     traces = [TraceFile(Path(path)) for path in several(paths)]
     if len(traces) < 2:
         raise UserError("Name at least two traces, those of the first and of the last checkpoint.")
-    if any(named.moved for named in name_all(traces)):
+    if any(named.has_moved for named in name_all(traces)):
         raise UserError("The traces are of moved views; record the checkpoints on the same inputs.")
     for trace in traces:
         for name, layer in trace.layers.items():
@@ -73,7 +73,7 @@ def drift(
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         watcher.start(Drift.kind, 2 * len(ids))
         measured = [Measuring(series, layers, ids, alone=False) for series in (since, until)]
-        sums = together(one.sums(watcher) for one in measured)
+        sums = concat(one.sums(watcher) for one in measured)
         if sums.num_rows == 0:
             raise UserError(
                 f"Nothing can be said of {', '.join(layers)}: there is one expert, or all are chosen."
@@ -88,11 +88,9 @@ def drift(
             train_seeds={name: traces[0].about["checkpoint"].get("seed")},
             groups={name: traces[0].about["checkpoint"].get("group") or ""},
         )
-        table, comparison = summaries.summarize(sums, analyses=make_analyses(Drift.analyses), about=about)
+        table, comparison = summaries.summarize(sums, analyses=make_analyses(Drift.analyses), run_info=about)
         left_out = measured[0].left_out | measured[1].left_out
-        notes = [
-            note for note in notes_of(since, layers, ids, left_out) if not note.startswith("whether expert")
-        ]
+        notes = notes_of(since, layers, ids, left_out)
 
         def figures(result: Result) -> dict[str, Figure]:
             return draw(result.table, steps=steps, numbered=found is not None)
@@ -107,7 +105,7 @@ def _series(traces: Sequence[TraceFile], labels: Sequence[str], place: int, refe
     names = {trace.about["checkpoint"]["name"] for trace in traces}
     name = names.pop() if len(names) == 1 else "series"
     found = [
-        Named(trace, name, view_of(label, reference), float("nan"), moved=False)
+        Named(trace, name, view_of(label, reference), float("nan"), has_moved=False)
         for trace, label in zip(traces, labels, strict=True)
     ]
     own = found.pop(place)

@@ -1,1 +1,1 @@
-"""What all probes share: the question, its checks, the loop over images, the life cycle of a run."""
+"""What all probes share: the run specification, its checks, the loop over images, the life cycle of a run."""

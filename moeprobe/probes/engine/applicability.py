@@ -27,13 +27,13 @@ def check_applies(
     kind: str, analyses: Sequence[Analysis], models: Sequence[Checkpoint], *, layers: tuple[str, ...] | None
 ) -> None:
     """Raise ``UserError`` if nothing that ``kind`` measures by its ``analyses`` exists in any of the models."""
-    routed = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
-    if len(routed) < len(analyses):
+    layer_analyses = [analysis for analysis in analyses if isinstance(analysis, LayerAnalysis)]
+    if len(layer_analyses) < len(analyses):
         return  # a model's output always exists
     routings = [routing for model in models for routing in routing_of_blank_input(model, layers)]
-    if not any(analysis.applies(routing) for analysis in routed for routing in routings):
+    if not any(analysis.applies(routing) for analysis in layer_analyses for routing in routings):
         routers = " and ".join(
-            dict.fromkeys(f"{one.router} with {one.num_experts} experts" for one in routings)
+            dict.fromkeys(f"{routing.router} with {routing.num_experts} experts" for routing in routings)
         )
         names = ", ".join(model.name for model in models)
         raise UserError(
@@ -58,5 +58,5 @@ def gives_scores(model: Checkpoint) -> bool:
 def routing_of_blank_input(checkpoint: Checkpoint, layers: tuple[str, ...] | None) -> list[LayerRouting]:
     """Return the routing of one black image, or short text: its kind does not depend on the input."""
     model = checkpoint.model
-    wanted = chosen_layers(model.layer_names, layers)
-    return list(model.trace(checkpoint.framing.blank(), layers=wanted, logits=False)[1].layers.values())
+    layer_names = chosen_layers(model.layer_names, layers)
+    return list(model.trace(checkpoint.framing.blank(), layers=layer_names, logits=False)[1].layers.values())

@@ -1,4 +1,4 @@
-"""What the analyses of a question say of one batch: sums per image, layer by layer and of the output."""
+"""The sums that the analyses of a run make of one batch: sums per image, layer by layer and of the output."""
 
 from collections.abc import Iterable
 
@@ -19,8 +19,8 @@ from moeprobe.metrics.base import (
     OutputPair,
     Subject,
 )
-from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.replay import exchange
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.sums import Cell
 from moeprobe.routing import finite
 from moeprobe.routing.capabilities import Replayable
@@ -28,13 +28,13 @@ from moeprobe.routing.correspondence import pair_up, settle
 from moeprobe.routing.pairs import LayerPair
 from moeprobe.routing.record import RoutingTrace
 
-# Class scores, if wanted, and routing.
-Pass = tuple[Tensor | None, RoutingTrace]
+# What one forward pass gives: class scores, if asked for, and routing.
+ForwardResult = tuple[Tensor | None, RoutingTrace]
 
 
-def labels_of(question: Question, batch: Batch | TextBatch) -> Tensor:
+def labels_of(spec: RunSpec, batch: Batch | TextBatch) -> Tensor:
     """Return the labels that the model's scores are about."""
-    return batch.labels if question.labeled else torch.full_like(batch.labels, -1)
+    return batch.labels if spec.labeled else torch.full_like(batch.labels, -1)
 
 
 def to_host(column: Tensor) -> NDArray[np.generic]:
@@ -44,52 +44,54 @@ def to_host(column: Tensor) -> NDArray[np.generic]:
 
 
 def layer_sums(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: RoutingTrace,
     view: RoutingTrace,
-    shown: int,
+    view_index: int,
 ) -> dict[Cell, dict[str, Tensor]]:
-    """Return what the analyses say of each layer of the reference and view ``shown``."""
-    found: dict[Cell, dict[str, Tensor]] = {}
-    analyses = [analysis for analysis in question.analyses if isinstance(analysis, LayerAnalysis)]
+    """Return what the analyses say of each layer of the reference and view ``view_index``."""
+    sums_by_cell: dict[Cell, dict[str, Tensor]] = {}
+    analyses = [analysis for analysis in spec.analyses if isinstance(analysis, LayerAnalysis)]
     for name, layer in view.layers.items():
         pair, left_out = settle(
             pair_up(
                 batch,
                 reference.layers[name],
                 layer,
-                shown,
-                aligned=question.aligned,
-                symmetric=question.is_pair,
+                view_index,
+                aligned=spec.aligned,
+                symmetric=spec.is_pair,
             ),
             batch.image_ids,
             checkpoint=checkpoint.name,
             layer=name,
-            allow=question.allow_not_finite,
+            allow=spec.allow_not_finite,
         )
-        label = question.label_of(checkpoint.model, name)
-        found |= {cell: columns | left_out for cell, columns in sums_of_layer(analyses, label, pair).items()}
-    return found
+        label = spec.label_of(checkpoint.model, name)
+        sums_by_cell |= {
+            cell: columns | left_out for cell, columns in sums_of_layer(analyses, label, pair).items()
+        }
+    return sums_by_cell
 
 
 def sums_of_layer(
     analyses: Iterable[LayerAnalysis], name: str, pair: LayerPair
 ) -> dict[Cell, dict[str, Tensor]]:
     """Return what those of the analyses that apply to a layer say of it, for each kind of tokens."""
-    found: dict[Cell, dict[str, Tensor]] = {}
+    sums_by_cell: dict[Cell, dict[str, Tensor]] = {}
     layer = pair.view
     for analysis in analyses:
         if analysis.applies(layer):
             for tokens, columns in analysis.sums(pair).items():
                 cell = Cell(layer=name, router=layer.router, top_k=layer.choices_per_token, tokens=tokens)
-                found.setdefault(cell, {}).update(columns)
-    return found
+                sums_by_cell.setdefault(cell, {}).update(columns)
+    return sums_by_cell
 
 
 def output_sums(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: Tensor | None,
@@ -98,22 +100,22 @@ def output_sums(
     """Return what the analyses say of the class scores; ``reference`` None = of the view alone."""
     assert view is not None
     left_out = finite.settle_scores(
-        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
+        (reference, view), batch.image_ids, checkpoint=checkpoint.name, allow=spec.allow_not_finite
     )
-    pair = OutputPair(reference, view, labels_of(question, batch).to(view.device))
-    analyses = (analysis for analysis in question.analyses if isinstance(analysis, OutputAnalysis))
+    pair = OutputPair(reference, view, labels_of(spec, batch).to(view.device))
+    analyses = (analysis for analysis in spec.analyses if isinstance(analysis, OutputAnalysis))
     return _sums(analyses, pair) | left_out
 
 
 def corner_sums(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
-    clean: Pass,
-    perturbed: Pass,
-    shown: int,
+    clean: ForwardResult,
+    perturbed: ForwardResult,
+    view_index: int,
 ) -> dict[str, Tensor]:
-    """Return the sums of pixels and routing exchanged; view ``shown`` is the perturbed one, 0 the clean one."""
+    """Return the sums of pixels and routing exchanged; view ``view_index`` is the perturbed one, 0 the clean one."""
     model = checkpoint.model
     assert isinstance(model, Replayable)
     assert clean[0] is not None
@@ -121,14 +123,14 @@ def corner_sums(
     logits = exchange(
         model,
         (batch.views[0], clean[0], clean[1]),
-        (batch.views[shown], perturbed[0], perturbed[1]),
-        gates=question.replayed_gates,
+        (batch.views[view_index], perturbed[0], perturbed[1]),
+        gates=spec.replayed_gates,
     )
     left_out = finite.settle_scores(
-        logits, batch.image_ids, checkpoint=checkpoint.name, allow=question.allow_not_finite
+        logits, batch.image_ids, checkpoint=checkpoint.name, allow=spec.allow_not_finite
     )
-    corners = Corners(logits, labels_of(question, batch).to(clean[0].device))
-    analyses = (analysis for analysis in question.analyses if isinstance(analysis, CornerAnalysis))
+    corners = Corners(logits, labels_of(spec, batch).to(clean[0].device))
+    analyses = (analysis for analysis in spec.analyses if isinstance(analysis, CornerAnalysis))
     return _sums(analyses, corners) | left_out
 
 

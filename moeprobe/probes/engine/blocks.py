@@ -6,21 +6,21 @@ from typing import Any
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UnreadableError, UserError
 from moeprobe.inputs.batches import Loading, batches
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.runtime.progress import Advance
 
 
-def loaded(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
+def load_batches(
+    spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], *, masks: bool = False
 ) -> Iterator[Any]:
-    """Yield the batches of some images, with the views of the question; arguments and errors as of ``batches``."""
+    """Yield the batches of some images, with the views of the run; arguments and errors as of ``batches``."""
     try:
         yield from batches(
-            question.dataset,
+            spec.dataset,
             block,
-            recipe(question, checkpoint.framing),
-            loading=Loading(question.batch_size, question.workers),
-            skip_bad_images=question.skip_bad_images,
+            recipe(spec, checkpoint.framing),
+            loading=Loading(spec.batch_size, spec.workers),
+            skip_bad_images=spec.skip_bad_images,
             group_images=checkpoint.model.group_images,
             masks=masks,
         )
@@ -30,7 +30,7 @@ def loaded(
         ) from error
 
 
-def counted(loader: Iterable[Any], skipped: list[str], progress: Advance | None) -> Iterator[Any]:
+def readable_batches(loader: Iterable[Any], skipped: list[str], progress: Advance | None) -> Iterator[Any]:
     """Yield the batches that hold images; names of those that could not be read go to ``skipped``."""
     for batch in loader:
         skipped += batch.skipped

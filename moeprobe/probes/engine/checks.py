@@ -9,8 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset, ImageDataset
 from moeprobe.inputs.data.readers.masks import Masked
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.inputs.open import open_view
-from moeprobe.inputs.view_names import parse_view
+from moeprobe.inputs.open import open_view, parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.metrics.base import Analysis
 from moeprobe.probes import registry
@@ -20,7 +19,7 @@ from moeprobe.probes.engine.layers import check_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import origin_of
 from moeprobe.probes.engine.preflight import check_classes, check_modality, check_options, steps_of
-from moeprobe.probes.engine.question import Question, choose_images
+from moeprobe.probes.engine.run_spec import RunSpec, choose_images
 from moeprobe.routing.capabilities import check_replayable
 from moeprobe.runtime.catalog import ANALYSES
 
@@ -28,10 +27,8 @@ from moeprobe.runtime.catalog import ANALYSES
 FLOOR_IMAGES = 256
 
 
-def make_question(
-    probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options
-) -> Question:
-    """Return the question to every checkpoint.
+def make_spec(probe: Probe[Any], models: Sequence[Checkpoint], *, data: str, options: Options) -> RunSpec:
+    """Return the specification of a run, the same for every checkpoint.
 
     Raises:
         UserError: something named does not exist or does not fit.
@@ -58,7 +55,7 @@ def make_question(
         _check_labels(models, dataset, data, options.split)
     if options.class_null and dataset.class_names is None:
         raise UserError(f"{data} {options.split} has no labels, so there is no class for --class-null.")
-    return Question(
+    return RunSpec(
         dataset=dataset,
         indices=choose_images(dataset, limit=options.limit, seed=options.seed),
         view_name=view_name,
@@ -126,7 +123,10 @@ def _not_evaluated(models: Sequence[Checkpoint], dataset: Dataset, data: str, sp
     """Return why there is no accuracy on these data."""
     if dataset.class_names is None:
         return f"{data} {split} has no labels, so there is nothing to evaluate."
-    other = next(model for model in models if not _same_classes(model, dataset))
-    trained = origin_of(other).data
+    mismatched = next(model for model in models if not _same_classes(model, dataset))
+    trained = origin_of(mismatched).data
     default = f"; it was trained on {trained}, which is used if --data is omitted" if trained else ""
-    return f"{data} {split} has other classes than the model {other.name}, so there is nothing to evaluate{default}."
+    return (
+        f"{data} {split} has other classes than the model {mismatched.name}, so there is nothing to evaluate"
+        f"{default}."
+    )

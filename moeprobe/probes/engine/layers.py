@@ -10,46 +10,48 @@ from moeprobe.errors import UserError
 _PLACES = {"first": 0, "last": -1}
 
 
-def chosen_layers(known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
+def chosen_layers(layer_names: Sequence[str], selection: Sequence[str] | None) -> list[str]:
     """Return those of a model's layers that are wanted, in its order; None = all.
 
     Args:
-        known: the model's layers, in forward order.
-        wanted: names, ``first`` or ``last``.
+        layer_names: the model's layers, in forward order.
+        selection: names, ``first`` or ``last``.
     """
-    if wanted is None:
-        return list(known)
-    places = {
-        known[place] for word, place in _PLACES.items() if word in wanted and word not in known and known
+    if selection is None:
+        return list(layer_names)
+    by_position = {
+        layer_names[index]
+        for word, index in _PLACES.items()
+        if word in selection and word not in layer_names and layer_names
     }
-    return [name for name in known if name in wanted or name in places]
+    return [name for name in layer_names if name in selection or name in by_position]
 
 
-def layer_label(name: str, known: Sequence[str], wanted: Sequence[str] | None) -> str:
+def layer_label(name: str, layer_names: Sequence[str], selection: Sequence[str] | None) -> str:
     """Return what tables call a layer: ``first`` or ``last`` where that is what was wanted, else its name."""
-    if wanted is None or name in wanted:
+    if selection is None or name in selection:
         return name
-    return next(word for word, place in _PLACES.items() if word in wanted and known[place] == name)
+    return next(word for word, index in _PLACES.items() if word in selection and layer_names[index] == name)
 
 
-def check_layers(models: dict[str, Sequence[str]], wanted: Sequence[str] | None) -> None:
+def check_layers(models: dict[str, Sequence[str]], selection: Sequence[str] | None) -> None:
     """Raise ``UserError`` unless each wanted layer is in some model and each model has some of them.
 
     Args:
         models: name -> MoE layers.
-        wanted: names, ``first`` or ``last``; None = all.
+        selection: names, ``first`` or ``last``; None = all.
     """
-    if wanted is None:
+    if selection is None:
         return
-    known = list(dict.fromkeys(layer for layers in models.values() for layer in layers))
-    for layer in wanted:
-        if layer not in known and layer not in _PLACES:
+    layer_names = list(dict.fromkeys(layer for layers in models.values() for layer in layers))
+    for layer in selection:
+        if layer not in layer_names and layer not in _PLACES:
             raise UserError(
-                f"There is no MoE layer {layer!r} in {', '.join(models)}; there are: {', '.join(known)}; first and "
-                "last are those of each model."
+                f"There is no MoE layer {layer!r} in {', '.join(models)}; there are: {', '.join(layer_names)}; "
+                "first and last are those of each model."
             )
     for name, layers in models.items():
-        if not chosen_layers(layers, wanted):
+        if not chosen_layers(layers, selection):
             raise UserError(
-                f"{name} has none of the layers {', '.join(wanted)}; it has: {', '.join(layers)}."
+                f"{name} has none of the layers {', '.join(selection)}; it has: {', '.join(layers)}."
             )

@@ -1,6 +1,6 @@
 """Run one checkpoint over the images: all severities inside, one clean pass shared by all of them.
 
-What comes out are sums per image; blocks of images can be kept as part files, so that an interrupted run goes on
+What comes out are sums per image; blocks of images can be kept as part files, so that an interrupted run continues
 where it stopped.
 """
 
@@ -23,143 +23,147 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.metrics.base import LayerAnalysis
-from moeprobe.probes.engine.batch_sums import Pass, corner_sums, layer_sums, output_sums, to_host
-from moeprobe.probes.engine.blocks import counted, loaded
+from moeprobe.probes.engine.batch_sums import ForwardResult, corner_sums, layer_sums, output_sums, to_host
+from moeprobe.probes.engine.blocks import load_batches, readable_batches
 from moeprobe.probes.engine.noise_floor import repeats
-from moeprobe.probes.engine.question import Question
-from moeprobe.probes.engine.shard import Cuts, Shard, Stretch, stretches
-from moeprobe.results.stored import Stored, of_file, of_table, together, write
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes, ImageRange, Shard, image_ranges
+from moeprobe.results.stored import SumsStore, concat, has_columns, of_file, of_table, write
+from moeprobe.results.stored_cell import in_order
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table, read_note
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.runtime.files import Scratch, shown
+from moeprobe.runtime.files import Scratch, is_there, shown
 from moeprobe.runtime.progress import Advance
 
 _BLOCK = 1024
 
-RunBlock = Callable[[Question, Checkpoint, Sequence[int], Advance | None], tuple[Accumulator, list[str]]]
+RunBlock = Callable[[RunSpec, Checkpoint, Sequence[int], Advance | None], tuple[Accumulator, list[str]]]
 
 
 def run(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     *,
     parts: Path | None = None,
     progress: Advance | None = None,
     run_block: RunBlock | None = None,
-    cuts: Cuts | None = None,
-) -> tuple[Stored, list[str]]:
+    sizes: BlockSizes | None = None,
+) -> tuple[SumsStore, list[str]]:
     """Return the sums per image of one checkpoint, and the names of the images that could not be read.
 
     Of more images than one block holds they are kept in files, in a temporary folder where none is named. Blocks and
     batches are the same whatever part of them is run, so that shards put together are the run of one process.
 
     Args:
-        question: what is asked.
+        spec: what is asked.
         checkpoint: of whom.
         parts: folder for part files; finished ones in it are not computed again. None = there is none to be kept.
         progress: called with the number of images done since the last call.
         run_block: what is done with a block of images; None = its views are traced and compared.
-        cuts: images of part files and batches; None = as ``cuts_of`` says.
+        sizes: images of part files and batches; None = as ``block_sizes`` says.
     """
-    sums: list[Stored] = []
+    part_sums: list[SumsStore] = []
     skipped: list[str] = []
-    cuts = cuts or cuts_of(question, checkpoint)
-    held = _held(question, cuts)
-    keep = []
-    if parts is None and len(question.indices) > cuts.block:
+    sizes = sizes or block_sizes(spec, checkpoint)
+    parts_by_block = _parts_by_block(spec, sizes)
+    scratch_folders = []
+    if parts is None and len(spec.indices) > sizes.block:
         scratch = Scratch()
-        keep.append(scratch)
+        scratch_folders.append(scratch)
         parts = scratch.path
-    for piece in stretches(len(question.indices), cuts, question.shard):
-        images = question.indices[piece.start : piece.stop]
-        name = f"{checkpoint.name}-{piece.block:05d}.parquet"
+    for span in image_ranges(len(spec.indices), sizes, spec.shard):
+        images = spec.indices[span.start : span.stop]
+        name = f"{checkpoint.name}-{span.block:05d}.parquet"
         path = None if parts is None else parts / name
-        identity = _identity(question, checkpoint, images)
-        kept = _kept(path, identity)
-        if kept is None and question.shards:
-            kept = _of_shards(question, checkpoint, name, held[piece.block])
+        identity = _identity(spec, checkpoint, images)
+        part = _read_part(path, identity)
+        if part is None and spec.shards:
+            part = _merge_shards(spec, checkpoint, name, parts_by_block[span.block])
             if path is not None:
-                kept = _keep(path, *kept, identity)
-        if kept is not None:
-            done, bad = kept
+                part = _write_part(path, *part, identity)
+        if part is not None:
             if progress is not None:
                 progress(len(images))
         else:
-            accumulator, bad = (run_block or _run_block)(question, checkpoint, images, progress)
-            done = of_table(image_table(accumulator, checkpoint=checkpoint.name))
+            accumulator, unreadable = (run_block or _run_block)(spec, checkpoint, images, progress)
+            part = of_table(image_table(accumulator, checkpoint=checkpoint.name)), unreadable
             if path is not None:
-                done, bad = _keep(path, done, bad, identity)
-        skipped += bad
-        sums.append(done)
-    return Stored((one for part in sums for one in part), keep=keep), skipped
+                part = _write_part(path, *part, identity)
+        sums, unreadable = part
+        skipped += unreadable
+        part_sums.append(sums)
+    return SumsStore((cell for sums in part_sums for cell in sums), keep=scratch_folders), skipped
 
 
-def cuts_of(question: Question, checkpoint: Checkpoint) -> Cuts:
+def block_sizes(spec: RunSpec, checkpoint: Checkpoint) -> BlockSizes:
     """Return where the images are cut: into blocks and batches of whole groups."""
     group = checkpoint.model.group_images
-    return Cuts(max(_BLOCK // group, 1) * group, max(question.batch_size // group, 1) * group)
+    return BlockSizes(max(_BLOCK // group, 1) * group, max(spec.batch_size // group, 1) * group)
 
 
-def _held(question: Question, cuts: Cuts) -> dict[int, list[tuple[Path, Stretch]]]:
+def _parts_by_block(spec: RunSpec, sizes: BlockSizes) -> dict[int, list[tuple[Path, ImageRange]]]:
     """Return which folder of the shards has which images of each block."""
-    held: dict[int, list[tuple[Path, Stretch]]] = {}
-    for number, folder in enumerate(question.shards, start=1):
-        shard = Shard(of=len(question.shards), number=number)
-        for piece in stretches(len(question.indices), cuts, shard):
-            held.setdefault(piece.block, []).append((folder, piece))
-    return held
+    parts: dict[int, list[tuple[Path, ImageRange]]] = {}
+    for number, folder in enumerate(spec.shards, start=1):
+        shard = Shard(of=len(spec.shards), number=number)
+        for span in image_ranges(len(spec.indices), sizes, shard):
+            parts.setdefault(span.block, []).append((folder, span))
+    return parts
 
 
-def _of_shards(
-    question: Question, checkpoint: Checkpoint, name: str, held: Sequence[tuple[Path, Stretch]]
-) -> tuple[Stored, list[str]]:
+def _merge_shards(
+    spec: RunSpec, checkpoint: Checkpoint, name: str, parts: Sequence[tuple[Path, ImageRange]]
+) -> tuple[SumsStore, list[str]]:
     """Return the sums of a block, put together of the part files that the shards have of it.
 
     Raises:
         UserError: a shard lacks its part, or has one of other images or of another checkpoint.
     """
-    found, skipped = [], list[str]()
-    for folder, piece in held:
-        identity = _identity(question, checkpoint, question.indices[piece.start : piece.stop])
-        kept = _kept(folder / name, identity, unnamed=True)
-        if kept is None:
+    part_sums, skipped = [], list[str]()
+    for folder, span in parts:
+        identity = _identity(spec, checkpoint, spec.indices[span.start : span.stop])
+        part = _read_part(folder / name, identity, unnamed=True)
+        if part is None:
             raise UserError(
                 f"{shown(folder.parent)} does not hold its part of {checkpoint.name}: {name} is gone, damaged, or of "
                 "other images or another version of moeprobe; run the shard again with --overwrite."
             )
-        found.append(kept[0])
-        skipped += kept[1]
-    return together(found), skipped
+        sums, unreadable = part
+        part_sums.append(sums)
+        skipped += unreadable
+    return concat(part_sums), skipped
 
 
-def _keep(path: Path, done: Stored, skipped: list[str], identity: dict[str, Any]) -> tuple[Stored, list[str]]:
+def _write_part(
+    path: Path, sums: SumsStore, skipped: list[str], identity: dict[str, Any]
+) -> tuple[SumsStore, list[str]]:
     """Write a part file; returns the sums as they are in it."""
-    write(path, done, note=identity | {"skipped": skipped})
+    write(path, sums, note=identity | {"skipped": skipped})
     return of_file(path), skipped
 
 
-def _identity(question: Question, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
+def _identity(spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int]) -> dict[str, Any]:
     """Return what a part file must match to be reused (the folder checks the request)."""
-    names = "\n".join(question.dataset.image_ids[index] for index in block)
+    names = "\n".join(spec.dataset.image_ids[index] for index in block)
     return {
         "checkpoint": checkpoint.provenance.get("sha256"),
         "images": hashlib.sha256(names.encode()).hexdigest(),
-        "masks": question.dataset.mask_hash(block),
+        "masks": spec.dataset.mask_hash(block),
         "moeprobe": __version__,
         "group_images": checkpoint.model.group_images,
     }
 
 
-def _kept(
+def _read_part(
     path: Path | None, identity: dict[str, Any], *, unnamed: bool = False
-) -> tuple[Stored, list[str]] | None:
+) -> tuple[SumsStore, list[str]] | None:
     """Return the sums of a part file and the images skipped in it; None unless it is about the same images.
 
     A checkpoint without a hash is never taken for the one of before, unless ``unnamed``: what a user names as a shard
     of this run is one, and is refused where it is damaged.
     """
-    if path is None or not (unnamed or identity["checkpoint"]) or not path.exists():
+    if path is None or not (unnamed or identity["checkpoint"]) or not is_there(path):
         return None
     try:
         note = read_note(path)
@@ -167,95 +171,97 @@ def _kept(
         if note != identity:
             return None
         sums = of_file(path)
+        # A part that measured nothing, as no metric applies to its checkpoint, has no columns either.
+        if not sums.num_rows and not skipped and has_columns(path):
+            raise ValueError("It holds no image.")
         # All of it is looked at once, for damage that its first lines do not show.
         for cell in sums:
+            in_order(cell.names())
             for _ in cell.blocks():
                 pass
         return sums, skipped
-    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, RecursionError, UserError):
         if not unnamed:
             warnings.warn(RunWarning(f"{shown(path)} is damaged; its images are probed again."), stacklevel=2)
         return None
 
 
 def _run_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
+    spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     accumulator, skipped = Accumulator(), list[str]()
-    loader = loaded(question, checkpoint, block, masks=question.view is not None)
-    for batch in counted(loader, skipped, progress):
-        _run_batch(question, checkpoint, batch, accumulator)
+    loader = load_batches(spec, checkpoint, block, masks=spec.view is not None)
+    for batch in readable_batches(loader, skipped, progress):
+        _run_batch(spec, checkpoint, batch, accumulator)
     return accumulator, skipped
 
 
 def _run_batch(
-    question: Question, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
+    spec: RunSpec, checkpoint: Checkpoint, batch: Batch | TextBatch, accumulator: Accumulator
 ) -> None:
     model = checkpoint.model
-    layers = question.layers_of(model)
-    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in question.analyses)
+    layers = spec.layers_of(model)
+    output_wanted = any(not isinstance(analysis, LayerAnalysis) for analysis in spec.analyses)
 
-    def trace(view: int) -> Pass:
+    def trace(view: int) -> ForwardResult:
         return model.trace(batch.views[view], layers=layers, logits=output_wanted)
 
     reference = trace(0)
-    for number, severity in enumerate(question.severities or (float("nan"),), start=1):
-        if question.view is None or (
-            isinstance(question.view, SeverityView) and severity == question.view.severities[0]
-        ):
-            view, shown = reference, 0
+    for number, severity in enumerate(spec.severities or (float("nan"),), start=1):
+        if spec.view is None or (isinstance(spec.view, SeverityView) and severity == spec.view.severities[0]):
+            view, view_index = reference, 0
         else:
-            view, shown = trace(number), number
-        found = layer_sums(question, checkpoint, batch, reference[1], view[1], shown)
+            view, view_index = trace(number), number
+        sums_by_cell = layer_sums(spec, checkpoint, batch, reference[1], view[1], view_index)
         if output_wanted:
-            compared = None if question.view is None else reference[0]
-            found[Cell()] = output_sums(question, checkpoint, batch, compared, view[0])
-            if question.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
-                found[Cell()] |= corner_sums(question, checkpoint, batch, reference, view, shown)
-        _add(accumulator, question, batch, found, view=question.view_name, severity=severity)
-    if question.floor_images:
-        _run_floors(question, checkpoint, batch, reference[1], accumulator)
+            compared = None if spec.view is None else reference[0]
+            sums_by_cell[Cell()] = output_sums(spec, checkpoint, batch, compared, view[0])
+            if spec.corners and all(layer.top_k > 0 for layer in view[1].layers.values()):
+                sums_by_cell[Cell()] |= corner_sums(spec, checkpoint, batch, reference, view, view_index)
+        _accumulate(accumulator, spec, batch, sums_by_cell, view=spec.view_name, severity=severity)
+    if spec.floor_images:
+        _run_floors(spec, checkpoint, batch, reference[1], accumulator)
 
 
 def _run_floors(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     reference: RoutingTrace,
     accumulator: Accumulator,
 ) -> None:
-    """Run the clean images of the batch again unchanged, as far as they are wanted."""
-    wanted = {question.dataset.image_ids[index] for index in question.indices[: question.floor_images]}
-    rows = np.flatnonzero([image_id in wanted for image_id in batch.image_ids])
+    """Run the clean images of the batch again unchanged, to measure the noise floor."""
+    floor_ids = {spec.dataset.image_ids[index] for index in spec.indices[: spec.floor_images]}
+    rows = np.flatnonzero([image_id in floor_ids for image_id in batch.image_ids])
     if len(rows) == 0:
         return
     matching = dataclasses.replace(
-        question,
-        analyses=tuple(analysis for analysis in question.analyses if analysis.of_agreement),
+        spec,
+        analyses=tuple(analysis for analysis in spec.analyses if analysis.of_agreement),
         # Another dtype may overflow where the model's own does not.
         allow_not_finite=True,
     )
     model = checkpoint.model
     device = next(iter(reference.layers.values())).gates.device
     for name, routing in repeats(model, batch.views[0], layers=list(reference.layers), device=device):
-        found = layer_sums(matching, checkpoint, batch, reference, routing, 0)
-        _add(accumulator, question, batch, found, view=name, severity=float("nan"), rows=rows)
+        sums_by_cell = layer_sums(matching, checkpoint, batch, reference, routing, 0)
+        _accumulate(accumulator, spec, batch, sums_by_cell, view=name, severity=float("nan"), rows=rows)
 
 
-def _add(
+def _accumulate(
     accumulator: Accumulator,
-    question: Question,
+    spec: RunSpec,
     batch: Batch | TextBatch,
-    found: Mapping[Cell, dict[str, Tensor]],
+    sums_by_cell: Mapping[Cell, dict[str, Tensor]],
     *,
     view: str,
     severity: float,
     rows: NDArray[np.int64] | None = None,
 ) -> None:
     """Add the sums of some images of the batch, all by default, under the name of the view."""
-    chosen = np.arange(len(batch.image_ids)) if rows is None else rows
-    names = [batch.image_ids[row] for row in chosen]
-    for cell, columns in found.items():
-        placed = dataclasses.replace(cell, view=view, severity=severity)
-        arrays = {name: to_host(column)[chosen] for name, column in columns.items()}
-        accumulator.add(placed, names, {"label": batch.labels.numpy()[chosen]} | arrays)
+    chosen_rows = np.arange(len(batch.image_ids)) if rows is None else rows
+    names = [batch.image_ids[row] for row in chosen_rows]
+    for cell, columns in sums_by_cell.items():
+        view_cell = dataclasses.replace(cell, view=view, severity=severity)
+        arrays = {name: to_host(column)[chosen_rows] for name, column in columns.items()}
+        accumulator.add(view_cell, names, {"label": batch.labels.numpy()[chosen_rows]} | arrays)

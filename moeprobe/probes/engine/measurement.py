@@ -14,19 +14,19 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine import loop, origins
-from moeprobe.probes.engine.checks import make_question
+from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.noise_floor import dtype_name
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
-from moeprobe.probes.engine.shard import Cuts, Shard, stretches
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.probes.engine.shard import BlockSizes, Shard, image_ranges
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.results import plausibility, summaries, tables
 from moeprobe.results.folder import OutputFolder, Result
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
-from moeprobe.results.stored import Stored, together
+from moeprobe.results.stored import SumsStore, concat
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.progress import Advance, Progress
 
@@ -52,7 +52,7 @@ class Measurement(Work[M_co], Generic[M_co]):
         self.probe, self.models, self.options = probe, models, options
         self.check_models()
         self.data = choose_data(data, models, files=getattr(probe, "files", ()))
-        self.question = self.make_question()
+        self.spec = self.make_spec()
         self.request = self.make_request()
         # What the sidecar says of shards that were put together.
         self._measured: dict[str, Any] = {}
@@ -60,33 +60,33 @@ class Measurement(Work[M_co], Generic[M_co]):
     def check_models(self) -> None:
         """Raise ``UserError`` where a model cannot be measured so, before any data are opened."""
 
-    def make_question(self) -> Question:
-        """Return the question to each checkpoint."""
-        return make_question(self.probe, self.models, data=self.data, options=self.options)
+    def make_spec(self) -> RunSpec:
+        """Return the specification of the run, the same for every checkpoint."""
+        return make_spec(self.probe, self.models, data=self.data, options=self.options)
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers."""
-        return make_request(self.probe, self.question, self.models, data=self.data, options=self.options)
+        return make_request(self.probe, self.spec, self.models, data=self.data, options=self.options)
 
     def run(
         self,
-        question: Question,
+        spec: RunSpec,
         model: Checkpoint,
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
+    ) -> tuple[SumsStore, list[str]]:
         """Return one checkpoint's sums per image, and the images that were skipped."""
         return loop.run(
-            question,
+            spec,
             model,
             parts=parts,
             progress=progress,
-            run_block=self.run_block(question, model),
-            cuts=self.cuts(model),
+            run_block=self.run_block(spec, model),
+            sizes=self.block_sizes(model),
         )
 
-    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock | None:
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock | None:
         """Return what is done with a block of images; None = its views are traced and compared."""
         return None
 
@@ -94,24 +94,24 @@ class Measurement(Work[M_co], Generic[M_co]):
         """Return what the caller receives, with more in its sidecar or more files in the folder."""
         return result  # type: ignore[return-value]
 
-    def more_rows(self, sums: Stored, about: summaries.About) -> list[dict[str, Any]]:
+    def more_rows(self, sums: SumsStore, info: summaries.About) -> list[dict[str, Any]]:
         """Return lines of the table that follow from several cells together."""
         return []
 
-    def cuts(self, model: Checkpoint) -> Cuts:
+    def block_sizes(self, model: Checkpoint) -> BlockSizes:
         """Return where the images of a checkpoint are cut; shards cut no batch."""
-        return loop.cuts_of(self.question, model)
+        return loop.block_sizes(self.spec, model)
 
     @property
     def severity_unit(self) -> str | None:
         """What a severity of 1 is; None where nothing has one."""
-        view = self.question.view
+        view = self.spec.view
         return view.unit if isinstance(view, SeverityView) else None
 
     @property
     def passes(self) -> int:
         """Forward passes per image."""
-        return self.question.num_passes
+        return self.spec.num_passes
 
     @property
     def sample_images(self) -> int:
@@ -120,22 +120,22 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     @property
     def more_images(self) -> int:
-        """Images that ``run`` needs in addition to those of the question."""
+        """Images that ``run`` needs in addition to those of ``spec``."""
         return 0
 
     def plan(self) -> Plan:
         """Return an estimate of the cost, from two batches of each checkpoint."""
         plan = time_sample(
-            self.question, self.models, images=self.sample_images, passes=self.passes, run=self.run
+            self.spec, self.models, images=self.sample_images, passes=self.passes, run=self.run
         )
         share = self.num_images / plan.images
         return dataclasses.replace(plan, images=self.num_images, seconds=plan.seconds * share)
 
-    def sample(self, images: int) -> Stored:
+    def sample(self, images: int) -> SumsStore:
         """Return the sums of a few images of every checkpoint: enough to know which metrics there will be."""
-        indices = self.question.indices[: min(images, self.sample_images)]
-        few = dataclasses.replace(self.question, indices=indices, skip_bad_images=True)
-        return together(self.run(few, model)[0] for model in self.models)
+        indices = self.spec.indices[: min(images, self.sample_images)]
+        subset = dataclasses.replace(self.spec, indices=indices, skip_bad_images=True)
+        return concat(self.run(subset, model)[0] for model in self.models)
 
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> M_co:
         """Measure, write the tables, then the figures, and mark the folder as finished."""
@@ -143,34 +143,34 @@ class Measurement(Work[M_co], Generic[M_co]):
         if folder is not None:
             # The tables first: what a figure may stumble over is not lost.
             result = folder.write(result)
-        found = self.finish(result, folder)
+        finished = self.finish(result, folder)
         if folder is not None:
             if self.options.figures:
                 from moeprobe.results.figures import save_all
 
-                save_all(found.plot(), folder.path / "figures", svg=self.options.svg)
-            folder.finish(found.sidecar)
-        return found
+                save_all(finished.plot(), folder.path / "figures", svg=self.options.svg)
+            folder.finish(finished.sidecar)
+        return finished
 
     def _measure(self, parts: Path | None, watcher: Progress) -> Result:
         """Run every checkpoint over the images and put the tables together; only part files are written."""
-        question, options = self.question, self.options
+        spec, options = self.spec, self.options
         started = time.perf_counter()
         parts_of, skipped, rates = self._run_models(parts, watcher)
-        sums = together(parts_of)
+        sums = concat(parts_of)
         if sums.num_rows == 0:
-            raise self._nothing(skipped)
-        about = self._about()
-        table, comparison = summaries.summarize(sums, analyses=question.analyses, about=about)
-        table = tables.with_rows(table, self.more_rows(sums, about))
-        doubts = self._doubts(table, sums)
+            raise self._nothing_measured_error(skipped)
+        info = self._info()
+        table, comparison = summaries.summarize(sums, analyses=spec.analyses, run_info=info)
+        table = tables.with_rows(table, self.more_rows(sums, info))
+        warnings = self._warnings(table, sums)
         sidecar = {
             "request": self.request,
             "severity_unit": self.severity_unit,
-            "floor_dtype": dtype_name(choose_device(options.device)) if question.floor_images else None,
+            "floor_dtype": dtype_name(choose_device(options.device)) if spec.floor_images else None,
             "command": options.command,
             "checkpoints": {
-                model.name: dict(model.provenance) | doubts.get(model.name, {}) for model in self.models
+                model.name: dict(model.provenance) | warnings.get(model.name, {}) for model in self.models
             },
             "colours": colors([model.name for model in self.models]),
             "skipped_images": skipped[0],
@@ -185,37 +185,40 @@ class Measurement(Work[M_co], Generic[M_co]):
 
     def _run_models(
         self, parts: Path | None, watcher: Progress
-    ) -> tuple[list[Stored], list[list[str]], dict[str, float]]:
+    ) -> tuple[list[SumsStore], list[list[str]], dict[str, float]]:
         """Return the sums per image of every checkpoint, the images that were skipped, and images per second."""
-        question, measured, skipped, rates = self.question, list[Stored](), list[list[str]](), {}
+        spec, measured, skipped, rates = self.spec, list[SumsStore](), list[list[str]](), {}
         num_images = self.num_images + self.more_images
         for model in self.models:
             watcher.start(f"{self.probe.kind}: {model.name}", num_images)
-            if self.probe.timed and not question.shards:
+            if self.probe.timed and not spec.shards:
                 # Without what the first pass of all alone must do.
-                first = dataclasses.replace(question, indices=question.indices[:1], shard=None)
+                first = dataclasses.replace(spec, indices=spec.indices[:1], shard=None)
                 self.run(dataclasses.replace(first, skip_bad_images=True), model)
             begun = time.perf_counter()
-            sums, bad = self.run(question, model, parts=parts, progress=watcher.advance)
+            sums, unreadable = self.run(spec, model, parts=parts, progress=watcher.advance)
             rates[model.name] = num_images / (time.perf_counter() - begun)
             measured.append(sums)
-            skipped.append(bad)
+            skipped.append(unreadable)
         return measured, skipped, rates
 
     @property
     def num_images(self) -> int:
         """Images of the run, or of the shard that was taken, of the checkpoint that has most."""
-        count = len(self.question.indices)
-        if self.question.shard is None:
+        count = len(self.spec.indices)
+        if self.spec.shard is None:
             return count
         return max(
-            sum(piece.stop - piece.start for piece in stretches(count, self.cuts(model), self.question.shard))
+            sum(
+                span.stop - span.start
+                for span in image_ranges(count, self.block_sizes(model), self.spec.shard)
+            )
             for model in self.models
         )
 
-    def take(self, shard: Shard) -> None:
+    def set_shard(self, shard: Shard) -> None:
         """Measure no more than a shard of the images."""
-        self.question = dataclasses.replace(self.question, shard=shard)
+        self.spec = dataclasses.replace(self.spec, shard=shard)
 
     def measure(self, parts: Path, watcher: Progress) -> dict[str, Any]:
         """Write the part files of the images of the shard; returns what was skipped, and how quick it was."""
@@ -223,43 +226,45 @@ class Measurement(Work[M_co], Generic[M_co]):
         _, skipped, rates = self._run_models(parts, watcher)
         return {
             "images": self.num_images,
-            "images_of_run": len(self.question.indices),
+            "images_of_run": len(self.spec.indices),
             "skipped_images": skipped[0],
             "images_per_second": rates,
             "wall_seconds": time.perf_counter() - started,
             "device": str(choose_device(self.options.device)),
         }
 
-    def take_measured(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
         """Put the parts of shards together, in place of running the images."""
-        self.question = dataclasses.replace(self.question, shard=None, shards=tuple(shards))
+        self.spec = dataclasses.replace(self.spec, shard=None, shards=tuple(shards))
         keys = ("shard", "run", "images", "images_per_second", "wall_seconds", "device", "workers")
-        said = [{key: about[key] for key in keys if key in about} for about in shards.values()]
+        shard_notes = [{key: sidecar[key] for key in keys if key in sidecar} for sidecar in shards.values()]
         # Of one process: how many worked at a time is not known.
         rates = {
             name: float(
-                np.mean([about["images_per_second"][name] for about in shards.values() if about["images"]])
+                np.mean(
+                    [sidecar["images_per_second"][name] for sidecar in shards.values() if sidecar["images"]]
+                )
             )
             for name in (model.name for model in self.models)
         }
-        self._measured = {"images_per_second": rates, "shards": said}
+        self._measured = {"images_per_second": rates, "shards": shard_notes}
 
-    def _about(self) -> summaries.About:
+    def _info(self) -> summaries.About:
         options = self.options
         return summaries.About(
             run=self.probe.kind if options.out is None else options.out.name,
             dataset=self.data,
             split=options.split,
             seed=options.seed,
-            aligned=self.question.aligned,
+            aligned=self.spec.aligned,
             train_seeds={model.name: model.train_seed for model in self.models},
             groups={model.name: model.group for model in self.models},
         )
 
-    def _nothing(self, skipped: Sequence[list[str]]) -> UserError:
+    def _nothing_measured_error(self, skipped: Sequence[list[str]]) -> UserError:
         """Return why no number could be computed."""
-        count = len(self.question.indices)
-        if all(len(bad) == count for bad in skipped):
+        count = len(self.spec.indices)
+        if all(len(unreadable) == count for unreadable in skipped):
             return UserError(f"None of the {count} images of {self.data} could be read.")
         names = ", ".join(model.name for model in self.models)
         return UserError(
@@ -267,17 +272,17 @@ class Measurement(Work[M_co], Generic[M_co]):
             "measure any."
         )
 
-    def _doubts(self, table: pd.DataFrame, sums: Stored) -> dict[str, dict[str, str]]:
+    def _warnings(self, table: pd.DataFrame, sums: SumsStore) -> dict[str, dict[str, str]]:
         """Return a warning for each checkpoint whose data are in doubt, or that is no better than chance."""
-        found = self.data_warnings()
-        question = self.question
-        names = question.dataset.class_names
-        if question.labeled and names is not None and "accuracy" in set(table["metric"]):
-            clean = question.view.severities[0] if isinstance(question.view, SeverityView) else None
+        texts = self.data_warnings()
+        spec = self.spec
+        names = spec.dataset.class_names
+        if spec.labeled and names is not None and "accuracy" in set(table["metric"]):
+            clean = spec.view.severities[0] if isinstance(spec.view, SeverityView) else None
             for name, text in plausibility.warnings(table, sums, num_classes=len(names), clean=clean).items():
-                found[name] = f"{found[name]} It {text}" if name in found else text
-        return {name: {"warning": text} for name, text in found.items()}
+                texts[name] = f"{texts[name]} It {text}" if name in texts else text
+        return {name: {"warning": text} for name, text in texts.items()}
 
     def data_warnings(self) -> dict[str, str]:
         """Return warnings about checkpoints on these data, by their names."""
-        return origins.doubts(self.models, self.question.dataset, self.data, split=self.options.split)
+        return origins.doubts(self.models, self.spec.dataset, self.data, split=self.options.split)

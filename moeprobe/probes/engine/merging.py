@@ -8,9 +8,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from moeprobe.adapters.base import Checkpoint, Models
 from moeprobe.errors import UserError
@@ -25,7 +25,7 @@ from moeprobe.results.showing import one_line
 from moeprobe.runtime.catalog import check_plugins
 from moeprobe.runtime.characters import quoted
 from moeprobe.runtime.filenames import PARTS, SHARD
-from moeprobe.runtime.files import read_json, shown
+from moeprobe.runtime.files import is_file, read_json, shown
 from moeprobe.runtime.progress import Progress, progress_of
 
 R = TypeVar("R")
@@ -48,8 +48,8 @@ class MeasuredShard:
     sidecar: dict[str, Any]
 
     def __repr__(self) -> str:
-        about = {"path": str(self.path), "shard": str(self.shard), "images": self.sidecar["images"]}
-        return one_line("MeasuredShard", about)
+        facts = {"path": str(self.path), "shard": str(self.shard), "images": self.sidecar["images"]}
+        return one_line("MeasuredShard", facts)
 
 
 class _Asked(BaseModel):
@@ -67,7 +67,8 @@ class _Asked(BaseModel):
 class _Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
-    checkpoints: dict[str, dict[str, Any]] = {}
+    shard: str
+    checkpoints: dict[str, dict[str, Any]]
 
 
 class _Sidecar(BaseModel):
@@ -77,7 +78,16 @@ class _Sidecar(BaseModel):
     images: int
     request: _Request
     asked: _Asked
+    images_per_second: dict[str, float]
     versions: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if odd := sorted(set(self.asked.options) & set(_OWN)):
+            raise ValueError(f"asked.options.{odd[0]} is no option that shards share")
+        if lacking := sorted(set(self.request.checkpoints) - set(self.images_per_second)):
+            raise ValueError(f"images_per_second lacks {lacking[0]}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Shards(Generic[R]):
     @property
     def images(self) -> int:
         """How many images they hold."""
-        return sum(about["images"] for about in self.sidecars)
+        return sum(sidecar["images"] for sidecar in self.sidecars)
 
 
 def measure_shard(
@@ -127,15 +137,19 @@ def measure_shard(
         raise UserError(f"A shard is written to a folder of its own; name it, e.g. --out {example}.")
     sources = check_some(models)
     work = prepare(probe, models, data=data, options=options)
-    work.take(shard)
+    work.set_shard(shard)
     from moeprobe.results.folder import output_folder
     from moeprobe.results.provenance import provenance
 
     request = work.request | {"shard": str(shard), "batch_size": options.batch_size}
-    paths = None if any(isinstance(one, Checkpoint) for one in sources) else [str(one) for one in sources]
+    paths = (
+        None
+        if any(isinstance(source, Checkpoint) for source in sources)
+        else [str(source) for source in sources]
+    )
     with output_folder(options.out, request, overwrite=options.overwrite) as folder:
         assert folder is not None
-        about = {
+        sidecar = {
             "shard": str(shard),
             "request": request,
             "asked": {
@@ -150,8 +164,8 @@ def measure_shard(
             "workers": options.workers,
             "command": options.command,
         } | provenance()
-        folder.finish_shard(about)
-    return MeasuredShard(options.out, shard, about)
+        folder.finish_shard(sidecar)
+    return MeasuredShard(options.out, shard, sidecar)
 
 
 def _shared(options: Options) -> dict[str, Any]:
@@ -179,7 +193,9 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
             )
         by_shard[shard] = path
     of = next(iter(by_shard)).of
-    missing = [str(one) for one in (Shard(of=of, number=n) for n in range(1, of + 1)) if one not in by_shard]
+    missing = [
+        str(shard) for shard in (Shard(of=of, number=n) for n in range(1, of + 1)) if shard not in by_shard
+    ]
     if missing:
         shards = "Shard" if len(missing) == 1 else "Shards"
         verb = "is" if len(missing) == 1 else "are"
@@ -188,15 +204,15 @@ def read_shards(runs: Sequence[Path]) -> Shards[Any]:
             f"--shard {missing[0]}{' and so on' if len(missing) > 1 else ''}, and name all folders."
         )
     paths = tuple(by_shard[shard] for shard in sorted(by_shard))
-    asked = sidecars[first]["asked"]
+    request = sidecars[first]["asked"]
     check_plugins(first, sidecars[first]["request"].get("plugins"))
     return Shards(
         paths,
         tuple(sidecars[path] for path in paths),
-        registry.named(asked["probe"])(**asked["fields"]),
-        asked["checkpoints"],
-        asked["data"],
-        asked["options"],
+        registry.named(request["probe"])(**request["fields"]),
+        request["checkpoints"],
+        request["data"],
+        request["options"],
     )
 
 
@@ -229,20 +245,20 @@ def merge(
     """
     if options.out is not None:
         check_destination(shards, options.out)
-    own = {name: getattr(options, name) for name in _OWN}
+    process_options = {name: getattr(options, name) for name in _OWN}
     if models is None and not trust:
         _check_no_code(shards)
     models = shards.checkpoints if models is None else models
     if models is None:
         raise UserError("The shards are of models that were in memory; name them: models=[...].")
-    chosen = Options(**shards.options, **own)
-    work = prepare(shards.probe, models, data=shards.data, options=chosen)
+    merged = Options(**shards.options, **process_options)
+    work = prepare(shards.probe, models, data=shards.data, options=merged)
     was = {key: value for key, value in shards.sidecars[0]["request"].items() if key != "plugins"}
-    now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": chosen.batch_size}))
+    now = json.loads(json.dumps(work.request | {"shard": was["shard"], "batch_size": merged.batch_size}))
     check_same(str(shown(shards.paths[0])), was, "the same run now", now)
     parts = zip(shards.paths, shards.sidecars, strict=True)
-    work.take_measured({path / PARTS: {**about, "run": str(shown(path))} for path, about in parts})
-    return execute(work, chosen, progress_of(watcher))
+    work.use_shard_parts({path / PARTS: {**sidecar, "run": str(shown(path))} for path, sidecar in parts})
+    return execute(work, merged, progress_of(watcher))
 
 
 def _check_no_code(shards: Shards[Any]) -> None:
@@ -257,7 +273,7 @@ def _check_no_code(shards: Shards[Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return what a shard says of itself."""
-    if not (path / SHARD).is_file():
+    if not is_file(path / SHARD):
         from moeprobe.results.finished import is_finished, is_run
 
         if is_finished(path):
@@ -272,11 +288,12 @@ def _read(path: Path) -> dict[str, Any]:
         _Sidecar.model_validate(content)
         Shard.read(content["shard"])
     except (ValidationError, UserError) as error:
-        place = (
-            ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else "shard"
-        )
+        problem_path = "shard"
+        if isinstance(error, ValidationError):
+            problem = error.errors()[0]
+            problem_path = ".".join(map(str, problem["loc"])) or problem["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{shown(path / SHARD)} is not as moeprobe wrote it ({place or 'all of it'}); measure the shard again "
+            f"{shown(path / SHARD)} is not as moeprobe wrote it ({problem_path}); measure the shard again "
             "with --overwrite."
         ) from None
     assert isinstance(content, dict)

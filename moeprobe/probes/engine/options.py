@@ -1,6 +1,7 @@
 """The options that all probes share, and keywords that are checked before anything is done."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from moeprobe.probes.base import NONE, Arg, fields_of
 from moeprobe.runtime import arguments
 from moeprobe.runtime.device import check_device
 from moeprobe.runtime.keywords import F, checked, checked_class
+from moeprobe.runtime.processes import MOST_WORKERS
 
 
 class Keywords(TypedDict, total=False):
@@ -104,18 +106,18 @@ class Options:
     def __post_init__(self) -> None:
         for name, annotation in fields_of(Options).items():
             object.__setattr__(self, name, arguments.read(name, annotation, getattr(self, name)))
-        for name, (least, what) in _LEAST.items():
+        for name, (smallest, largest, what) in _BOUNDS.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and not smallest <= value <= largest:
                 raise UserError(f"--{name.replace('_', '-')} takes {what}; got {value}.")
         check_device(self.device)
 
 
-_LEAST = {
-    "limit": (1, "a positive number of images"),
-    "batch_size": (1, "a positive number of images"),
-    "group_images": (1, "a positive number of images"),
-    "workers": (0, "a number of processes from 0 up"),
+_BOUNDS = {
+    "limit": (1, math.inf, "a positive number of images"),
+    "batch_size": (1, math.inf, "a positive number of images"),
+    "group_images": (1, math.inf, "a positive number of images"),
+    "workers": (0, MOST_WORKERS, f"a number of processes from 0 to {MOST_WORKERS}"),
 }
 
 

@@ -9,8 +9,9 @@ from typing import Any
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Dataset
-from moeprobe.inputs.data.readers.named_files import Files
+from moeprobe.inputs.data.readers.naming import Files
 from moeprobe.inputs.modality import IMAGE, Modality
+from moeprobe.runtime.files import is_folder, status
 
 # A training writes to checkpoints/NAME, a sweep to checkpoints/SWEEP/CELL: it ran so many folders above.
 _MOST_ABOVE = 3
@@ -42,11 +43,14 @@ def origin_of(model: Checkpoint) -> Origin:
     return make_origin(model.name, model.provenance, modality=model.framing.modality)
 
 
-def make_origin(name: str, about: Mapping[str, Any], *, modality: Modality = IMAGE) -> Origin:
+def make_origin(name: str, provenance: Mapping[str, Any], *, modality: Modality = IMAGE) -> Origin:
     """Return the origin in a checkpoint's provenance, as a sidecar has it."""
-    path = about.get("path")
+    path = provenance.get("path")
     return Origin(
-        name, about.get("training", {}).get("data"), None if path is None else Path(path).parent, modality
+        name,
+        provenance.get("training", {}).get("data"),
+        None if path is None else Path(path).parent,
+        modality,
     )
 
 
@@ -85,11 +89,11 @@ def data_of(origins: Sequence[Origin], data: str | None, *, files: Sequence[str 
                 f"{origin.name} does not say what it was trained on; name the data, e.g. --data {examples}."
             )
     trained_on = {origin.name: find(origin) for origin in origins}
-    first, *others = trained_on
-    for other in others:
-        if not _same(trained_on[first], trained_on[other]):
+    first, *other_names = trained_on
+    for name in other_names:
+        if not _same(trained_on[first], trained_on[name]):
             raise UserError(
-                f"{first} was trained on {trained_on[first]} and {other} on {trained_on[other]}; name the data to "
+                f"{first} was trained on {trained_on[first]} and {name} on {trained_on[name]}; name the data to "
                 f"probe both on, e.g. --data {trained_on[first]}."
             )
     return trained_on[first]
@@ -114,7 +118,7 @@ def find(origin: Origin) -> str:
         start = origin.folder.resolve()
         for root in (start, *start.parents[:_MOST_ABOVE]):
             if _exists(root / location):
-                return f"{kind}:{_shown(root / location)}"
+                return f"{kind}:{_relative(root / location)}"
     if kind in ("huggingface", "huggingface_stream"):
         return origin.data  # a name on the hub
     raise UserError(
@@ -134,15 +138,15 @@ def doubts(models: Sequence[Checkpoint], dataset: Dataset, data: str, *, split: 
     for model in models:
         origin = origin_of(model)
         differs = origin.data is not None and not is_trained_on(origin, data)
-        named = model.class_names and dataset.class_names is not None
-        others = bool(named) and model.class_names != dataset.class_names
-        if differs and others:
+        comparable = model.class_names and dataset.class_names is not None
+        classes_differ = bool(comparable) and model.class_names != dataset.class_names
+        if differs and classes_differ:
             warnings[model.name] = (
                 f"was trained on {origin.data} and is probed on {data}, whose classes are others."
             )
         elif differs:
             warnings[model.name] = f"was trained on {origin.data} and is probed on {data}."
-        elif others:
+        elif classes_differ:
             warnings[model.name] = f"has other classes than {data}."
         elif split in _TRAINED_ON and is_trained_on(origin, data):
             warnings[model.name] = (
@@ -167,7 +171,8 @@ def same_as_training(sidecar: Mapping[str, Any]) -> bool:
     """Whether a run was on the data that each of its checkpoints was trained on, by its sidecar."""
     data = sidecar["request"]["data"]
     return all(
-        is_trained_on(make_origin(name, about), data) for name, about in sidecar["checkpoints"].items()
+        is_trained_on(make_origin(name, provenance), data)
+        for name, provenance in sidecar["checkpoints"].items()
     )
 
 
@@ -176,10 +181,10 @@ def is_trained_on(origin: Origin, data: str) -> bool:
     if origin.data is None:
         return False
     try:
-        own = find(origin)
+        trained_on = find(origin)
     except UserError:
-        own = origin.data
-    return _same(own, data)
+        trained_on = origin.data
+    return _same(trained_on, data)
 
 
 def _is_path(kind: str) -> bool:
@@ -191,21 +196,21 @@ def _exists(path: Path) -> bool:
     """Whether a path is there; of a pattern the folder that it begins in."""
     text = str(path)
     wild = [text.index(sign) for sign in _WILD if sign in text]
-    return path.exists() if not wild else Path(text[: min(wild)]).parent.is_dir()
+    return status(path) is not None if not wild else is_folder(Path(text[: min(wild)]).parent)
 
 
-def _same(one: str, other: str) -> bool:
-    return one == other or _settled(one) == _settled(other)
+def _same(first: str, second: str) -> bool:
+    return first == second or _resolve(first) == _resolve(second)
 
 
-def _settled(data: str) -> tuple[str, str]:
+def _resolve(data: str) -> tuple[str, str]:
     """Return the kind and an absolute location, so that two ways to call one folder are one."""
     kind, _, location = data.partition(":")
     path = Path(location).expanduser()
-    return kind, str(path.resolve()) if location and _is_path(kind) and path.exists() else location
+    return kind, str(path.resolve()) if location and _is_path(kind) and status(path) is not None else location
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     """Return a path relative to the current folder if it is inside, else the whole."""
     working = Path.cwd()
     return os.path.relpath(path, working) if path.is_relative_to(working) else str(path)

@@ -13,11 +13,9 @@ from moeprobe.adapters.base import Checkpoint, Model, Models
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.readers import naming
 from moeprobe.inputs.modality import IMAGE, TEXT, Modality
-from moeprobe.inputs.open import open_view
-from moeprobe.inputs.view_names import parse_view
+from moeprobe.inputs.open import open_view, parse_view
 from moeprobe.inputs.views.base import PairView, SeverityView
-from moeprobe.models.checkpoints.header import read_info
-from moeprobe.models.checkpoints.settings import Settings
+from moeprobe.models.checkpoints.header import ServingSettings, read_info
 from moeprobe.probes import registry
 from moeprobe.probes.base import CLEAN, Probe, Views
 from moeprobe.probes.engine.layers import check_layers
@@ -36,7 +34,7 @@ class _Subject:
     layers: Sequence[str]
     class_names: tuple[str, ...]
     modality: Modality
-    about: Mapping[str, Any]
+    provenance: Mapping[str, Any]
 
 
 def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: Options) -> None:
@@ -46,11 +44,12 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
         UserError: something named does not exist or does not fit.
     """
     sources = check_some(models)
-    subjects = [one for one in map(_subject, sources) if one is not None]
+    subjects = [subject for subject in map(_subject, sources) if subject is not None]
     _check_routing(probe, subjects)
-    names = distinct_names([(one.name, one.about) for one in subjects])
+    names = distinct_names([(subject.name, subject.provenance) for subject in subjects])
     origins = [
-        make_origin(name, one.about, modality=one.modality) for name, one in zip(names, subjects, strict=True)
+        make_origin(name, subject.provenance, modality=subject.modality)
+        for name, subject in zip(names, subjects, strict=True)
     ]
     if options.max_length is not None:
         for origin in origins:
@@ -67,14 +66,16 @@ def preflight(probe: Probe[Any], models: Models, *, data: str | None, options: O
         return  # sequences that take the place of data
     data = data_of(origins, data, files=getattr(probe, "files", ()))
     naming.check_data(data, split=options.split)
-    modality = naming.named(data)[0].modality
+    modality = naming.resolve_name(data)[0].modality
     check_modality(probe, origins, modality, data, view, view_name)
     steps_of(probe, view, view_name)
-    check_layers({name: one.layers for name, one in zip(names, subjects, strict=True)}, options.layers)
+    check_layers(
+        {name: subject.layers for name, subject in zip(names, subjects, strict=True)}, options.layers
+    )
     if probe.analyses:
         check_options(probe, options)
     if probe.labels_required:
-        classes = {name: one.class_names for name, one in zip(names, subjects, strict=True)}
+        classes = {name: subject.class_names for name, subject in zip(names, subjects, strict=True)}
         check_classes(classes, modality, data)
 
 
@@ -92,17 +93,17 @@ def _subject(model: Model) -> _Subject | None:
         return None
     info, header = read_info(model)
     info.check_router()
-    about = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
-    return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, about)
+    provenance = {"path": str(info.path), "training": info.training, "served": info.settings.plain()}
+    return _Subject(info.name, header.moe_layers, info.class_names, IMAGE, provenance)
 
 
 def _check_routing(probe: Probe[Any], subjects: Sequence[_Subject]) -> None:
     """Raise ``UserError`` where routing is asked for and a model has none."""
-    dense = [one.name for one in subjects if not one.layers]
+    dense = [subject.name for subject in subjects if not subject.layers]
     if dense and probe.needs_routing:
-        others = _listed([kind.name for kind in registry.probes() if not kind.needs_routing])
+        alternatives = _listed([kind.name for kind in registry.probes() if not kind.needs_routing])
         raise UserError(
-            f"{dense[0]} is dense: it has no MoE layer, so there is no routing for {probe.name}; {others} can "
+            f"{dense[0]} is dense: it has no MoE layer, so there is no routing for {probe.name}; {alternatives} can "
             "measure it."
         )
 
@@ -131,22 +132,22 @@ def distinct_names(models: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]
     names = [name for name, _ in models]
     if len(set(names)) == len(names):
         return names
-    places = [_place(name, about) for name, about in models]
-    if len(set(places)) < len(places):
+    paths = [_source_path(name, provenance) for name, provenance in models]
+    if len(set(paths)) < len(paths):
         raise UserError("The same checkpoint was named twice.")
-    return shortest_ends(places, least=2)
+    return shortest_ends(paths, least=2)
 
 
-def _place(name: str, about: Mapping[str, Any]) -> Path:
+def _source_path(name: str, provenance: Mapping[str, Any]) -> Path:
     """Return where a model is from, without its suffix.
 
     The files of one folder (best and last) differ in their own names, folders in those of their parents, and modules
     with the same settings by what makes them.
     """
-    path = Path(about.get("path", name)).resolve().with_suffix("")
-    settings = Settings(**about.get("served", {})).suffix
+    path = Path(provenance.get("path", name)).resolve().with_suffix("")
+    settings = ServingSettings(**provenance.get("served", {})).suffix
     path = path.with_name(f"{path.name}{settings}")
-    return path / about.get("factory", "").replace(":", ".")
+    return path / provenance.get("factory", "").replace(":", ".")
 
 
 def check_cut(name: str, modality: Modality) -> None:
@@ -159,13 +160,13 @@ def check_options(probe: Probe[Any], options: Options) -> None:
     """Raise ``UserError`` if a common option has no effect in this probe."""
     for is_set, option in ((options.class_null, "--class-null"), (options.masks is not None, "--masks")):
         if is_set and "match" not in probe.analyses:
-            known = [one.name for one in registry.probes() if "match" in one.analyses]
-            raise UserError(f"{option} is about matches: use it with {_listed(known)}.")
+            suitable = [kind.name for kind in registry.probes() if "match" in kind.analyses]
+            raise UserError(f"{option} is about matches: use it with {_listed(suitable)}.")
     if options.allow_not_finite and not probe.leaves_out:
-        known = [one.name for one in registry.probes() if one.leaves_out and one.compares]
+        suitable = [kind.name for kind in registry.probes() if kind.leaves_out and kind.compares]
         raise UserError(
             f"{probe.name} needs finite gates and scores of all inputs; omit --allow-not-finite, or use it with "
-            f"{_listed(known)}."
+            f"{_listed(suitable)}."
         )
 
 
@@ -229,12 +230,12 @@ def steps_of(probe: Probe[Any], view: PairView | SeverityView | None, view_name:
         raise UserError(
             f"The view {view_name!r} makes no pairs; probe it with: moeprobe sweep --view {view_name}."
         )
-    chosen = probe.views is Views.ANY
-    either = chosen and (severities is not None or (view is not None and not isinstance(view, PairView)))
+    any_view = probe.views is Views.ANY
+    either = any_view and (severities is not None or (view is not None and not isinstance(view, PairView)))
     if probe.views is not Views.SEVERITIES and not either:
         return ()
     if not isinstance(view, SeverityView):
-        instead = "leave --severities out" if chosen else f"use: moeprobe match-ratio --view {view_name}"
+        instead = "leave --severities out" if any_view else f"use: moeprobe match-ratio --view {view_name}"
         raise UserError(f"The view {view_name!r} has no severity; {instead}.")
     steps = view.severities if severities is None else tuple(severities)
     _check_severities(steps)

@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from moeprobe.adapters.base import Models
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.run import execute, prepare
 from moeprobe.probes.engine.shard import Shard, check_batches
 from moeprobe.probes.engine.work import Work
-from moeprobe.results.folder import FinishedError, OutputFolder
+from moeprobe.results.folder import OutputFolder
 from moeprobe.runtime.distributed import Ranks, own_device
 from moeprobe.runtime.filenames import PARTS, SHARD, SHARDS
-from moeprobe.runtime.files import Scratch, read_json
+from moeprobe.runtime.files import Scratch, is_folder, read_json
 from moeprobe.runtime.progress import Progress
 
 R = TypeVar("R")
+# What the first process says instead of "ready".
+_FINISHED = "finished"
 
 
 def run_together(
@@ -48,36 +50,42 @@ def run_together(
     scratch = Scratch() if options.out is None and ranks.rank == 0 else None
     out = Path(ranks.exchange(str(options.out if scratch is None else scratch.path))[0])
     if ranks.rank:
-        ranks.exchange("ready")
-        if not out.is_dir():
+        if ranks.exchange("ready")[0] == _FINISHED:
+            return None
+        if not is_folder(out):
             raise UserError(
                 "The processes do not see the same files; name a folder that all machines share, with --out FOLDER."
             )
         _measure(work, out, options, ranks, watcher)
         ranks.exchange("measured")
         return None
-    with OutputFolder(out, work.request, overwrite=options.overwrite) as folder:
+    try:
+        opened = OutputFolder(out, work.request, overwrite=options.overwrite)
+    except FinishedError:
+        ranks.exchange(_FINISHED)
+        raise
+    with opened as folder:
         names = [f"{SHARDS}/{number}-of-{ranks.size}" for number in range(1, ranks.size + 1)]
         folder.expect(names)
         ranks.exchange("ready")
         _measure(work, out, options, ranks, watcher)
         ranks.exchange("measured")
-        said = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
-        work.take_measured(said)
+        shards = {out / name / PARTS: read_json(out / name / SHARD) for name in names}
+        work.use_shard_parts(shards)
         return work.execute(None if scratch else folder, watcher)
 
 
 def _measure(work: Work[Any], out: Path, options: Options, ranks: Ranks, watcher: Progress) -> None:
     """Measure the shard of this process, unless that was done before an interruption."""
     shard = Shard(of=ranks.size, number=ranks.rank + 1)
-    work.take(shard)
+    work.set_shard(shard)
     request = work.request | {"shard": str(shard), "batch_size": options.batch_size}
-    place = out / SHARDS / f"{shard.number}-of-{shard.of}"
+    shard_folder = out / SHARDS / f"{shard.number}-of-{shard.of}"
     try:
-        with OutputFolder(place, request, overwrite=options.overwrite) as folder:
-            about = work.measure(folder.parts, watcher)
+        with OutputFolder(shard_folder, request, overwrite=options.overwrite) as folder:
+            sidecar = work.measure(folder.parts, watcher)
             folder.finish_shard(
-                {"shard": str(shard), "request": request} | about | {"workers": options.workers}
+                {"shard": str(shard), "request": request} | sidecar | {"workers": options.workers}
             )
     except FinishedError:
         pass

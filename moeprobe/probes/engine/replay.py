@@ -12,11 +12,11 @@ from moeprobe.routing.capabilities import Replayable
 from moeprobe.routing.record import RoutingTrace
 
 # One forward pass: pixels (B, 3, S, S) (or texts), class scores (B, classes), routing.
-Pass = tuple[Any, Tensor, RoutingTrace]
+ForwardPass = tuple[Any, Tensor, RoutingTrace]
 
 
 def exchange(
-    model: Replayable, clean: Pass, perturbed: Pass, *, gates: str
+    model: Replayable, clean: ForwardPass, perturbed: ForwardPass, *, gates: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the class scores of (pixels, routing): clean clean, perturbed clean, clean perturbed, perturbed perturbed.
 
@@ -30,22 +30,25 @@ def exchange(
     )
 
 
-def _replay(model: Replayable, own: Pass, other: RoutingTrace, gates: str) -> Tensor:
-    pixels, scores, routing = own
-    if other is routing:
+def _replay(model: Replayable, own_pass: ForwardPass, replayed_routing: RoutingTrace, gates: str) -> Tensor:
+    pixels, scores, routing = own_pass
+    if replayed_routing is routing:
         return scores
-    replayed = model.replay(pixels, other, gates=gates)
+    replayed = model.replay(pixels, replayed_routing, gates=gates)
     if gates == "replayed":
         return replayed
     # An image whose routing is the same anyway is not changed by the rounding of its batch-mates' switches.
-    return scores.where(_same_routing(routing, other)[:, None], replayed)
+    return scores.where(_same_routing(routing, replayed_routing)[:, None], replayed)
 
 
-def _same_routing(one: RoutingTrace, two: RoutingTrace) -> Tensor:
+def _same_routing(first: RoutingTrace, second: RoutingTrace) -> Tensor:
     """Return for which images ``(B,)`` every token of every layer has the same experts, selected and at work.
 
     In whatever order they are selected: what the layers give for a token is a sum over its experts.
     """
-    pairs = [(layer, two.layers[name]) for name, layer in one.layers.items()]
-    same = [layer.selects_the_same(other) & layer.processed_the_same(other) for layer, other in pairs]
+    pairs = [(layer, second.layers[name]) for name, layer in first.layers.items()]
+    same = [
+        layer.selects_the_same(second_layer) & layer.processed_the_same(second_layer)
+        for layer, second_layer in pairs
+    ]
     return torch.stack([tokens.all(1) for tokens in same]).all(0)

@@ -9,27 +9,27 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.texts import TextFraming
 from moeprobe.probes.base import Probe
 from moeprobe.probes.engine.options import Options
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.registry import measured_by
 
 
 def make_request(
-    probe: Probe[Any], question: Question, models: Sequence[Checkpoint], *, data: str, options: Options
+    probe: Probe[Any], spec: RunSpec, models: Sequence[Checkpoint], *, data: str, options: Options
 ) -> dict[str, Any]:
     """Return the request of a run; speed (batch size, workers, device) is no part of it."""
-    view = {"name": question.view_name}
-    view |= dataclasses.asdict(question.view) if question.view is not None else {}  # type: ignore[call-overload]
+    view = {"name": spec.view_name}
+    view |= dataclasses.asdict(spec.view) if spec.view is not None else {}  # type: ignore[call-overload]
     request = {
         "kind": probe.kind,
         "data": data,
         "split": options.split,
         "view": view,
-        "severities": list(question.severities),
+        "severities": list(spec.severities),
         "analyses": [
-            *(name for name in measured_by(probe) if name != "output" or question.of_output),
-            *(("attribution",) if question.corners else ()),
+            *(name for name in measured_by(probe) if name != "output" or spec.of_output),
+            *(("attribution",) if spec.corners else ()),
         ],
-        "replayed_gates": question.replayed_gates if question.corners else None,
+        "replayed_gates": spec.replayed_gates if spec.corners else None,
         "layers": None if options.layers is None else list(options.layers),
         "limit": options.limit,
         "seed": options.seed,
@@ -37,7 +37,7 @@ def make_request(
         "skip_bad_images": options.skip_bad_images,
         "trained_capacity": options.trained_capacity,
         "class_null": options.class_null,
-        "labels_used": question.labeled and question.dataset.class_names is not None,
+        "labels_used": spec.labeled and spec.dataset.class_names is not None,
         "checkpoints": {
             model.name: {key: model.provenance.get(key) for key in ("sha256", "capacity", "group_images")}
             # Of a router from outside the package, and of settings other than the trained ones.
@@ -46,7 +46,7 @@ def make_request(
         },
         # Named only where it is on, so that earlier runs without it still ask the same.
         **({"allow_not_finite": True} if options.allow_not_finite else {}),
-        **_of_texts(models, question.dataset),
+        **_of_texts(models, spec.dataset),
     }
     # A field such as ``view`` is said already, with all that it stands for.
     return request | {key: value for key, value in probe.request().items() if key not in request}

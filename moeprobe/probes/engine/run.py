@@ -95,7 +95,7 @@ def plan(
         check_splits(probe)
     work = prepare(probe, models, data=data, options=options or Options(**probe.defaults))
     if shard is not None:
-        work.take(shard)
+        work.set_shard(shard)
     return work.plan()
 
 

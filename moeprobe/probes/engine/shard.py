@@ -40,7 +40,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ImageRange:
     """Images ``start`` to ``stop`` of a run's list, all of one block; blocks are counted from 0."""
 
     block: int
@@ -49,16 +49,16 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Cuts:
+class BlockSizes:
     """Images of a block, which part files hold, and of a batch; each block begins with a batch of its own."""
 
     block: int
     batch: int
 
 
-def stretches(count: int, cuts: Cuts, shard: Shard | None = None) -> Iterator[Stretch]:
+def image_ranges(count: int, sizes: BlockSizes, shard: Shard | None = None) -> Iterator[ImageRange]:
     """Yield what is run of each block of ``count`` images: of all blocks, or of those that a shard has a part of."""
-    block, batch = cuts.block, cuts.batch
+    block, batch = sizes.block, sizes.batch
     first, last = 0, count
     if shard is not None:
         blocks = ((begun, min(begun + block, count)) for begun in range(0, count, block))
@@ -70,7 +70,7 @@ def stretches(count: int, cuts: Cuts, shard: Shard | None = None) -> Iterator[St
     for number, begun in enumerate(range(0, count, block)):
         start, stop = max(begun, first), min(begun + block, last)
         if start < stop:
-            yield Stretch(number, start, stop)
+            yield ImageRange(number, start, stop)
 
 
 def check_splits(probe: Probe[Any]) -> None:

@@ -13,9 +13,9 @@ from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.batch_sums import to_host
-from moeprobe.probes.engine.blocks import counted, loaded
+from moeprobe.probes.engine.blocks import load_batches, readable_batches
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.results.folder import Result
 from moeprobe.results.summaries import About
 from moeprobe.results.sums import Accumulator, Cell
@@ -30,23 +30,23 @@ class VariantsMeasurement(Measurement[Result]):
     """The work of a probe that runs each batch in several variants."""
 
     @abstractmethod
-    def batch_sums(self, question: Question, model: Checkpoint) -> BatchSums:
+    def batch_sums(self, spec: RunSpec, model: Checkpoint) -> BatchSums:
         """Return what gives the sums of a batch, by the name of the variant."""
 
-    def run_block(self, question: Question, model: Checkpoint) -> loop.RunBlock:
+    def run_block(self, spec: RunSpec, model: Checkpoint) -> loop.RunBlock:
         """Return what runs each batch of a block in all variants."""
-        return partial(_run_block, sums=self.batch_sums(question, model))
+        return partial(_run_block, sums=self.batch_sums(spec, model))
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers; the variants are all of the images as they are."""
         return super().make_request() | {"aligned": True}
 
-    def _about(self) -> About:
-        return dataclasses.replace(super()._about(), aligned=True)
+    def _info(self) -> About:
+        return dataclasses.replace(super()._info(), aligned=True)
 
 
 def _run_block(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Advance | None,
@@ -55,10 +55,10 @@ def _run_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per input of some inputs."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch in counted(loaded(question, checkpoint, block), skipped, progress):
+    for batch in readable_batches(load_batches(spec, checkpoint, block), skipped, progress):
         labels = {"label": batch.labels.numpy()}
-        for view, found in sums(batch).items():
-            for cell, columns in found.items():
+        for view, sums_by_cell in sums(batch).items():
+            for cell, columns in sums_by_cell.items():
                 arrays = {name: to_host(column) for name, column in columns.items()}
                 accumulator.add(dataclasses.replace(cell, view=view), batch.image_ids, labels | arrays)
     return accumulator, skipped

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from moeprobe.adapters.base import Checkpoint
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.shard import Shard
 from moeprobe.results.folder import OutputFolder
 from moeprobe.runtime.progress import Progress
@@ -49,7 +49,7 @@ class Work(ABC, Generic[R_co]):
     def plan(self) -> Plan:
         """Return an estimate of the cost, by doing some of the work; nothing is written."""
 
-    def take(self, shard: Shard) -> None:
+    def set_shard(self, shard: Shard) -> None:
         """Do no more than a shard of the work; of probes that are measured in shards."""
         raise NotImplementedError
 
@@ -57,13 +57,13 @@ class Work(ABC, Generic[R_co]):
         """Write the part files of the shard that was taken; returns what is to be said of them."""
         raise NotImplementedError
 
-    def take_measured(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
+    def use_shard_parts(self, shards: Mapping[Path, Mapping[str, Any]]) -> None:
         """Put the parts of shards together, in place of measuring; folders of their parts -> what was said of them."""
         raise NotImplementedError
 
 
 def time_sample(
-    question: Question,
+    spec: RunSpec,
     models: Sequence[Checkpoint],
     *,
     images: int,
@@ -71,9 +71,7 @@ def time_sample(
     run: Callable[..., object],
 ) -> Plan:
     """Return the cost of a probe, estimated from its first ``images``."""
-    sample = dataclasses.replace(
-        question, indices=question.indices[:images], skip_bad_images=True, shard=None
-    )
+    sample = dataclasses.replace(spec, indices=spec.indices[:images], skip_bad_images=True, shard=None)
     seconds = 0.0
     for model in models:
         run(dataclasses.replace(sample, indices=sample.indices[:1]), model)
@@ -82,8 +80,8 @@ def time_sample(
         seconds += time.perf_counter() - begun
     return Plan(
         checkpoints=len(models),
-        images=len(question.indices),
+        images=len(spec.indices),
         passes=passes,
         timed_images=len(sample.indices),
-        seconds=seconds * len(question.indices) / len(sample.indices),
+        seconds=seconds * len(spec.indices) / len(sample.indices),
     )

@@ -10,9 +10,7 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Layout, Probe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moeprobe.adapters.base import Checkpoint
     from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 
@@ -28,6 +26,7 @@ class Fewshot(Probe["Result"]):
 
     name: ClassVar[str] = "fewshot"
     title: ClassVar[str] = "Few-shot accuracy of frozen features"
+    work: ClassVar[str] = "moeprobe.probes.fewshot.measure:FewshotMeasurement"
     analyses: ClassVar[tuple[str, ...]] = ("fewshot",)
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (
         Headline(
@@ -57,8 +56,8 @@ class Fewshot(Probe["Result"]):
             or len(set(counts)) < len(counts)
             or any(count % 1 for count in counts)
         ):
-            asked = ",".join(f"{count:g}" for count in counts)
-            raise UserError(f"--shots takes different whole numbers from 1 up, e.g. 1,5,10; got {asked!r}.")
+            shots = ",".join(f"{count:g}" for count in counts)
+            raise UserError(f"--shots takes different whole numbers from 1 up, e.g. 1,5,10; got {shots!r}.")
         if self.draws < 1:
             raise UserError(f"--draws takes a positive number; got {self.draws}.")
 
@@ -70,12 +69,6 @@ class Fewshot(Probe["Result"]):
             )
         if options.layers is not None:
             raise UserError("Features are those of the whole model, of no single layer; leave --layers out.")
-
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the features and the regressions on them."""
-        from moeprobe.probes.fewshot.measure import FewshotMeasurement
-
-        return FewshotMeasurement(self, models, data, options)
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the accuracy over the number of shots."""

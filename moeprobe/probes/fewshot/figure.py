@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.declaration import CHANCE
-from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.results.figures import panels
 
 

@@ -10,13 +10,13 @@ from moeprobe.inputs.data.base import Dataset
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.engine import loop
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.work import Plan, time_sample
 from moeprobe.probes.fewshot import Fewshot
 from moeprobe.probes.fewshot.ridge import STRENGTHS
 from moeprobe.probes.fewshot.shots import Cases, choose_shots, features_block, judge
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.routing.capabilities import Featured
 from moeprobe.runtime.progress import Advance
 
@@ -41,16 +41,16 @@ class FewshotMeasurement(Measurement[Result]):
                     f"{model.name} does not say what its head reads, so nothing can be fitted to it."
                 )
 
-    def make_question(self) -> Question:
+    def make_spec(self) -> RunSpec:
         """Return what is asked of the judged images; which training images are used is chosen with it.
 
         Raises:
             UserError: there are no labels, or a class has too few training images.
         """
-        question, split = super().make_question(), self.options.split
+        spec, split = super().make_spec(), self.options.split
         self._strengths: dict[str, dict[Cases, float]] = {}
         self._shots = choose_shots(
-            _training_images(self.data, question, split=split),
+            _training_images(self.data, spec, split=split),
             counts=[int(count) for count in self.probe.shots],
             draws=self.probe.draws,
             seed=self.options.seed,
@@ -58,7 +58,7 @@ class FewshotMeasurement(Measurement[Result]):
         )
         # The classes are learned here: those of the model do not matter.
         severities = tuple(float(count) for count in self.probe.shots)
-        return dataclasses.replace(question, severities=severities, labeled=True)
+        return dataclasses.replace(spec, severities=severities, labeled=True)
 
     def make_request(self) -> dict[str, Any]:
         """Return what determines the numbers, with how the strengths are chosen."""
@@ -66,15 +66,15 @@ class FewshotMeasurement(Measurement[Result]):
 
     def run(
         self,
-        question: Question,
+        spec: RunSpec,
         model: Checkpoint,
         *,
         parts: Path | None = None,
         progress: Advance | None = None,
-    ) -> tuple[Stored, list[str]]:
+    ) -> tuple[SumsStore, list[str]]:
         """Return the sums of the judged images; the chosen strengths are kept."""
         table, skipped, self._strengths[model.name] = judge(
-            question, model, shots=self._shots, parts=parts, progress=progress
+            spec, model, shots=self._shots, parts=parts, progress=progress
         )
         return table, skipped
 
@@ -85,7 +85,7 @@ class FewshotMeasurement(Measurement[Result]):
 
     def plan(self) -> Plan:
         """Return what the features would take; the regressions are not in it."""
-        plan = time_sample(self.question, self.models, images=self.sample_images, passes=1, run=_features)
+        plan = time_sample(self.spec, self.models, images=self.sample_images, passes=1, run=_features)
         images = plan.images + self.more_images
         return dataclasses.replace(plan, images=images, seconds=plan.seconds * images / plan.images)
 
@@ -120,17 +120,17 @@ class FewshotMeasurement(Measurement[Result]):
         return int(self._shots.held_out.shape[1])
 
 
-def _features(question: Question, model: Checkpoint) -> tuple[Stored, list[str]]:
-    return loop.run(question, model, run_block=features_block)
+def _features(spec: RunSpec, model: Checkpoint) -> tuple[SumsStore, list[str]]:
+    return loop.run(spec, model, run_block=features_block)
 
 
-def _training_images(data: str, question: Question, *, split: str) -> Dataset:
+def _training_images(data: str, spec: RunSpec, *, split: str) -> Dataset:
     """Return the training images.
 
     Raises:
         UserError: there are none, or they or the images that are judged have no labels or not the same classes.
     """
-    judged = question.dataset
+    judged = spec.dataset
     try:
         train = open_data(data, split="train")
     except UserError as error:
@@ -138,7 +138,7 @@ def _training_images(data: str, question: Question, *, split: str) -> Dataset:
     for name, dataset in ((split, judged), ("train", train)):
         if dataset.class_names is None:
             raise UserError(f"{data} {name} has no labels, so there are no classes to tell apart.")
-    if not (judged.labels()[list(question.indices)] >= 0).any():
+    if not (judged.labels()[list(spec.indices)] >= 0).any():
         raise UserError(f"None of the images of {data} {split} has a label, so there is nothing to judge.")
     if judged.class_names != train.class_names:
         raise UserError(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.arrays import Array
 
 STRENGTHS = tuple(2.0**power for power in range(-10, 20))
 _CONSTANT = 100.0
@@ -70,11 +70,11 @@ class Ridge:
         1 − its leverage; both are summed from what is small, so that a fit through every image loses no digits.
         """
         outside = self._targets - self._left @ self._projected
-        rest = np.clip(1 - np.square(self._left).sum(1), 0, None)
+        remainder = np.clip(1 - np.square(self._left).sum(1), 0, None)
         for strength in STRENGTHS:
             missed = strength / (self._singular**2 + strength)
             residual = outside + self._left @ (missed[:, None] * self._projected)
-            yield strength, self._targets - residual / (rest + np.square(self._left) @ missed)[:, None]
+            yield strength, self._targets - residual / (remainder + np.square(self._left) @ missed)[:, None]
 
     def _shrunk(self, strength: float) -> Array:
         return (self._singular / (self._singular**2 + strength))[:, None] * self._projected

@@ -21,12 +21,12 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.data.base import Dataset
 from moeprobe.metrics.base import OutputAnalysis, OutputPair
-from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.arrays import Array
 from moeprobe.probes.engine import loop
-from moeprobe.probes.engine.blocks import counted, loaded
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.blocks import load_batches, readable_batches
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.fewshot.ridge import Classifier, Ridge, choose_strength
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.routing.capabilities import Featured
 from moeprobe.runtime.progress import Advance
@@ -76,28 +76,33 @@ def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int
         UserError: a class has fewer images than shots, or none is left where a single shot needs one.
     """
     assert train.class_names is not None
-    most, labels = max(counts), train.labels()
+    most_shots, labels = max(counts), train.labels()
     names = np.asarray(train.image_ids)
     by_name = np.argsort(names, kind="stable")
     members = [by_name[labels[by_name] == label] for label in range(len(train.class_names))]
     smallest = min(range(len(members)), key=lambda label: len(members[label]))
-    left = len(members[smallest]) - most
-    if left < 0 or (left == 0 and min(counts) == 1):
+    num_spare = len(members[smallest]) - most_shots
+    if num_spare < 0 or (num_spare == 0 and min(counts) == 1):
         raise UserError(_too_few(train.class_names[smallest], len(members[smallest]), counts, data))
-    drawn, held_out = [], []
-    for name, own in zip(train.class_names, members, strict=True):
-        kept = generator(seed, "held-out images", name).permutation(own)[: min(left, HELD_OUT)]
-        rest = own[~np.isin(own, kept)]
-        held_out.append(kept)
-        drawn.append(
-            [generator(seed, "few shots", name, draw).permutation(rest)[:most] for draw in range(draws)]
+    shot_images, held_out = [], []
+    for name, class_images in zip(train.class_names, members, strict=True):
+        held_out_images = generator(seed, "held-out images", name).permutation(class_images)[
+            : min(num_spare, HELD_OUT)
+        ]
+        candidates = class_images[~np.isin(class_images, held_out_images)]
+        held_out.append(held_out_images)
+        shot_images.append(
+            [
+                generator(seed, "few shots", name, draw).permutation(candidates)[:most_shots]
+                for draw in range(draws)
+            ]
         )
-    needed = np.concatenate([np.ravel(drawn), np.ravel(held_out)])
+    needed = np.concatenate([np.ravel(shot_images), np.ravel(held_out)])
     order = generator(seed, "order of the shots").permutation(by_name[np.isin(by_name, needed)])
     return Shots(
         train=train,
         counts=tuple(counts),
-        drawn=np.swapaxes(np.array(drawn), 0, 1),
+        drawn=np.swapaxes(np.array(shot_images), 0, 1),
         held_out=np.array(held_out),
         indices=order.tolist(),
     )
@@ -105,24 +110,24 @@ def choose_shots(train: Dataset, *, counts: Sequence[int], draws: int, seed: int
 
 def _too_few(name: str, images: int, counts: Sequence[int], data: str) -> str:
     """Return what is wrong with the smallest class, and the remedy."""
-    most = max(counts)
+    most_shots = max(counts)
     has = f"The class {name!r} has {images} image{'' if images == 1 else 's'} in {data} train"
-    if images < most:
+    if images < most_shots:
         remedy = f"ask for at most --shots {images}" if images else "give it some"
-        return f"{has}, fewer than the {most} shot{'' if most == 1 else 's'} requested; {remedy}."
-    remedy = f"ask for at most --shots {most - 1}" if most > 1 else "give it a second one"
+        return f"{has}, fewer than the {most_shots} shot{'' if most_shots == 1 else 's'} requested; {remedy}."
+    remedy = f"ask for at most --shots {most_shots - 1}" if most_shots > 1 else "give it a second one"
     return f"{has}, all of them shots, so none remains to choose the penalty of 1 shot; {remedy}."
 
 
 def judge(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     *,
     shots: Shots,
     parts: Path | None = None,
     progress: Advance | None = None,
-) -> tuple[Stored, list[str], dict[Cases, float]]:
-    """Fit the classifiers of one checkpoint and judge them on the images of the question.
+) -> tuple[SumsStore, list[str], dict[Cases, float]]:
+    """Fit the classifiers of one checkpoint and judge them on the images of the run.
 
     Training images that were drawn must be readable, whatever the probe says of the others.
 
@@ -131,12 +136,12 @@ def judge(
     """
     # Each shard has them all.
     training = dataclasses.replace(
-        question,
+        spec,
         dataset=shots.train,
         indices=shots.indices,
         skip_bad_images=False,
         shard=None,
-        shards=tuple(folder / "training" for folder in question.shards[:1]),
+        shards=tuple(folder / "training" for folder in spec.shards[:1]),
     )
     table, _ = loop.run(
         training,
@@ -147,22 +152,22 @@ def judge(
     )
     strengths, classifiers = _fit(shots, table)
     block = partial(_judge_block, classifiers=classifiers)
-    judged, skipped = loop.run(question, checkpoint, parts=parts, progress=progress, run_block=block)
+    judged, skipped = loop.run(spec, checkpoint, parts=parts, progress=progress, run_block=block)
     return judged, skipped, strengths
 
 
 def features_block(
-    question: Question, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
+    spec: RunSpec, checkpoint: Checkpoint, block: Sequence[int], progress: Advance | None
 ) -> tuple[Accumulator, list[str]]:
     """Return labels and features ``(B, D)`` of some images, and the names of those that could not be read."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(question, checkpoint, block, skipped, progress):
+    for batch, features in _features(spec, checkpoint, block, skipped, progress):
         accumulator.add(Cell(), batch.image_ids, {"label": batch.labels.numpy(), "features": features})
     return accumulator, skipped
 
 
 def _features(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     block: Sequence[int],
     skipped: list[str],
@@ -174,7 +179,7 @@ def _features(
         UserError: a feature is no number.
     """
     assert isinstance(checkpoint.model, Featured)
-    for batch in counted(loaded(question, checkpoint, block), skipped, progress):
+    for batch in readable_batches(load_batches(spec, checkpoint, block), skipped, progress):
         features = checkpoint.model.features(batch.views[0]).cpu().double().numpy()
         if not np.isfinite(features).all():
             raise UserError(
@@ -184,32 +189,32 @@ def _features(
         yield batch, features
 
 
-def _fit(shots: Shots, table: Stored) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:
+def _fit(shots: Shots, table: SumsStore) -> tuple[dict[Cases, float], dict[Cases, Classifier]]:
     """Return the strength and the classifier of every case, from the features of the training images."""
     (stored,) = table
-    names, columns = stored.whole()
-    place = {name: row for row, name in enumerate(names)}
+    names, columns = stored.load_all()
+    row_of = {name: row for row, name in enumerate(names)}
 
     def rows(images: NDArray[np.int64]) -> list[int]:
-        return [place[shots.train.image_ids[index]] for index in images.ravel().tolist()]
+        return [row_of[shots.train.image_ids[index]] for index in images.ravel().tolist()]
 
     labels, features = columns["label"].astype(np.int64), columns["features"].astype(np.float64)
     num_classes, held_out = shots.drawn.shape[1], rows(shots.held_out)
     strengths: dict[Cases, float] = {}
     classifiers: dict[Cases, Classifier] = {}
     for case in shots.cases:
-        places = rows(shots.images_of(*case))
-        ridge = Ridge(features[places], labels[places], num_classes=num_classes)
+        row_numbers = rows(shots.images_of(*case))
+        ridge = Ridge(features[row_numbers], labels[row_numbers], num_classes=num_classes)
         if held_out:
             strengths[case] = choose_strength(ridge.along(features[held_out]), labels[held_out])
         else:
-            strengths[case] = choose_strength(ridge.left_out(), labels[places])
+            strengths[case] = choose_strength(ridge.left_out(), labels[row_numbers])
         classifiers[case] = ridge.classifier(strengths[case])
     return strengths, classifiers
 
 
 def _judge_block(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     block: Sequence[int],
     progress: Advance | None,
@@ -218,13 +223,13 @@ def _judge_block(
 ) -> tuple[Accumulator, list[str]]:
     """Return the sums per image of some images, a cell per case; see ``engine.loop.run``."""
     accumulator, skipped = Accumulator(), list[str]()
-    for batch, features in _features(question, checkpoint, block, skipped, progress):
+    for batch, features in _features(spec, checkpoint, block, skipped, progress):
         for (count, draw), classifier in classifiers.items():
             pair = OutputPair(None, torch.from_numpy(classifier.scores(features)), batch.labels)
             columns = {"label": batch.labels.numpy()}
-            for analysis in question.analyses:
+            for analysis in spec.analyses:
                 assert isinstance(analysis, OutputAnalysis)
                 columns |= {name: column.numpy() for name, column in analysis.sums(pair).items()}
-            cell = Cell(view=question.view_name, severity=float(count), draw=draw)
+            cell = Cell(view=spec.view_name, severity=float(count), draw=draw)
             accumulator.add(cell, batch.image_ids, columns)
     return accumulator, skipped

@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import modality_of
+from moeprobe.metrics.analyses.match import Match
+from moeprobe.metrics.analyses.set_match import SET_JACCARD
+from moeprobe.metrics.analyses.slot_match import SLOT_MATCH
+from moeprobe.metrics.analyses.weights import WEIGHT_COSINE
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.match import Match
 from moeprobe.metrics.registry import covers, find
-from moeprobe.metrics.set_match import SET_JACCARD
-from moeprobe.metrics.slot_match import SLOT_MATCH
-from moeprobe.metrics.weights import WEIGHT_COSINE
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
 from moeprobe.results.tables import agreement_of
@@ -54,8 +54,8 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     view = patches["view"].iloc[0]
     what = "Same routing of" if first in (SLOT_MATCH.name, WEIGHT_COSINE.name) else "Same experts for"
     title = f"{what} corresponding {modality.tokens}: {view}"
-    drawn = patches[patches["null"].isin(["", "pooled", "image"])]
-    return {"match-ratio": panels.finish(figure, drawn, title=title, notes=panels.undrawn(table))}
+    match_rows = patches[patches["null"].isin(["", "pooled", "image"])]
+    return {"match-ratio": panels.finish(figure, match_rows, title=title, notes=panels.note_undrawn(table))}
 
 
 def _by_layer(
@@ -118,7 +118,7 @@ def _over_layers(
             ):
                 rows = panels.select(values, metric=metric, null=null)
                 draw_line(panel, rows, layers, color=color, label=checkpoint, shift=shift, style=style)
-        label_axis(raw, layers, named=False)
+        label_axis(raw, layers, with_label=False)
         label_axis(kappa, layers)
     return figure, axes
 

@@ -15,14 +15,19 @@ from numpy.typing import NDArray
 from moeprobe.adapters.base import Checkpoint, Model
 from moeprobe.adapters.open import as_checkpoint
 from moeprobe.errors import UserError
-from moeprobe.metrics.mismatch import Mismatch as MismatchAnalysis
-from moeprobe.metrics.mismatch import Scores
+from moeprobe.inputs.modality import REQUEST
+from moeprobe.metrics.analyses.mismatch import Mismatch as MismatchAnalysis
+from moeprobe.metrics.analyses.mismatch import Scores
 from moeprobe.probes.engine.batch_sums import to_host
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Keywords, Options, combine, with_options
 from moeprobe.probes.mismatch import Mismatch
 from moeprobe.probes.mismatch.figure import draw
 from moeprobe.probes.trace.sequences import batch_of, check_vocabulary
+from moeprobe.recordings.log_probs import read_log_probabilities, read_sequences
+from moeprobe.recordings.log_rows import Tokens
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.rows import to_routing
 from moeprobe.results import summaries
 from moeprobe.results.completing import complete
 from moeprobe.results.folder import Result, output_folder
@@ -33,16 +38,11 @@ from moeprobe.results.sums import Accumulator, Cell
 from moeprobe.results.tables import image_table
 from moeprobe.routing.capabilities import Rerouted
 from moeprobe.routing.record import RoutingTrace
-from moeprobe.routing.traces.reading import TraceFile
-from moeprobe.routing.traces.rows import to_routing
-from moeprobe.routing.traces.scored import read_log_probabilities
-from moeprobe.routing.traces.sequence import Tokens
-from moeprobe.routing.traces.token_ids import read_sequences
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress, progress_of
 
-_DATA, _VIEW = "requests", "generated"
+_DATA, _VIEW = REQUEST.data, "generated"
 
 
 @with_options
@@ -102,7 +102,7 @@ def mismatch(
             accumulator.add(Cell(view=_VIEW), names, {"label": np.full(len(names), -1)} | columns)
             watcher.advance(len(names))
         sums = of_table(image_table(accumulator, checkpoint=checkpoint.name))
-        about = summaries.About(
+        info = summaries.About(
             run=Mismatch.kind if options.out is None else options.out.name,
             dataset=_DATA,
             split="",
@@ -111,7 +111,7 @@ def mismatch(
             train_seeds={checkpoint.name: checkpoint.train_seed},
             groups={checkpoint.name: checkpoint.group},
         )
-        table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), about=about)
+        table, comparison = summaries.summarize(sums, analyses=(MismatchAnalysis(),), run_info=info)
         sidecar = {
             "request": request,
             "command": options.command,
@@ -132,12 +132,12 @@ class _Served:
     def __init__(self, path: Path, trace: TraceFile, *, limit: int | None) -> None:
         self.path, self.trace = path, trace
         self.sequences, self.scores = read_sequences(path), read_log_probabilities(path)
-        routed = set(trace.ids)
-        whole = [name for name in self.sequences if name in self.scores]
-        self.names = [name for name in whole if name in routed][:limit]
+        routed_ids = set(trace.ids)
+        scored_names = [name for name in self.sequences if name in self.scores]
+        self.names = [name for name in scored_names if name in routed_ids][:limit]
         self._without = {
-            "log-probabilities": len(self.sequences) - len(whole),
-            "routing": sum(name not in routed for name in whole),
+            "log-probabilities": len(self.sequences) - len(scored_names),
+            "routing": sum(name not in routed_ids for name in scored_names),
         }
         if not self.names:
             raise UserError(
@@ -165,9 +165,11 @@ class _Served:
         sequences = {name: self.sequences[name] for name in self.names}
         check_vocabulary(checkpoint, sequences)
         longest = getattr(checkpoint.framing, "longest", None)
-        for name, one in sequences.items():
-            if longest is not None and len(one.ids) > longest:
-                raise UserError(f"{name} has {len(one.ids)} tokens, and {checkpoint.name} reads {longest}.")
+        for name, sequence in sequences.items():
+            if longest is not None and len(sequence.ids) > longest:
+                raise UserError(
+                    f"{name} has {len(sequence.ids)} tokens, and {checkpoint.name} reads {longest}."
+                )
 
     def routing(self, names: Sequence[str], layers: Sequence[str], *, num_tokens: int) -> RoutingTrace:
         """Return the recorded routing of requests, no choice beyond its end.
@@ -175,23 +177,23 @@ class _Served:
         Raises:
             UserError: the trace says that its tokens are others.
         """
-        found = {}
+        layers_routing = {}
         for layer in layers:
-            most = int(self.trace.num_tokens(layer, names).max())
-            if most > num_tokens:
+            longest = int(self.trace.num_tokens(layer, names).max())
+            if longest > num_tokens:
                 raise UserError(
-                    f"{self.trace.path} has {most} tokens of a request of {num_tokens} in {self.path}."
+                    f"{self.trace.path} has {longest} tokens of a request of {num_tokens} in {self.path}."
                 )
             block = self.trace.read(layer, names, num_tokens=num_tokens)
             if block.token_ids is not None:
                 self._check_tokens(names, block.token_ids)
-            found[layer] = to_routing(block)
-        return RoutingTrace(found)
+            layers_routing[layer] = to_routing(block)
+        return RoutingTrace(layers_routing)
 
     def _check_tokens(self, names: Sequence[str], ids: NDArray[np.int32]) -> None:
-        for name, own in zip(names, ids, strict=True):
+        for name, recorded_ids in zip(names, ids, strict=True):
             sent = self.sequences[name].ids
-            if ((own[: len(sent)] >= 0) & (own[: len(sent)] != sent)).any():
+            if ((recorded_ids[: len(sent)] >= 0) & (recorded_ids[: len(sent)] != sent)).any():
                 raise UserError(f"{name} has other tokens in {self.trace.path} than in {self.path}.")
 
     def notes(self) -> list[str]:
@@ -207,8 +209,8 @@ def _scores(
     texts = batch_of(list(sequences.values()))
     routing = served.routing(names, layers, num_tokens=texts.ids.shape[1])
     server = torch.full(texts.ids.shape, float("nan"))
-    for row, (name, one) in enumerate(sequences.items()):
-        server[row, one.prompt : len(one.ids)] = torch.from_numpy(served.scores[name])
-    own = model.log_probabilities(texts)
+    for row, (name, sequence) in enumerate(sequences.items()):
+        server[row, sequence.prompt : len(sequence.ids)] = torch.from_numpy(served.scores[name])
+    own_scores = model.log_probabilities(texts)
     replayed = model.replayed_log_probabilities(texts, routing, gates=gates)
-    return Scores(server.to(own.device), own, replayed)
+    return Scores(server.to(own_scores.device), own_scores, replayed)

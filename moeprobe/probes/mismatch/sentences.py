@@ -7,15 +7,16 @@ from moeprobe.results.numbers import interval
 
 def sentences(table: pd.DataFrame) -> list[str]:
     """Return for each model how large the mismatch is, and how much of it goes with the server's routing."""
-    said = []
-    for name, own in table.groupby("checkpoint", sort=False):
-        rows = {row["metric"]: row for row in own.to_dict("records")}
-        whole, rest, routing, share = (
+    lines = []
+    for name, checkpoint_rows in table.groupby("checkpoint", sort=False):
+        rows = {row["metric"]: row for row in checkpoint_rows.to_dict("records")}
+        total, replayed, routing, share = (
             rows[f"mismatch{part}"] for part in ("", "_rest", "_routing", "_routing_share")
         )
-        said.append(
-            f"{name}: log-probabilities differ by {interval(whole)} from the server's, and by {interval(rest)} where "
+        lines.append(
+            f"{name}: log-probabilities differ by {interval(total)} from the server's, and by "
+            f"{interval(replayed)} where "
             f"the model repeats the server's routing: {interval(routing)} of the mismatch is routing, a share of "
             f"{interval(share)}."
         )
-    return said
+    return lines

@@ -9,10 +9,7 @@ from moeprobe.errors import UserError
 from moeprobe.probes.base import OUT_OF_FIGURES, Arg, Layout, Probe, Views
 
 if TYPE_CHECKING:
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
-    from moeprobe.probes.overlay.measure import OverlayResult
+    from moeprobe.probes.overlay.measure import OverlayResult  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +25,7 @@ class Overlay(Probe["OverlayResult"]):
 
     name: ClassVar[str] = "overlay"
     title: ClassVar[str] = "Expert of each patch"
+    work: ClassVar[str] = "moeprobe.probes.overlay.measure:Drawing"
     layout: ClassVar[Layout] = Layout.OVERLAYS
     views: ClassVar[Views] = Views.SEVERITIES
     joinable: ClassVar[bool] = False
@@ -70,11 +68,3 @@ class Overlay(Probe["OverlayResult"]):
             raise UserError(
                 "--severities are the steps of an animation: add --animate, or give one --severity."
             )
-
-    def prepare(
-        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
-    ) -> "Work[OverlayResult]":
-        """Return the passes and the drawing."""
-        from moeprobe.probes.overlay.measure import Drawing
-
-        return Drawing(self, models, data, options)

@@ -1,36 +1,131 @@
 """The work of ``overlay``: a few images with the expert of each patch drawn in, at one severity or as it grows."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
+from moeprobe.inputs import geometry
+from moeprobe.inputs.batches import Batch, Loading, batches
+from moeprobe.inputs.geometry import Correspondence
 from moeprobe.inputs.open import pick_images
 from moeprobe.inputs.views.base import SeverityView
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.applicability import check_images
-from moeprobe.probes.engine.checks import make_question
+from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
+from moeprobe.probes.engine.run_spec import RunSpec, recipe
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.probes.overlay import Overlay as OverlayProbe
-from moeprobe.probes.overlay import exhibits
-from moeprobe.probes.overlay.record import Overlay
+from moeprobe.probes.overlay.record import Overlay, overlay
 from moeprobe.probes.sweep import Sweep
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.palette import colors
 from moeprobe.results.provenance import provenance
 from moeprobe.results.showing import Figures, one_line
+from moeprobe.routing import finite
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.progress import Progress
+from moeprobe.runtime.progress import Advance, Progress
+
+# Run a few images and keep what is to be looked at.
+
+
+def record_overlays(
+    spec: RunSpec, checkpoints: Sequence[Checkpoint], *, progress: Advance | None = None
+) -> list[Overlay]:
+    """Return the overlays of every checkpoint, severity, layer and image; ``spec`` holds the severities and images.
+
+    ``progress`` is called with the number of images done since the last call.
+    """
+    overlays: list[Overlay] = []
+    for checkpoint in checkpoints:
+        loader = batches(
+            spec.dataset,
+            spec.indices,
+            recipe(spec, checkpoint.framing),
+            loading=Loading(spec.batch_size),
+            skip_bad_images=spec.skip_bad_images,
+            group_images=checkpoint.model.group_images,
+        )
+        for batch in loader:
+            if batch.image_ids:
+                overlays += _of_batch(spec, checkpoint, batch)
+            if progress is not None:
+                progress(len(batch.image_ids) + len(batch.skipped))
+    return overlays
+
+
+def _of_batch(spec: RunSpec, checkpoint: Checkpoint, batch: Batch) -> Iterator[Overlay]:
+    """Yield the overlays of a batch: one clean pass, and one for each severity that changes something."""
+    assert isinstance(spec.view, SeverityView)
+    layers = spec.layers_of(checkpoint.model)
+    _, clean = checkpoint.model.trace(batch.views[0], layers=layers, logits=False)
+    finite.check(clean.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+    for number, severity in enumerate(spec.severities, start=1):
+        perturbed = clean
+        if severity != spec.view.severities[0]:
+            _, perturbed = checkpoint.model.trace(batch.views[number], layers=layers, logits=False)
+            finite.check(perturbed.layers, None, batch.image_ids, checkpoint=checkpoint.name)
+        for layer in clean.layers:
+            routing = clean.layers[layer], perturbed.layers[layer]
+            grid = routing[0].grid
+            assert grid is not None
+            pairs: Correspondence = geometry.correspond(
+                batch.to_source[0], batch.to_source[number], grid=grid, source_size=batch.source_size
+            )
+            for position, image_id in enumerate(batch.image_ids):
+                pixels = batch.views[0][position].numpy(), batch.views[number][position].numpy()
+                yield overlay(
+                    image_id=image_id,
+                    checkpoint=checkpoint.name,
+                    layer=layer,
+                    severity=severity,
+                    pixels=pixels,
+                    routing=routing,
+                    pairs=pairs,
+                    position=position,
+                )
+
+
+def overlay_table(overlays: Sequence[Overlay]) -> pd.DataFrame:
+    """Return one row per patch of the perturbed image: its expert, and that of the corresponding clean patch.
+
+    ``clean_expert`` is that of the same place in the clean image, whatever it shows.
+    """
+    rows = []
+    for item in overlays:
+        for row, column in np.ndindex(item.clean_expert.shape):
+            rows.append(
+                {
+                    "checkpoint": item.checkpoint,
+                    "layer": item.layer,
+                    "severity": item.severity,
+                    "image_id": item.image_id,
+                    "row": row,
+                    "column": column,
+                    "clean_expert": item.clean_expert[row, column],
+                    "perturbed_expert": item.perturbed_expert[row, column],
+                    "clean_patch": item.clean_patch[row, column],
+                    "clean_patch_expert": item.clean_patch_expert[row, column],
+                    "compared": bool(item.compared[row, column]),
+                    "changed": bool(item.changed[row, column]),
+                }
+            )
+    table = pd.DataFrame(rows)
+    table["clean_patch"] = table["clean_patch"].astype("Int64").where(table["clean_patch"] >= 0)
+    # -1 is no expert.
+    experts = ["clean_expert", "perturbed_expert", "clean_patch_expert"]
+    return table.assign(**{name: table[name].astype("Int64").where(table[name] >= 0) for name in experts})
+
 
 SEVERITY = 0.2
 # What a figure can hold and an eye can take in.
@@ -73,41 +168,41 @@ class Drawing(Work[OverlayResult]):
         if not probe.animate:
             severities = (SEVERITY if probe.severity is None else probe.severity,)
         sweep = Sweep(view=probe.view, severities=severities)
-        question = make_question(sweep, models, data=data, options=options)
-        dataset, named, data = pick_images(
-            question.dataset, images=probe.images, files=probe.files, data=data
+        spec = make_spec(sweep, models, data=data, options=options)
+        dataset, named_indices, data = pick_images(
+            spec.dataset, images=probe.images, files=probe.files, data=data
         )
-        chosen = question.indices[: probe.count] if named is None else named
-        if len(chosen) > MAX_IMAGES:
+        indices = spec.indices[: probe.count] if named_indices is None else named_indices
+        if len(indices) > MAX_IMAGES:
             raise UserError(
-                f"An overlay shows at most {MAX_IMAGES} images; got {len(chosen)}. For numbers: moeprobe sweep."
+                f"An overlay shows at most {MAX_IMAGES} images; got {len(indices)}. For numbers: moeprobe sweep."
             )
-        growing = tuple(sorted(question.severities))
+        growing = tuple(sorted(spec.severities))
         self.data = data
-        self.question = dataclasses.replace(question, dataset=dataset, indices=chosen, severities=growing)
-        self.request = make_request(probe, self.question, models, data=data, options=options) | {
+        self.spec = dataclasses.replace(spec, dataset=dataset, indices=indices, severities=growing)
+        self.request = make_request(probe, self.spec, models, data=data, options=options) | {
             "analyses": [probe.kind],
-            "images": [dataset.image_ids[index] for index in chosen],
+            "images": [dataset.image_ids[index] for index in indices],
             "animate": probe.animate,
         }
 
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> OverlayResult:
         """Run the images, draw them, and write the figures and the table."""
-        watcher.start("overlay", len(self.models) * len(self.question.indices))
-        overlays = exhibits.overlays(self.question, self.models, progress=watcher.advance)
+        watcher.start("overlay", len(self.models) * len(self.spec.indices))
+        overlays = record_overlays(self.spec, self.models, progress=watcher.advance)
         sidecar: dict[str, Any] = {
             "request": self.request,
             "command": self.options.command,
             "checkpoints": origins.described(
-                self.models, self.question.dataset, self.data, split=self.options.split
+                self.models, self.spec.dataset, self.data, split=self.options.split
             ),
         }
-        result = OverlayResult(overlays, exhibits.overlay_table(overlays), [], sidecar)
+        result = OverlayResult(overlays, overlay_table(overlays), [], sidecar)
         if folder is not None:
             if self.probe.animate:
                 sidecar["colours"] = colors([model.name for model in self.models])
-                drawn, sidecar["frames"] = _animations(
-                    self.question,
+                files, sidecar["frames"] = _animations(
+                    self.spec,
                     overlays,
                     folder.path,
                     watcher,
@@ -117,18 +212,18 @@ class Drawing(Work[OverlayResult]):
             else:
                 from moeprobe.results.figures import save_all
 
-                drawn = save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
-            result.files.extend(drawn)
+                files = save_all(result.plot(), folder.path / "figures", svg=self.options.svg)
+            result.files.extend(files)
             _finish(folder, result)
         return result
 
     def plan(self) -> Plan:
         """Return what it would take before it draws, by running two images."""
-        return time_sample(self.question, self.models, images=2, passes=self.question.num_passes, run=_run)
+        return time_sample(self.spec, self.models, images=2, passes=self.spec.num_passes, run=_run)
 
 
-def _run(question: Question, model: Checkpoint) -> list[Overlay]:
-    return exhibits.overlays(question, [model])
+def _run(spec: RunSpec, model: Checkpoint) -> list[Overlay]:
+    return record_overlays(spec, [model])
 
 
 def _finish(folder: OutputFolder, result: OverlayResult) -> None:
@@ -160,7 +255,7 @@ def _figures(overlays: Sequence[Overlay], *, view: str) -> dict[str, Figure]:
 
 
 def _animations(
-    question: Question,
+    spec: RunSpec,
     overlays: Sequence[Overlay],
     folder: Path,
     watcher: Progress,
@@ -169,26 +264,25 @@ def _animations(
     svg: bool,
 ) -> tuple[list[Path], dict[str, list[dict[str, Any]]]]:
     """Draw each layer's frames, GIF and strip; returns the files, and by layer what frame is of which severity."""
-    from moeprobe.probes.overlay.animation import frame, strip, write_gif
-    from moeprobe.probes.overlay.figure import experts_of, moved
+    from moeprobe.probes.overlay.figure import experts_of, frame, moved, strip, write_gif
     from moeprobe.results.figures import save
 
-    assert isinstance(question.view, SeverityView)
+    assert isinstance(spec.view, SeverityView)
     layers = _by_layer(overlays)
-    watcher.start("overlay: drawing", len(layers) * len(question.severities))
+    watcher.start("overlay: drawing", len(layers) * len(spec.severities))
     written: list[Path] = []
     listed: dict[str, list[dict[str, Any]]] = {}
     for layer, items in layers.items():
-        title = f"{layer}: {question.view_name}"
+        title = f"{layer}: {spec.view_name}"
         stem = folder / "figures" / f"overlay-{layer}"
         frames = []
-        for number, severity in enumerate(question.severities):
+        for number, severity in enumerate(spec.severities):
             at_severity = [item for item in items if item.severity == severity]
             figure = frame(at_severity, title=title, note=moved(items), experts=experts_of(items))
             frames += save(figure, stem.with_name(f"{stem.name}-{number:03d}"))
             watcher.advance(1)
         first = [item for item in items if item.image_id == items[0].image_id]
-        figure = strip(first, title=title, unit=question.view.unit, colors=colors)
+        figure = strip(first, title=title, unit=spec.view.unit, colors=colors)
         written += [
             write_gif(frames, stem.with_name(f"{stem.name}.gif")),
             *save(figure, stem.with_name(f"{stem.name}-strip"), svg=svg),
@@ -196,6 +290,6 @@ def _animations(
         ]
         listed[layer] = [
             {"severity": severity, "file": path.relative_to(folder).as_posix()}
-            for severity, path in zip(question.severities, frames, strict=True)
+            for severity, path in zip(spec.severities, frames, strict=True)
         ]
     return written, listed

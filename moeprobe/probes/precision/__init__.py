@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 FORMATS = ("bf16", "fp16", "fp8_e4m3", "int8", "int4_g128")
@@ -37,6 +34,7 @@ class Precision(Probe["Result"]):
 
     name: ClassVar[str] = "precision"
     title: ClassVar[str] = "Routing under quantized weights"
+    work: ClassVar[str] = "moeprobe.probes.precision.measure:PrecisionMeasurement"
     panel: ClassVar[Panel] = Panel.STRESS
     analyses: ClassVar[tuple[str, ...]] = (
         "match",
@@ -59,25 +57,21 @@ class Precision(Probe["Result"]):
 
     def check(self) -> None:
         """Raise ``UserError`` for a part or a format that there is not, or is there twice."""
-        for what, given, known in (("part", self.parts, PARTS), ("format", self.formats, FORMATS)):
-            for name in given:
-                if name not in known:
-                    raise UserError(unknown(what, name, known))
-            if not given or len(set(given)) < len(given):
-                raise UserError(f"--{what}s takes each of {', '.join(known)} once at most, and at least one.")
+        for what, values, choices in (("part", self.parts, PARTS), ("format", self.formats, FORMATS)):
+            for name in values:
+                if name not in choices:
+                    raise UserError(unknown(what, name, choices))
+            if not values or len(set(values)) < len(values):
+                raise UserError(
+                    f"--{what}s takes each of {', '.join(choices)} once at most, and at least one."
+                )
 
     @property
     def variants(self) -> list[tuple[str, tuple[str, ...], str]]:
         """What is run: its name in the column ``view``, the parts whose weights are rounded, and the format."""
         several = [(WHOLE, tuple(PARTS))] if len(self.parts) > 1 else []
         parts = [*((part, (part,)) for part in self.parts), *several]
-        return [(f"{name} {one}", which, one) for one in self.formats for name, which in parts]
-
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the passes with rounded weights."""
-        from moeprobe.probes.precision.measure import PrecisionMeasurement
-
-        return PrecisionMeasurement(self, models, data, options)
+        return [(f"{name} {form}", which, form) for form in self.formats for name, which in parts]
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what is compared."""
@@ -88,7 +82,7 @@ class Precision(Probe["Result"]):
         """Return for each checkpoint and format which part moves most choices."""
         from moeprobe.probes.precision.sentences import sentences
 
-        return sentences(table)
+        return sentences(table, formats=FORMATS, whole=WHOLE)
 
     def draw(self, result: "Result") -> "dict[str, Figure]":
         """Return the share of choices that differ, for each part along the formats."""

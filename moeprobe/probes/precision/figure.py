@@ -36,5 +36,5 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str], formats: Sequence[st
         axes[down, 0].set_ylim(bottom=0)
     title = "Which part may be rounded before tokens change experts?"
     notes = ["In the table only: the layers between"] if len(layers) < len(every) else []
-    drawn = rows[rows["layer"].isin(layers)]
-    return {"precision": panels.finish(figure, drawn, title=title, notes=notes)}
+    layer_rows = rows[rows["layer"].isin(layers)]
+    return {"precision": panels.finish(figure, layer_rows, title=title, notes=notes)}

@@ -28,21 +28,21 @@ class Rounding:
     @contextmanager
     def of(self, parts: Sequence[str], name: str) -> Iterator[None]:
         """Let the weights of these parts be as a format holds them."""
-        chosen = [(place, one) for place, one in enumerate(self._weights) if one.part in parts]
-        own = [(one.parameter, one.parameter.data) for _, one in chosen]
+        selected = [(index, weight) for index, weight in enumerate(self._weights) if weight.part in parts]
+        originals = [(weight.parameter, weight.parameter.data) for _, weight in selected]
         try:
-            for place, one in chosen:
-                one.parameter.data = self._rounded(place, one, name)
+            for index, weight in selected:
+                weight.parameter.data = self._rounded(index, weight, name)
             yield
         finally:
-            for parameter, before in own:
+            for parameter, before in originals:
                 parameter.data = before
 
-    def _rounded(self, place: int, weight: Weight, name: str) -> Tensor:
-        kept = self._kept.get((place, name))
-        if kept is None:
-            kept = quantized(weight.parameter.data, name, inputs=weight.inputs)
-            size = kept.numel() * kept.element_size()
+    def _rounded(self, index: int, weight: Weight, name: str) -> Tensor:
+        cached = self._kept.get((index, name))
+        if cached is None:
+            cached = quantized(weight.parameter.data, name, inputs=weight.inputs)
+            size = cached.numel() * cached.element_size()
             if self._bytes + size <= _KEPT:
-                self._kept[place, name], self._bytes = kept, self._bytes + size
-        return kept
+                self._kept[index, name], self._bytes = cached, self._bytes + size
+        return cached

@@ -10,10 +10,7 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Probe
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
-    from moeprobe.probes.routes.measure import RoutesResult
+    from moeprobe.probes.routes.measure import RoutesResult  # noqa: F401  # named in the class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,7 @@ class Routes(Probe["RoutesResult"]):
 
     name: ClassVar[str] = "routes"
     title: ClassVar[str] = "What the experts specialize in"
+    work: ClassVar[str] = "moeprobe.probes.routes.measure:RoutesMeasurement"
     analyses: ClassVar[tuple[str, ...]] = (
         "information",
         "color_bias",
@@ -47,6 +45,7 @@ class Routes(Probe["RoutesResult"]):
         Headline("same_place_kappa", "pooled", noun="κ of places with the colors exchanged"),
         Headline("load_entropy"),
         Headline("dead_experts"),
+        Headline("dead_experts_first"),
     )
 
     images: Annotated[
@@ -67,14 +66,6 @@ class Routes(Probe["RoutesResult"]):
     @classmethod
     def says(cls, table: "DataFrame") -> list[str]:
         """Return what the experts say most about, and how many key routes the classes have."""
-        from moeprobe.probes.routes.sentences import sentences
+        from moeprobe.probes.routes.tables import sentences
 
         return sentences(table)
-
-    def prepare(
-        self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
-    ) -> "Work[RoutesResult]":
-        """Return the passes, and what follows from all layers together."""
-        from moeprobe.probes.routes.measure import RoutesMeasurement
-
-        return RoutesMeasurement(self, models, data, options)

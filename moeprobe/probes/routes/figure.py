@@ -1,20 +1,28 @@
 """What the experts specialize in: information along the layers, tokens per expert, per place, and experts in common."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from scipy.cluster import hierarchy
+from scipy.spatial.distance import squareform
 
+from moeprobe.inputs.data.checkerboard import COLORS
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.coactivation import LIFT
+from moeprobe.metrics.analyses.coactivation import LIFT
 from moeprobe.metrics.registry import find
-from moeprobe.probes.routes import heat
+from moeprobe.probes.routes.key_routes import KeyRoutes
 from moeprobe.probes.routes.tables import Tables
-from moeprobe.results.figures import panels
+from moeprobe.results.figures import STYLE, panels
+from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
 from moeprobe.results.figures.layers import draw_line, label_axis, shifts
+from moeprobe.results.numbers import number
 
 _INFORMATION = tuple(f"{kind}_information" for kind in ("class", "position", "color"))
 # Experts whose maps of places stand side by side, and of which each two are a cell.
@@ -42,76 +50,83 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> dict[str, Figure]
     return {"information": panels.finish(figure, rows, title=title)}
 
 
-def experts(found: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
+def experts(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
     """Return the tokens per expert and layer: a heat map per checkpoint, 1 / E marked in the color bar."""
-    if not found:
+    if not tables:
         return {}
-    checkpoints = list(dict.fromkeys(one.checkpoint for one in found))
-    of = {name: [one for one in found if one.checkpoint == name] for name in checkpoints}
-    numbers = sorted({one.total.shares.shape[-1] for one in found})
+    checkpoints = list(dict.fromkeys(layer_table.checkpoint for layer_table in tables))
+    of = {
+        name: [layer_table for layer_table in tables if layer_table.checkpoint == name]
+        for name in checkpoints
+    }
+    numbers = sorted({layer_table.total.shares.shape[-1] for layer_table in tables})
     layers = max(len(part) for part in of.values())
     width = float(np.clip(0.5 * numbers[-1], 2.8, 9.0))
-    figure, axes = heat.grid(len(of), 1, width=width, height=max(1.2, 0.4 * layers + 0.7))
-    scale = Normalize(0, max(float(one.total.shares.max()) for one in found))
+    figure, axes = grid(len(of), 1, width=width, height=max(1.2, 0.4 * layers + 0.7))
+    scale = Normalize(0, max(float(layer_table.total.shares.max()) for layer_table in tables))
     for panel, (name, part) in zip(axes[:, 0], of.items(), strict=True):
-        most = max(one.total.shares.shape[-1] for one in part)
-        values = np.full((len(part), most), np.nan)
-        for row, one in enumerate(part):
-            values[row, : one.total.shares.shape[-1]] = one.total.shares[0]
-        heat.heat_map(
-            panel, values, scale, rows=[one.layer for one in part], columns=[str(e) for e in range(most)]
+        num_experts = max(layer_table.total.shares.shape[-1] for layer_table in part)
+        values = np.full((len(part), num_experts), np.nan)
+        for row, layer_table in enumerate(part):
+            values[row, : layer_table.total.shares.shape[-1]] = layer_table.total.shares[0]
+        heat_map(
+            panel,
+            values,
+            scale,
+            rows=[layer_table.layer for layer_table in part],
+            columns=[str(e) for e in range(num_experts)],
         )
         panel.set_title(name)
     axes[-1, 0].set_xlabel("expert")
     marks = {f"1/{number}": 1 / number for number in numbers}
-    heat.bar(figure, axes, scale, "share of the tokens", mark=marks)
-    modality = modality_of([one.tokens for one in found])
-    return {"experts": heat.finish(figure, table, title=f"{_sentence(modality.tokens)} per expert and layer")}
+    bar(figure, axes, scale, "share of the tokens", mark=marks)
+    modality = modality_of([layer_table.tokens for layer_table in tables])
+    return {"experts": finish(figure, table, title=f"{_sentence(modality.tokens)} per expert and layer")}
 
 
 def places(
-    found: Sequence[Tables], grids: Mapping[tuple[str, str], tuple[int, int]], table: pd.DataFrame
+    tables: Sequence[Tables], grids: Mapping[tuple[str, str], tuple[int, int]], table: pd.DataFrame
 ) -> dict[str, Figure]:
     """Return, by checkpoint, which share of the tokens at each place an expert has; a row of maps per layer."""
     figures = {}
-    for name in dict.fromkeys(one.checkpoint for one in found):
-        part = [one for one in found if one.checkpoint == name]
-        most = max(one.by_place.tokens.shape[-1] for one in part)
-        if most > _MOST_EXPERTS:
+    for name in dict.fromkeys(layer_table.checkpoint for layer_table in tables):
+        part = [layer_table for layer_table in tables if layer_table.checkpoint == name]
+        num_experts = max(layer_table.by_place.tokens.shape[-1] for layer_table in part)
+        if num_experts > _MOST_EXPERTS:
             continue
-        with_grid = all((name, one.layer) in grids for one in part)
-        columns = most if with_grid else 1
+        with_grid = all((name, layer_table.layer) in grids for layer_table in part)
+        columns = num_experts if with_grid else 1
         width, height = (1.05, 1.2) if with_grid else (6.0, 2.4)
-        figure, axes = heat.grid(len(part), columns, width=width, height=height)
-        shares_of = [one.by_place.shares[one.by_place.images > 0] for one in part]
+        figure, axes = grid(len(part), columns, width=width, height=height)
+        shares_of = [layer_table.by_place.shares[layer_table.by_place.images > 0] for layer_table in part]
         scale = Normalize(0, max(float(shares.max()) for shares in shares_of))
-        for row, one in enumerate(part):
+        for row, layer_table in enumerate(part):
             # Of texts the places that any reaches; images have all.
             shares = shares_of[row]
             if with_grid:
                 for expert, panel in enumerate(axes[row]):
                     panel.set_axis_off() if expert >= shares.shape[1] else _map(
                         panel,
-                        shares[:, expert].reshape(grids[name, one.layer]),
+                        shares[:, expert].reshape(grids[name, layer_table.layer]),
                         scale,
                         first=row == 0,
                         expert=expert,
                     )
-                axes[row, 0].set_ylabel(one.layer, fontsize=9)
+                axes[row, 0].set_ylabel(layer_table.layer, fontsize=9)
             else:
-                heat.heat_map(
+                heat_map(
                     axes[row, 0], shares.T, scale, rows=[str(e) for e in range(shares.shape[1])],
-                    columns=[str(place) for place in range(len(shares))],
+                    columns=[str(position) for position in range(len(shares))],
                 )  # fmt: skip
-                axes[row, 0].set(title=one.layer, ylabel="expert", xlabel="place in the text")
-        heat.bar(figure, axes, scale, "share of the place", mark={f"1/{most}": 1 / most})
+                axes[row, 0].set(title=layer_table.layer, ylabel="expert", xlabel="place in the text")
+        bar(figure, axes, scale, "share of the place", mark={f"1/{num_experts}": 1 / num_experts})
         title = f"{name}: experts at each place"
-        figures[f"places-{name}"] = heat.finish(figure, panels.select(table, checkpoint=name), title=title)
+        figures[f"places-{name}"] = finish(figure, panels.select(table, checkpoint=name), title=title)
     return figures
 
 
 def _map(panel: Axes, values: np.ndarray, scale: Normalize, *, first: bool, expert: int) -> None:
-    panel.imshow(values, cmap=heat.MAP, norm=scale, interpolation="nearest")
+    panel.imshow(values, cmap=MAP, norm=scale, interpolation="nearest")
     panel.set_xticks([])
     panel.set_yticks([])
     if first:
@@ -129,31 +144,188 @@ def together(table: pd.DataFrame) -> dict[str, Figure]:
     highest = float(rows["value"].quantile(0.99) if many else rows["value"].max())
     scale = Normalize(0, highest if highest > 0 else 1.0)
     side = float(np.clip(0.22 * (rows["expert_b"].max() + 1), 3.3, 7.5))
-    figure, axes = heat.grid(len(checkpoints), len(layers), width=side, height=side - 0.2)
+    figure, axes = grid(len(checkpoints), len(layers), width=side, height=side - 0.2)
     for (i, j), panel in np.ndenumerate(axes):
-        here = panels.select(rows, checkpoint=checkpoints[i], layer=layers[j])
-        if here.empty:
+        pair_rows = panels.select(rows, checkpoint=checkpoints[i], layer=layers[j])
+        if pair_rows.empty:
             panel.set_axis_off()
             continue
-        number = int(here["expert_b"].max()) + 1
+        number = int(pair_rows["expert_b"].max()) + 1
         values = np.full((number, number), np.nan)
-        one, other = (here[name].to_numpy(int) for name in ("expert", "expert_b"))
-        values[one, other] = values[other, one] = here["value"].to_numpy(float)
+        expert_a, expert_b = (pair_rows[name].to_numpy(int) for name in ("expert", "expert_b"))
+        values[expert_a, expert_b] = values[expert_b, expert_a] = pair_rows["value"].to_numpy(float)
         names = [str(expert) for expert in range(number)]
-        heat.heat_map(panel, values, scale, rows=names, columns=names)
+        heat_map(panel, values, scale, rows=names, columns=names)
         panel.set(title=f"{checkpoints[i]}, {layers[j]}", xlabel="expert", ylabel="expert")
     marks = {"independent": 1.0} if scale.vmax and scale.vmax >= 1 else {}
-    heat.bar(
-        figure, axes, scale, "lift of two experts", mark=marks, above=bool(rows["value"].max() > highest)
-    )
+    bar(figure, axes, scale, "lift of two experts", mark=marks, above=bool(rows["value"].max() > highest))
     tokens = modality_of(rows["tokens"]).tokens
     notes = [f"White: an expert with itself, or without any {tokens}"]
     return {
-        "coactivation": heat.finish(
-            figure, rows, title=f"Experts that process the same {tokens}", notes=notes
-        )
+        "coactivation": finish(figure, rows, title=f"Experts that process the same {tokens}", notes=notes)
     }
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+# Classes and their experts: heat maps with the key route outlined, and how far classes are apart.
+
+# Layers side by side.
+_MOST_COLUMNS = 4
+
+
+def classes(found: Sequence[Tables], routes: Sequence[KeyRoutes], table: pd.DataFrame) -> dict[str, Figure]:
+    """Return, by checkpoint, the share of each class' tokens that each expert has; outlined the expert of most."""
+    figures = {}
+    for key_routes in routes:
+        part = [tables for tables in found if tables.checkpoint == key_routes.checkpoint]
+        has_tokens = part[0].by_class.tokens.sum(-1) > 0
+        shares = [tables.by_class.shares[has_tokens] for tables in part]
+        order = np.lexsort((np.arange(len(key_routes.names)), key_routes.groups))
+        columns = min(len(part), _MOST_COLUMNS)
+        rows = -(-len(part) // columns)
+        experts = max(share.shape[1] for share in shares)
+        width, height = np.clip(0.42 * experts, 2.4, 8.0), np.clip(0.27 * len(order), 1.8, 14.0)
+        figure, axes = grid(rows, columns, width=float(width), height=float(height))
+        scale = Normalize(0, max(float(share.max()) for share in shares))
+        for index, panel in enumerate(axes.flat):
+            if index >= len(part):
+                panel.set_axis_off()
+                continue
+            # The names once, at the left, with the number of the class' route.
+            names = [f"{key_routes.names[row]}  ({key_routes.groups[row]})" for row in order]
+            heat_map(
+                panel, shares[index][order], scale, rows=names if index % columns == 0 else [""] * len(names),
+                columns=[str(expert) for expert in range(shares[index].shape[1])],
+            )  # fmt: skip
+            outline(panel, [(row, int(key_routes.routes[image, index])) for row, image in enumerate(order)])
+            panel.set(title=part[index].layer, xlabel="expert")
+        number = part[0].by_class.tokens.shape[-1]
+        bar(figure, axes, scale, "share of the class' tokens", mark={f"1/{number}": 1 / number})
+        notes = [
+            "Outlined: the expert of most tokens, the class' key route; in brackets: the number of the route"
+        ]
+        title = f"{key_routes.checkpoint}: experts of each class"
+        rests = panels.select(table, checkpoint=key_routes.checkpoint)
+        figures[f"classes-{key_routes.checkpoint}"] = finish(figure, rests, title=title, notes=notes)
+    return figures
+
+
+def colors(tables: Sequence[Tables], table: pd.DataFrame) -> dict[str, Figure]:
+    """Return, of checkerboards and by checkpoint, the share of the patches of each color that each expert has."""
+    figures = {}
+    for name in dict.fromkeys(
+        layer_table.checkpoint for layer_table in tables if layer_table.by_color is not None
+    ):
+        part = [
+            (layer_table.layer, layer_table.by_color.shares)
+            for layer_table in tables
+            if layer_table.checkpoint == name and layer_table.by_color
+        ]
+        columns = min(len(part), _MOST_COLUMNS)
+        num_experts = max(shares.shape[1] for _, shares in part)
+        width = float(np.clip(0.42 * num_experts, 2.4, 8.0))
+        figure, axes = grid(-(-len(part) // columns), columns, width=width, height=2.2)
+        scale = Normalize(0, 1)
+        for index, panel in enumerate(axes.flat):
+            if index >= len(part):
+                panel.set_axis_off()
+                continue
+            layer, shares = part[index]
+            heat_map(
+                panel, shares, scale, rows=list(COLORS) if index % columns == 0 else [""] * len(COLORS),
+                columns=[str(expert) for expert in range(shares.shape[1])],
+            )  # fmt: skip
+            panel.set(title=layer, xlabel="expert")
+        bar(figure, axes, scale, "share of the color's patches", mark={f"1/{num_experts}": 1 / num_experts})
+        rests = panels.select(table, checkpoint=name)
+        figures[f"colors-{name}"] = finish(figure, rests, title=f"{name}: experts of each color")
+    return figures
+
+
+def distances(routes: Sequence[KeyRoutes], table: pd.DataFrame) -> dict[str, Figure]:
+    """Return, by checkpoint, how far the experts of each two classes are apart; similar classes side by side."""
+    figures = {}
+    for key_routes in routes:
+        order = hierarchy.leaves_list(
+            hierarchy.linkage(squareform(key_routes.distances, checks=False), "average")
+        )
+        side = float(np.clip(0.42 * len(order), 3.2, 12))
+        figure, axes = grid(1, 1, width=side, height=side)
+        values = key_routes.distances[np.ix_(order, order)]
+        scale = Normalize(0, float(values.max()) or 1.0)
+        names = [key_routes.names[row] for row in order]
+        heat_map(axes[0, 0], values, scale, rows=names, columns=names)
+        axes[0, 0].tick_params(axis="x", rotation=90 if max(map(len, names)) > 2 else 0)
+        bar(figure, axes, scale, "Jensen-Shannon distance, mean over layers", mark={})
+        notes = ["In the order of a clustering (average linkage)"]
+        rests = panels.select(table, checkpoint=key_routes.checkpoint)
+        title = f"{key_routes.checkpoint}: how far the experts of classes are apart"
+        figures[f"class-distances-{key_routes.checkpoint}"] = finish(figure, rests, title=title, notes=notes)
+    return figures
+
+
+# Heat maps of shares, with numbers in cells that have room for them.
+
+# More columns or rows than this have no numbers in their cells, and not all of their names.
+_MOST_NUMBERED, _MOST_NAMED = 12, 40
+
+
+def grid(rows: int, columns: int, *, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """Return a figure of heat maps, with axes ``(rows, columns)`` of so many inches."""
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(width * columns + 1.3, height * rows + 0.7), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes
+
+
+def finish(figure: Figure, shown_table: pd.DataFrame, *, title: str, notes: Sequence[str] = ()) -> Figure:
+    """Add heading and caption: what is shown, and of how many images."""
+    images = modality_of(shown_table["tokens"]).format_count(f"{int(shown_table['images'].max()):,}")
+    return panels.finish(figure, shown_table, title=title, notes=[*notes, f"From {images}"], mark=None)
+
+
+def heat_map(
+    axes: Axes, values: np.ndarray, scale: Normalize, *, rows: Sequence[str], columns: Sequence[str]
+) -> None:
+    """Draw ``values`` ``(rows, columns)`` with the names of both."""
+    axes.imshow(values, cmap=MAP, norm=scale, interpolation="nearest", aspect="auto")
+    for axis, names in ((axes.yaxis, rows), (axes.xaxis, columns)):
+        step = -(-len(names) // _MOST_NAMED)
+        axis.set_ticks(range(0, len(names), step), list(names)[::step])
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    if max(values.shape[1], 1) > _MOST_NUMBERED or values.shape[0] > _MOST_NAMED:
+        return
+    write_numbers(axes, values, scale, size=7, written=partial(number, decimals=2))
+
+
+def outline(axes: Axes, cells: Sequence[tuple[int, int]]) -> None:
+    """Outline cells ``(row, column)``."""
+    for row, column in cells:
+        for color, width in (("white", 3.0), ("#D55E00", 1.6)):
+            box = Rectangle(
+                (column - 0.44, row - 0.44), 0.88, 0.88, fill=False, edgecolor=color, linewidth=width
+            )
+            axes.add_patch(box)
+
+
+def bar(
+    figure: Figure,
+    axes: np.ndarray,
+    scale: Normalize,
+    label: str,
+    *,
+    mark: dict[str, float],
+    above: bool = False,
+) -> None:
+    """Add the color bar of all axes, with marked values by what they are called; ``above``: some are off its end."""
+    added = color_bar(figure, axes, scale, label, largest=1.0, above=above)
+    for name, value in mark.items():
+        added.ax.axhline(value, color="#D55E00", linewidth=2)
+        added.ax.annotate(
+            name, (0, value), xytext=(-3, 0), textcoords="offset points", xycoords=added.ax.get_yaxis_transform(),
+            ha="right", va="center", fontsize=8, color="#D55E00",
+        )  # fmt: skip

@@ -17,12 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.arrays import Array, Integers
 from moeprobe.probes.routes.tables import Tables, expert_sums
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.runtime.seeds import generator
-
-Whole = NDArray[np.int64]
 
 PERMUTATIONS = 1000
 # Labels, and entries of tables, that are held at a time.
@@ -50,17 +48,17 @@ class KeyRoutes:
     checkpoint: str
     layers: Sequence[str]
     names: Sequence[str]
-    routes: Whole
+    routes: Integers
     shares: Array
     images: int
     distinct: int
     largest: int
-    permuted: Whole
+    permuted: Integers
     distances: Array
     superclasses: Sequence[int] | None = None
 
     @property
-    def groups(self) -> Whole:
+    def groups(self) -> Integers:
         """The number of each class' route ``(C,)``, from 1 for the most common one; ties by the first class."""
         _, first, number, count = np.unique(
             self.routes, axis=0, return_index=True, return_inverse=True, return_counts=True
@@ -87,30 +85,30 @@ def key_routes(
         seed: of the permutations.
         superclasses: of all classes; None = there are none.
     """
-    kept = np.logical_and.reduce([one.by_class.tokens.sum(-1) > 0 for one in tables])
-    if kept.sum() < 2:
+    has_images = np.logical_and.reduce([layer_table.by_class.tokens.sum(-1) > 0 for layer_table in tables])
+    if has_images.sum() < 2:
         return None
-    shares = [one.by_class.shares[kept] for one in tables]
+    shares = [layer_table.by_class.shares[has_images] for layer_table in tables]
     routes = np.stack([share.argmax(-1) for share in shares], axis=1)
     distinct, largest = (int(number[0]) for number in _counted(routes[None]))
     return KeyRoutes(
         checkpoint=tables[0].checkpoint,
-        layers=[one.layer for one in tables],
-        names=[name for name, there in zip(names, kept, strict=True) if there],
+        layers=[layer_table.layer for layer_table in tables],
+        names=[name for name, present in zip(names, has_images, strict=True) if present],
         routes=routes,
         shares=np.stack([share.max(-1) for share in shares], axis=1),
         images=int(tables[0].by_class.images.sum()),
         distinct=distinct,
         largest=largest,
-        permuted=np.concatenate(list(_permuted(cells, len(names), kept, seed=seed))),
+        permuted=np.concatenate(list(_permuted(cells, len(names), has_images, seed=seed))),
         distances=np.mean([_distances(share) for share in shares], axis=0),
-        superclasses=None if superclasses is None else np.asarray(superclasses)[kept].tolist(),
+        superclasses=None if superclasses is None else np.asarray(superclasses)[has_images].tolist(),
     )
 
 
 def _permuted(
-    cells: Sequence[StoredCell], num_classes: int, kept: NDArray[np.bool_], *, seed: int
-) -> Iterator[Whole]:
+    cells: Sequence[StoredCell], num_classes: int, has_images: NDArray[np.bool_], *, seed: int
+) -> Iterator[Integers]:
     """Yield the two numbers ``(d, 2)`` of some permutations at a time: all layers get the same ones."""
     num_images = cells[0].num_images
     experts = max(expert_sums(columns).shape[1] for cell in cells for columns in [next(cell.blocks())[1]])
@@ -125,45 +123,48 @@ def _permuted(
         for row, draw in enumerate(draws):
             order = generator(seed, "permutation of labels", draw=draw).permutation(len(labeled))
             permuted[row, labeled] = labels[labeled][order]
-        routes = [_by_class(cell, permuted, num_classes)[:, kept].argmax(-1) for cell in cells]
+        routes = [_by_class(cell, permuted, num_classes)[:, has_images].argmax(-1) for cell in cells]
         yield np.stack(_counted(np.stack(routes, axis=-1)), axis=1)
 
 
-def _labels(cell: StoredCell) -> Whole:
+def _labels(cell: StoredCell) -> Integers:
     return np.concatenate([columns["label"] for _, columns in cell.blocks()]).astype(np.int64)
 
 
-def _by_class(cell: StoredCell, labels: Whole, num_classes: int) -> Array:
+def _by_class(cell: StoredCell, labels: Integers, num_classes: int) -> Array:
     """Return the tokens of each class by expert ``(d, C, E)`` under labels ``(d, n)``."""
-    found: Array | None = None
+    all_routes: Array | None = None
     draw = np.arange(len(labels))[:, None] * num_classes
     for rows, columns in cell.blocks():
         sums = expert_sums(columns)
-        here = labels[:, rows]
-        key = np.where(here >= 0, draw + here, len(labels) * num_classes).ravel()
+        block_labels = labels[:, rows]
+        key = np.where(block_labels >= 0, draw + block_labels, len(labels) * num_classes).ravel()
         size = len(labels) * num_classes + 1
-        parts = [np.bincount(key, weights=np.tile(own, len(labels)), minlength=size)[:-1] for own in sums.T]
+        parts = [
+            np.bincount(key, weights=np.tile(expert_sum, len(labels)), minlength=size)[:-1]
+            for expert_sum in sums.T
+        ]
         part = np.stack(parts, axis=-1).astype(np.float64)
-        found = part if found is None else found + part
-    assert found is not None
-    return found.reshape(len(labels), num_classes, -1)
+        all_routes = part if all_routes is None else all_routes + part
+    assert all_routes is not None
+    return all_routes.reshape(len(labels), num_classes, -1)
 
 
-def _counted(routes: Whole) -> tuple[Whole, Whole]:
+def _counted(routes: Integers) -> tuple[Integers, Integers]:
     """Return how many routes of ``(d, C, L)`` differ, and how many classes share the most common one, ``(d,)``."""
     same = (routes[:, :, None] == routes[:, None]).all(-1) if routes.shape[1] <= 64 else None
     if same is not None:
         # A route is counted at its first class.
         first = ~np.tril(same, -1).any(-1)
         return first.sum(-1), same.sum(-1).max(-1)
-    found = [np.unique(one, axis=0, return_counts=True)[1] for one in routes]
-    return np.array([len(count) for count in found]), np.array([count.max() for count in found])
+    all_routes = [np.unique(layer_table, axis=0, return_counts=True)[1] for layer_table in routes]
+    return np.array([len(count) for count in all_routes]), np.array([count.max() for count in all_routes])
 
 
 def _distances(shares: Array) -> Array:
     """Return the Jensen-Shannon distance (base 2) of each two rows of ``(C, E)``: the root of the divergence."""
     entropy = _entropy(shares)
-    mixed = np.stack([_entropy((shares + one) / 2) for one in shares])
+    mixed = np.stack([_entropy((shares + layer_table) / 2) for layer_table in shares])
     divergence = mixed - (entropy[:, None] + entropy) / 2
     # What is left of two equal rows is rounding.
     return np.sqrt(np.where(divergence < 1e-12, 0.0, divergence).clip(max=1.0))
@@ -173,41 +174,41 @@ def _entropy(shares: Array) -> Array:
     return -(shares * np.log2(np.where(shares > 0, shares, 1.0))).sum(-1)
 
 
-def route_table(found: Sequence[KeyRoutes]) -> pd.DataFrame:
+def route_table(all_routes: Sequence[KeyRoutes]) -> pd.DataFrame:
     """Return a row per checkpoint, class and layer: the expert of its route, its share, and the route's number."""
     rows = [
         {
-            "checkpoint": one.checkpoint,
+            "checkpoint": layer_table.checkpoint,
             "class": name,
             "layer": layer,
-            "expert": int(one.routes[row, column]),
-            "share": float(one.shares[row, column]),
-            "route": int(one.groups[row]),
-            "classes": int((one.groups == one.groups[row]).sum()),
+            "expert": int(layer_table.routes[row, column]),
+            "share": float(layer_table.shares[row, column]),
+            "route": int(layer_table.groups[row]),
+            "classes": int((layer_table.groups == layer_table.groups[row]).sum()),
         }
-        for one in found
-        for row, name in enumerate(one.names)
-        for column, layer in enumerate(one.layers)
+        for layer_table in all_routes
+        for row, name in enumerate(layer_table.names)
+        for column, layer in enumerate(layer_table.layers)
     ]
     return pd.DataFrame(rows, columns=["checkpoint", "class", "layer", "expert", "share", "route", "classes"])
 
 
-def distance_table(found: Sequence[KeyRoutes]) -> pd.DataFrame:
+def distance_table(all_routes: Sequence[KeyRoutes]) -> pd.DataFrame:
     """Return a row per checkpoint and two classes: the distance of their experts, mean over layers."""
     rows = [
         {
-            "checkpoint": one.checkpoint,
-            "class": one.names[i],
-            "class_b": one.names[j],
-            "value": one.distances[i, j],
+            "checkpoint": layer_table.checkpoint,
+            "class": layer_table.names[i],
+            "class_b": layer_table.names[j],
+            "value": layer_table.distances[i, j],
         }
-        for one in found
-        for i, j in np.argwhere(np.triu(np.ones_like(one.distances), 1)).tolist()
+        for layer_table in all_routes
+        for i, j in np.argwhere(np.triu(np.ones_like(layer_table.distances), 1)).tolist()
     ]
     return pd.DataFrame(rows, columns=["checkpoint", "class", "class_b", "value"])
 
 
-def summed(values: Whole | Array, observed: float, *, fewer: bool) -> tuple[float, float, float, float]:
+def summed(values: Integers | Array, observed: float, *, fewer: bool) -> tuple[float, float, float, float]:
     """Return mean, 2.5 % and 97.5 % quantile of permuted numbers ``(D,)``, and the one-sided p of the observed one.
 
     ``fewer``: whether p asks for numbers as small as the observed one, and not as large. The observed one counts as a

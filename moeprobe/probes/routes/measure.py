@@ -13,23 +13,21 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.checkerboard import Checkerboard
 from moeprobe.inputs.modality import IMAGE, ORDINARY
 from moeprobe.inputs.open import pick_images
-from moeprobe.metrics.color_bias import ColorBias
+from moeprobe.metrics.analyses.color_bias import ColorBias
+from moeprobe.metrics.analyses.information import Information
 from moeprobe.metrics.declaration import Metric
-from moeprobe.metrics.information import Information
 from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
 from moeprobe.metrics.stats.replicates import Replicates
 from moeprobe.probes.engine.applicability import routing_of_blank_input
 from moeprobe.probes.engine.layers import chosen_layers
 from moeprobe.probes.engine.measurement import Measurement
-from moeprobe.probes.engine.question import Question
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.routes import Routes
-from moeprobe.probes.routes.boards import check_cells
 from moeprobe.probes.routes.key_routes import KeyRoutes, distance_table, key_routes, route_table, summed
-from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, make_sheets
-from moeprobe.probes.routes.superclasses import shared
+from moeprobe.probes.routes.sheets import MOST_SHEETS, Sheet, check_cells, make_sheets, shared
 from moeprobe.probes.routes.tables import Tables, class_table, color_table, name_of, place_table, tables_of
 from moeprobe.results.folder import OutputFolder, Result
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.results.stored_cell import StoredCell
 from moeprobe.results.summaries import About, row
 from moeprobe.results.sums import Cell
@@ -69,83 +67,85 @@ class RoutesMeasurement(Measurement[RoutesResult]):
 
     probe: Routes
 
-    def make_question(self) -> Question:
+    def make_spec(self) -> RunSpec:
         """Return what is asked; checkerboards are looked at as such where their cells are patches."""
-        question = super().make_question()
-        self._sheets = self._images_of_sheets(question)
-        if isinstance(question.dataset, Checkerboard):
-            check_cells(question, self.models, data=self.data)
+        spec = super().make_spec()
+        self._sheets = self._images_of_sheets(spec)
+        if isinstance(spec.dataset, Checkerboard):
+            check_cells(spec, self.models, data=self.data)
         # Boards are no images drawn at random: each color is as often at each place, each pair of colors twice.
-        other = Information if isinstance(question.dataset, Checkerboard) else ColorBias
-        analyses = tuple(one for one in question.analyses if not isinstance(one, other))
-        return dataclasses.replace(question, analyses=analyses)
+        excluded = Information if isinstance(spec.dataset, Checkerboard) else ColorBias
+        analyses = tuple(analysis for analysis in spec.analyses if not isinstance(analysis, excluded))
+        return dataclasses.replace(spec, analyses=analyses)
 
-    def more_rows(self, sums: Stored, about: About) -> list[dict[str, Any]]:
+    def more_rows(self, sums: SumsStore, info: About) -> list[dict[str, Any]]:
         """Return the numbers of the key routes of each checkpoint."""
-        data = self.question.dataset
+        data = self.spec.dataset
         names = data.class_names or ()
         self._tables: list[Tables] = []
         self._routes: list[KeyRoutes] = []
         rows = []
         for model in self.models:
-            cells = [one for one in sums if one.checkpoint == model.name and _has_experts(one)]
+            cells = [cell for cell in sums if cell.checkpoint == model.name and _has_experts(cell)]
             tables = [tables_of(cell, num_classes=len(names)) for cell in cells]
             self._tables += tables
-            boards = any(one.by_color is not None for one in tables)
+            boards = any(table.by_color is not None for table in tables)
             if not tables or boards:
                 continue
-            found = key_routes(cells, tables, names=names, seed=about.seed, superclasses=data.superclasses)
-            if found is not None:
-                self._routes.append(found)
-                rows += _rows(found, cells[0].cell, about)
+            classes_routes = key_routes(
+                cells, tables, names=names, seed=info.seed, superclasses=data.superclasses
+            )
+            if classes_routes is not None:
+                self._routes.append(classes_routes)
+                rows += _rows(classes_routes, cells[0].cell, info)
         return rows
 
     def finish(self, result: Result, folder: OutputFolder | None) -> RoutesResult:
         """Write the tables of classes, places and key routes."""
-        classes = class_table(self._tables, self.question.dataset.class_names or ())
-        places = place_table(self._tables)
+        classes = class_table(self._tables, self.spec.dataset.class_names or ())
+        by_place = place_table(self._tables)
         colors = color_table(self._tables)
         if folder is not None:
             write_csv(folder.path / "classes.csv", classes)
-            write_csv(folder.path / "places.csv", places)
+            write_csv(folder.path / "places.csv", by_place)
             if len(colors):
                 write_csv(folder.path / "colors.csv", colors)
             if self._routes:
                 write_csv(folder.path / "key_routes.csv", route_table(self._routes))
                 write_csv(folder.path / "class_distances.csv", distance_table(self._routes))
-        sheets = make_sheets(self.question, self.models, self._sheets)
-        fields = {one.name: getattr(result, one.name) for one in dataclasses.fields(result)}
+        sheets = make_sheets(self.spec, self.models, self._sheets)
+        fields = {item.name: getattr(result, item.name) for item in dataclasses.fields(result)}
         drawing = partial(_draw, tables=self._tables, routes=self._routes, grids=self._grids(), sheets=sheets)
-        own = {
+        routes_fields = {
             "classes": classes,
-            "places": places,
+            "places": by_place,
             "routes": self._routes,
             "sheets": sheets,
             "colors": colors,
         }
-        own |= {"drawing": drawing}
-        return RoutesResult(**(fields | own))
+        routes_fields |= {"drawing": drawing}
+        return RoutesResult(**(fields | routes_fields))
 
-    def _images_of_sheets(self, question: Question) -> list[int]:
+    def _images_of_sheets(self, spec: RunSpec) -> list[int]:
         """Return the images that are drawn; of texts none."""
-        if question.dataset.modality is not IMAGE:
+        if spec.dataset.modality is not IMAGE:
             if self.probe.images:
                 raise UserError(f"{self.data} holds texts, of which no sheets are drawn; leave --images out.")
             return []
-        _, named, _ = pick_images(question.dataset, images=self.probe.images, files=(), data=self.data)
-        chosen = list(question.indices[: self.probe.count]) if named is None else named
-        if len(chosen) > MOST_SHEETS:
-            raise UserError(f"Sheets are drawn of at most {MOST_SHEETS} images; got {len(chosen)}.")
-        return chosen
+        _, named_indices, _ = pick_images(spec.dataset, images=self.probe.images, files=(), data=self.data)
+        indices = list(spec.indices[: self.probe.count]) if named_indices is None else named_indices
+        if len(indices) > MOST_SHEETS:
+            raise UserError(f"Sheets are drawn of at most {MOST_SHEETS} images; got {len(indices)}.")
+        return indices
 
     def _grids(self) -> Grids:
         """Return how the patches of each layer lie in the image; nothing of texts."""
         grids = {}
         for model in self.models:
-            names = chosen_layers(model.model.layer_names, self.question.layers)
-            for name, routing in zip(names, routing_of_blank_input(model, self.question.layers), strict=True):
+            names = chosen_layers(model.model.layer_names, self.spec.layers)
+            for name, routing in zip(names, routing_of_blank_input(model, self.spec.layers), strict=True):
                 if routing.grid is not None:
-                    label = self.question.label_of(model.model, name)
+                    label = self.spec.label_of(model.model, name)
                     grids[model.name, label] = routing.grid.rows, routing.grid.columns
         return grids
 
@@ -154,19 +154,19 @@ def _has_experts(cell: StoredCell) -> bool:
     return cell.cell.tokens in ORDINARY and name_of(next(cell.blocks())[1]) is not None
 
 
-def _rows(found: KeyRoutes, cell: Cell, about: About) -> list[dict[str, Any]]:
+def _rows(routes: KeyRoutes, cell: Cell, info: About) -> list[dict[str, Any]]:
     """Return the lines of the table on the key routes of a checkpoint."""
-    whole = dataclasses.replace(cell, layer="all")
+    all_layers = dataclasses.replace(cell, layer="all")
 
     def line(name: str, value: float, **more: object) -> dict[str, Any]:
-        number = Replicates(value, np.empty(0), images=found.images, trials=len(found.names))
-        return row(about, found.checkpoint, whole, (name, "", None, None), number) | {"flag": ""} | more
+        number = Replicates(value, np.empty(0), images=routes.images, trials=len(routes.names))
+        return row(info, routes.checkpoint, all_layers, (name, "", None, None), number) | {"flag": ""} | more
 
     numbers: list[tuple[tuple[Metric, ...], float, Any, bool]] = [
-        (DISTINCT, found.distinct, found.permuted[:, 0], False),
-        (LARGEST, found.largest, found.permuted[:, 1], True),
+        (DISTINCT, routes.distinct, routes.permuted[:, 0], False),
+        (LARGEST, routes.largest, routes.permuted[:, 1], True),
     ]
-    if (grouped := shared(found.groups, found.superclasses, seed=about.seed)) is not None:
+    if (grouped := shared(routes.groups, routes.superclasses, seed=info.seed)) is not None:
         numbers.append((SUPERCLASSES, *grouped, False))
     rows = []
     for metrics, observed, permuted, fewer in numbers:
@@ -183,14 +183,14 @@ def _draw(
     result: Result, *, tables: list[Tables], routes: list[KeyRoutes], grids: Grids, sheets: list[Sheet]
 ) -> "dict[str, Figure]":
     """Return the figures of a result."""
-    from moeprobe.probes.routes import class_figures, figure, sheet_figures
+    from moeprobe.probes.routes import figure, sheet_figures
 
     return {
         **figure.draw(result.table, colors=result.sidecar["colours"]),
         **figure.experts(tables, result.table),
-        **class_figures.classes(tables, routes, result.table),
-        **class_figures.distances(routes, result.table),
-        **class_figures.colors(tables, result.table),
+        **figure.classes(tables, routes, result.table),
+        **figure.distances(routes, result.table),
+        **figure.colors(tables, result.table),
         **figure.places(tables, grids, result.table),
         **figure.together(result.table),
         **sheet_figures.draw(sheets),

@@ -8,7 +8,7 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from moeprobe.probes.routes import heat
+from moeprobe.probes.routes.figure import grid
 from moeprobe.probes.routes.sheets import Sheet
 from moeprobe.results.figures import panels
 
@@ -27,18 +27,18 @@ def draw(sheets: Sequence[Sheet]) -> dict[str, Figure]:
 
 
 def _sheet(sheet: Sheet) -> Figure:
-    shown = {layer: _shown(marks) for layer, marks in sheet.marks.items()}
-    columns = max(1, *(len(experts) for experts in shown.values()))
-    figure, axes = heat.grid(len(sheet.marks), columns, width=1.1, height=1.3)
+    experts_shown = {layer: _shown(marks) for layer, marks in sheet.marks.items()}
+    columns = max(1, *(len(experts) for experts in experts_shown.values()))
+    figure, axes = grid(len(sheet.marks), columns, width=1.1, height=1.3)
     figure.set_size_inches(max(figure.get_figwidth() - 0.9, 4.2), figure.get_figheight())
     for row, (layer, marks) in enumerate(sheet.marks.items()):
-        weight, chosen = marks.sum((1, 2)), shown[layer]
+        weight, chosen = marks.sum((1, 2)), experts_shown[layer]
         largest = marks.max()
         for panel, expert in zip(axes[row], chosen, strict=False):
-            own = marks[expert] / (largest or 1.0)
-            panel.imshow(_lit(sheet.pixels, own), interpolation="nearest")
+            expert_marks = marks[expert] / (largest or 1.0)
+            panel.imshow(_lit(sheet.pixels, expert_marks), interpolation="nearest")
             # A dark patch is no brighter for being lit.
-            _outline(panel, own >= _OUTLINED, sheet.pixels.shape)
+            _outline(panel, expert_marks >= _OUTLINED, sheet.pixels.shape)
             count = f"{weight[expert]:.3g} of {marks[expert].size}"
             panel.set_title(f"expert {expert}", fontsize=8)
             panel.set_xlabel(count, fontsize=7, labelpad=2)
@@ -51,9 +51,11 @@ def _sheet(sheet: Sheet) -> Figure:
         axes[row, 0].set_ylabel(layer, fontsize=9)
     figure.suptitle(panels.wrapped(f"{sheet.checkpoint}: {sheet.image_id}", figure.get_figwidth()))
     left_out = " Left out: experts without a patch, or with the fewest." * any(
-        len(shown[layer]) < len(marks) for layer, marks in sheet.marks.items()
+        len(experts_shown[layer]) < len(marks) for layer, marks in sheet.marks.items()
     )
-    return panels.below(figure, f"Bright and outlined: the patches of the expert; below: how many.{left_out}")
+    return panels.add_caption(
+        figure, f"Bright and outlined: the patches of the expert; below: how many.{left_out}"
+    )
 
 
 def _shown(marks: np.ndarray) -> np.ndarray:
@@ -61,15 +63,15 @@ def _shown(marks: np.ndarray) -> np.ndarray:
     if len(marks) <= _MOST_EXPERTS:
         return np.arange(len(marks))
     weight = marks.sum((1, 2))
-    most = np.argsort(-weight, kind="stable")[:_MOST_EXPERTS]
-    return np.sort(most[weight[most] > 0])
+    largest_experts = np.argsort(-weight, kind="stable")[:_MOST_EXPERTS]
+    return np.sort(largest_experts[weight[largest_experts] > 0])
 
 
-def _outline(panel: Axes, marked: np.ndarray, shape: tuple[int, ...]) -> None:
-    height, width = shape[0] / marked.shape[0], shape[1] / marked.shape[1]
+def _outline(panel: Axes, mask: np.ndarray, shape: tuple[int, ...]) -> None:
+    height, width = shape[0] / mask.shape[0], shape[1] / mask.shape[1]
     boxes = [
         Rectangle(((column + 0.06) * width - 0.5, (row + 0.06) * height - 0.5), 0.88 * width, 0.88 * height)
-        for row, column in np.argwhere(marked)
+        for row, column in np.argwhere(mask)
     ]
     panel.add_collection(
         PatchCollection(boxes, facecolor="none", edgecolor=_LINE, linewidth=0.9), autolim=False

@@ -7,15 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from moeprobe.adapters.base import Checkpoint
+from moeprobe.errors import UserError
 from moeprobe.inputs.batches import Loading, batches
-from moeprobe.metrics.token_experts import entries, experts, known
+from moeprobe.inputs.data.checkerboard import Checkerboard
+from moeprobe.inputs.geometry import PatchGrid
+from moeprobe.inputs.images import Framing
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.token_experts import entries, experts, knows_experts
 from moeprobe.metrics.token_kinds import patches
-from moeprobe.probes.engine.question import Question, recipe
+from moeprobe.probes.engine.applicability import routing_of_blank_input
+from moeprobe.probes.engine.run_spec import RunSpec, recipe
+from moeprobe.probes.routes.key_routes import PERMUTATIONS
 from moeprobe.routing import finite
 from moeprobe.routing.correspondence import pair_up
+from moeprobe.runtime.seeds import generator
 
 # What somebody looks at.
 MOST_SHEETS = 24
@@ -38,28 +47,26 @@ class Sheet:
     marks: dict[str, NDArray[np.float64]]
 
 
-def make_sheets(question: Question, models: Sequence[Checkpoint], indices: Sequence[int]) -> list[Sheet]:
+def make_sheets(spec: RunSpec, models: Sequence[Checkpoint], indices: Sequence[int]) -> list[Sheet]:
     """Return the sheets of some images, checkpoint by checkpoint."""
     sheets = []
     for model in models if indices else ():
         loader = batches(
-            question.dataset,
+            spec.dataset,
             indices,
-            recipe(question, model.framing),
-            loading=Loading(question.batch_size),
-            skip_bad_images=question.skip_bad_images,
+            recipe(spec, model.framing),
+            loading=Loading(spec.batch_size),
+            skip_bad_images=spec.skip_bad_images,
             group_images=model.model.group_images,
         )
         for batch in loader:
             if not batch.image_ids:
                 continue
-            routing = model.model.trace(batch.views[0], layers=question.layers_of(model.model), logits=False)[
-                1
-            ]
+            routing = model.model.trace(batch.views[0], layers=spec.layers_of(model.model), logits=False)[1]
             finite.check(routing.layers, None, batch.image_ids, checkpoint=model.name)
             marks = {}
             for name, layer in routing.layers.items():
-                if known(layer) and layer.grid is not None:
+                if knows_experts(layer) and layer.grid is not None:
                     pair = pair_up(batch, layer, layer, 0, aligned=True, symmetric=False)
                     columns = {
                         key: column.cpu().numpy()
@@ -71,7 +78,7 @@ def make_sheets(question: Question, models: Sequence[Checkpoint], indices: Seque
                     # A patch that several experts take is a patch of each of them.
                     shown = shares if layer.top_k == 0 else (shares > 0).astype(np.float64)
                     grid = layer.grid.rows, layer.grid.columns
-                    label = question.label_of(model.model, name)
+                    label = spec.label_of(model.model, name)
                     marks[label] = shown.transpose(0, 2, 1).reshape(len(shown), number, *grid)
             sheets += [
                 Sheet(
@@ -83,3 +90,81 @@ def make_sheets(question: Question, models: Sequence[Checkpoint], indices: Seque
                 for row, image_id in enumerate(batch.image_ids)
             ]
     return [sheet for sheet in sheets if sheet.marks]
+
+
+# Whether the cells of a checkerboard are the patches of a model: else its colors and places say nothing.
+
+# Of the range from 0 to 1: what resampling in float32 may leave.
+_ROUNDING = 1e-3
+
+
+def check_cells(spec: RunSpec, models: Sequence[Checkpoint], *, data: str) -> None:
+    """Raise ``UserError`` unless each cell of the boards is one patch of every layer that is probed."""
+    board = spec.dataset
+    assert isinstance(board, Checkerboard)
+    for model in models:
+        framing = model.framing
+        assert isinstance(framing, Framing)
+        pixels = framing.clean(board.example(0).image).pixels
+        for routing in routing_of_blank_input(model, spec.layers):
+            grid = routing.grid
+            if grid is not None and not _cells_are_patches(pixels, grid):
+                raise UserError(
+                    f"The cells of {data} ({board.cells} x {board.cells} of {board.cell} pixels) are not the patches "
+                    f"of {model.name} ({_described(grid)}){_advice(grid, framing)}"
+                )
+
+
+def _cells_are_patches(pixels: torch.Tensor, grid: PatchGrid) -> bool:
+    """Whether each patch of ``(3, S, S)`` has one color, and another one than its neighbors."""
+    side = grid.patch_size
+    if pixels.shape[1:] != (grid.rows * side, grid.columns * side):
+        return False
+    patches = pixels.unflatten(2, (grid.columns, side)).unflatten(1, (grid.rows, side)).transpose(2, 3)
+    plain = patches.amax((3, 4)) - patches.amin((3, 4)) <= _ROUNDING
+    colors = patches.mean((3, 4))
+    apart = [(colors.diff(dim=axis).abs().amax(0) > _ROUNDING).all() for axis in (1, 2)]
+    return bool(plain.all() and all(apart))
+
+
+def _described(grid: PatchGrid) -> str:
+    return f"{grid.rows} x {grid.columns} of {grid.patch_size} pixels"
+
+
+def _advice(grid: PatchGrid, framing: Framing) -> str:
+    """Return the end of the sentence: which boards fit, where any do."""
+    cells = grid.rows / (framing.crop_fraction or 1)
+    # The crop takes as much off either side.
+    if grid.rows != grid.columns or cells % 1 or (cells - grid.rows) % 2:
+        return "."
+    return f"; use --data checkerboard:{grid.patch_size}x{cells:.0f}, or other --layers."
+
+
+# Whether classes share a key route where they share a superclass, as CIFAR-100's do.
+#
+# Adjusted mutual information (Vinh, Epps and Bailey 2010) of two partitions of the classes: 1 where they
+# are the same, 0 on average by chance. Its distribution by chance is that under permutations of the
+# superclasses over the classes: those of the images' labels would ask instead whether routes depend on the
+# class at all.
+#
+# Axes: C classes, D permutations.
+
+
+def shared(
+    routes: NDArray[np.int64], superclasses: Sequence[int] | None, *, seed: int
+) -> tuple[float, Array] | None:
+    """Return the information, and that under permutations ``(D,)``; None where no two classes could share a group.
+
+    Args:
+        routes: the number of each class' route ``(C,)``.
+        superclasses: the number of each class' superclass ``(C,)``; None = there are none.
+        seed: of the permutations.
+    """
+    if superclasses is None or not 1 < len(set(superclasses)) < len(superclasses):
+        return None
+    from sklearn.metrics import adjusted_mutual_info_score
+
+    groups = np.asarray(superclasses)
+    draws = [generator(seed, "permutation of superclasses", draw=draw) for draw in range(PERMUTATIONS)]
+    permuted = [adjusted_mutual_info_score(draw.permutation(groups), routes) for draw in draws]
+    return float(adjusted_mutual_info_score(groups, routes)), np.array(permuted)

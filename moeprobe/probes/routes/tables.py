@@ -5,20 +5,29 @@ Axes: n images, J tokens, E experts, C classes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from moeprobe.inputs.data.checkerboard import COLORS
-from moeprobe.metrics.color_bias import ColorBias
-from moeprobe.metrics.information import Information
+from moeprobe.metrics.analyses.color_bias import SAME_COLOR, SAME_PLACE, ColorBias
+from moeprobe.metrics.analyses.information import Information
+from moeprobe.metrics.declaration import KAPPA
+from moeprobe.metrics.key_routes import DISTINCT, LARGEST, SUPERCLASSES
+from moeprobe.metrics.stats.arrays import Array
 from moeprobe.metrics.stats.entries import Entries
 from moeprobe.metrics.stats.proportions import score_interval
 from moeprobe.metrics.stats.replicates import MIN_IMAGES
-from moeprobe.metrics.stats.statistic import Array, divide, error_of
+from moeprobe.metrics.stats.statistic import divide, error_of
 from moeprobe.metrics.token_experts import color_bin, entries, num_tokens
 from moeprobe.metrics.token_kinds import EXPERTS
+from moeprobe.results.numbers import interval, number
 from moeprobe.results.stored_cell import StoredCell
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 
 # What the columns of experts are called: of images drawn at random, and of checkerboards.
 _NAMES = {Information.signature: "informed", ColorBias.signature: "board"}
@@ -49,9 +58,9 @@ class Load:
     images: Array
     majority: Array
 
-    def __add__(self, other: "Load") -> "Load":
+    def __add__(self, second: "Load") -> "Load":
         """Return what both come to."""
-        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        return Load(*(getattr(self, name) + getattr(second, name) for name in self.__dataclass_fields__))
 
     @property
     def shares(self) -> Array:
@@ -107,20 +116,22 @@ def expert_sums(columns: dict[str, np.ndarray]) -> Array:
 def _of_block(columns: dict[str, np.ndarray], num_classes: int) -> tuple[Load, Load, Load]:
     name = _name(columns)
     tokens, number = entries(columns, name=name)
-    places, labels = num_tokens(columns, name=name), columns["label"].astype(np.int64)
+    num_positions, labels = num_tokens(columns, name=name), columns["label"].astype(np.int64)
     sums = tokens.per_image(len(labels), number)
     labeled = labels >= 0
     by_class = _load(sums[labeled], labels[labeled], num_classes)
     # Of one token of an image a square is its weight's own.
     at = tokens.token * number + tokens.expert
     weight, square = (
-        np.bincount(at, weights=values, minlength=places * number).reshape(places, number).astype(np.float64)
+        np.bincount(at, weights=values, minlength=num_positions * number)
+        .reshape(num_positions, number)
+        .astype(np.float64)
         for values in (tokens.weight, tokens.weight**2)
     )
-    present = np.zeros((len(labels), places), dtype=bool)
+    present = np.zeros((len(labels), num_positions), dtype=bool)
     present[tokens.image, tokens.token] = True
-    there = present.sum(0).astype(np.float64)
-    by_place = Load(weight, square, weight, there, there, np.zeros_like(weight))
+    image_counts = present.sum(0).astype(np.float64)
+    by_place = Load(weight, square, weight, image_counts, image_counts, np.zeros_like(weight))
     return by_class, by_place, _load(sums, np.zeros(len(sums), dtype=np.int64), 1)
 
 
@@ -151,61 +162,153 @@ def _load(sums: Array, group: np.ndarray, number: int) -> Load:
         np.add.at(out, group, values)
         return out
 
-    there = (tokens > 0).astype(np.float64)
-    most = np.eye(sums.shape[1])[sums.argmax(1)] * there[:, None]
-    return Load(add(sums), add(sums**2), add(sums * tokens[:, None]), add(tokens**2), add(there), add(most))
+    image_counts = (tokens > 0).astype(np.float64)
+    argmax_mass = np.eye(sums.shape[1])[sums.argmax(1)] * image_counts[:, None]
+    return Load(
+        add(sums),
+        add(sums**2),
+        add(sums * tokens[:, None]),
+        add(tokens**2),
+        add(image_counts),
+        add(argmax_mass),
+    )
 
 
-def class_table(found: Sequence[Tables], names: Sequence[str]) -> pd.DataFrame:
+def class_table(tables: Sequence[Tables], names: Sequence[str]) -> pd.DataFrame:
     """Return the share of the tokens of each class that each expert has; of all classes where the class is empty.
 
     ``majority`` is the share of the class' images of whose tokens the expert has most.
     """
     rows = []
-    for one in found:
-        for load, labels in ((one.total, [""]), (one.by_class, names)):
+    for layer_table in tables:
+        for load, labels in ((layer_table.total, [""]), (layer_table.by_class, names)):
             majority = load.majority / np.maximum(load.images, 1)[:, None]
-            there = (share for number in np.flatnonzero(load.images) for share in majority[number].tolist())
-            own = _rows(one, load, "class", labels)
-            rows += [row | {"majority": share} for row, share in zip(own, there, strict=True)]
+            image_counts = (
+                share for number in np.flatnonzero(load.images) for share in majority[number].tolist()
+            )
+            class_rows = _rows(layer_table, load, "class", labels)
+            rows += [row | {"majority": share} for row, share in zip(class_rows, image_counts, strict=True)]
     return pd.DataFrame(rows)
 
 
-def place_table(found: Sequence[Tables]) -> pd.DataFrame:
+def place_table(tables: Sequence[Tables]) -> pd.DataFrame:
     """Return the share of the tokens at each place, numbered from 0, that each expert has."""
-    rows = [row for one in found for row in _rows(one, one.by_place, "place", range(len(one.by_place.own)))]
+    rows = [
+        row
+        for layer_table in tables
+        for row in _rows(layer_table, layer_table.by_place, "place", range(len(layer_table.by_place.own)))
+    ]
     return pd.DataFrame(rows)
 
 
-def color_table(found: Sequence[Tables]) -> pd.DataFrame:
+def color_table(tables: Sequence[Tables]) -> pd.DataFrame:
     """Return the share of the patches of each color of checkerboards that each expert has; empty without boards."""
-    parts = [(one, one.by_color) for one in found if one.by_color is not None]
-    return pd.DataFrame([row for one, load in parts for row in _rows(one, load, "color", list(COLORS))])
+    parts = [
+        (layer_table, layer_table.by_color) for layer_table in tables if layer_table.by_color is not None
+    ]
+    return pd.DataFrame(
+        [row for layer_table, load in parts for row in _rows(layer_table, load, "color", list(COLORS))]
+    )
 
 
-def _rows(one: Tables, load: Load, key: str, names: Sequence[object]) -> list[dict[str, object]]:
+def _rows(layer_table: Tables, load: Load, key: str, names: Sequence[object]) -> list[dict[str, object]]:
     rows = []
     shares, errors, tokens = load.shares, load.errors, load.tokens.sum(-1)
-    for number, name in enumerate(names):
-        images = int(load.images[number])
+    for index, name in enumerate(names):
+        images = int(load.images[index])
         if not images:
             continue  # no text is that long, no image is of that class
-        for expert, share in enumerate(shares[number].tolist()):
+        for expert, share in enumerate(shares[index].tolist()):
             low = high = float("nan")
             if images >= MIN_IMAGES:
-                low, high = score_interval(share, error_of(errors[number, expert], images), images)
+                low, high = score_interval(share, error_of(errors[index, expert], images), images)
             rows.append(
                 {
-                    "checkpoint": one.checkpoint,
-                    "layer": one.layer,
-                    "tokens": one.tokens,
+                    "checkpoint": layer_table.checkpoint,
+                    "layer": layer_table.layer,
+                    "tokens": layer_table.tokens,
                     key: name,
                     "expert": expert,
                     "value": share,
                     "ci_low": low,
                     "ci_high": high,
                     "images": images,
-                    "trials": round(float(tokens[number])),
+                    "trials": round(float(tokens[index])),
                 }
             )
     return rows
+
+
+# What the numbers of ``routes`` come to, in words.
+
+Rows = Mapping[str, Mapping[str, Any]]
+_KINDS = ("class", "position", "color")
+
+
+def sentences(table: "DataFrame") -> list[str]:
+    """Return what the experts of each layer say most about, and how many key routes the classes have."""
+    token_rows = table[~table["tokens"].isin(["prefix"])]
+    tables = []
+    for checkpoint in dict.fromkeys(token_rows["checkpoint"]):
+        class_rows = token_rows[token_rows["checkpoint"] == checkpoint]
+        for layer in dict.fromkeys(class_rows["layer"]):
+            rows = {row["metric"]: row for row in class_rows[class_rows["layer"] == layer].to_dict("records")}
+            tables += _boards(checkpoint, layer, rows) + _information(checkpoint, layer, rows)
+            tables += _routes(checkpoint, rows)
+    return tables
+
+
+def _boards(checkpoint: str, layer: str, rows: Rows) -> list[str]:
+    if SAME_COLOR.name not in rows:
+        return []
+    parts = []
+    for metric in (SAME_COLOR, SAME_PLACE):
+        value, kappa = rows[metric.name], rows[f"{metric.name}{KAPPA}"]
+        parts.append(f"{interval(value)} (κ {interval(kappa)})")
+    return [
+        f"{checkpoint}, {layer}: of two patches of one color {parts[0]} have the same expert, and of the places "
+        f"{parts[1]} keep theirs when the colors are exchanged."
+    ]
+
+
+def _information(checkpoint: str, layer: str, rows: Rows) -> list[str]:
+    information = [(kind, rows[f"{kind}_information"]) for kind in _KINDS if f"{kind}_information" in rows]
+    information = [(kind, row) for kind, row in information if row["value"] == row["value"]]
+    if len(information) < 2:
+        return []
+    information.sort(key=lambda item: -item[1]["value"])
+    parts = [f"{kind} {interval(row)}" for kind, row in information]
+    nothing = [kind for kind, row in information if row["ci_low"] <= 0]
+    end = f"; on {' and '.join(nothing)}, no more than chance" if nothing else ""
+    return [
+        f"{checkpoint}, {layer}: a token's expert says most about {parts[0]}, then {', '.join(parts[1:])}{end}."
+    ]
+
+
+def _routes(checkpoint: str, rows: Rows) -> list[str]:
+    if DISTINCT[0].name not in rows:
+        return []
+    parts = []
+    for metrics in (DISTINCT, LARGEST):
+        value, permuted, share = (rows[metric.name] for metric in metrics)
+        by_chance = f"{number(permuted['value'], decimals=1)}, 95 % between {permuted['ci_low']:.0f} and "
+        by_chance += f"{permuted['ci_high']:.0f}"
+        parts.append((round(value["value"]), by_chance, number(share["value"])))
+    (distinct, by_chance, p), (largest, also, q) = parts
+    classes = round(rows[DISTINCT[0].name]["trials"])
+    return [
+        f"{checkpoint}: the {classes} classes have {distinct} different key routes (with permuted labels {by_chance}; "
+        f"p {p}), and {largest} of them {'has' if largest == 1 else 'share'} the most common one ({also}; p {q}).",
+        *_superclasses(checkpoint, rows),
+    ]
+
+
+def _superclasses(checkpoint: str, rows: Rows) -> list[str]:
+    if SUPERCLASSES[0].name not in rows:
+        return []
+    value, permuted, p = (rows[metric.name] for metric in SUPERCLASSES)
+    return [
+        f"{checkpoint}: key routes follow the superclasses by an adjusted mutual information of "
+        f"{number(value['value'])} (with superclasses permuted over the classes 95 % between "
+        f"{number(permuted['ci_low'])} and {number(permuted['ci_high'])}; p {number(p['value'])})."
+    ]

@@ -1,6 +1,6 @@
 """The declaration of ``s-matrix``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -9,9 +9,6 @@ from moeprobe.probes.base import Agreement, Arg, Headline, Probe, Views
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from moeprobe.adapters.base import Checkpoint
-    from moeprobe.probes.engine.options import Options
-    from moeprobe.probes.engine.work import Work
     from moeprobe.results.folder import Result
 
 
@@ -28,6 +25,7 @@ class SMatrix(Probe["Result"]):
 
     name: ClassVar[str] = "s-matrix"
     title: ClassVar[str] = "Correlation of the experts of corresponding patches"
+    work: ClassVar[str] = "moeprobe.probes.s_matrix.measure:SMatrixMeasurement"
     analyses: ClassVar[tuple[str, ...]] = ("s_matrix", "load")
     headlines: ClassVar[tuple[Headline | Agreement, ...]] = (Headline("s_diagonal"),)
     views: ClassVar[Views] = Views.PAIRS
@@ -39,12 +37,6 @@ class SMatrix(Probe["Result"]):
             "A view that makes pairs; see: moeprobe list views. With parameters: NAME,key=value.",
         ),
     ] = "random_crop"
-
-    def prepare(self, models: "Sequence[Checkpoint]", data: str | None, options: "Options") -> "Work[Result]":
-        """Return the measurement, which also keeps one pair of patches to be drawn."""
-        from moeprobe.probes.s_matrix.measure import SMatrixMeasurement
-
-        return SMatrixMeasurement(self, models, data, options)
 
     def heading(self, sidecar: Mapping[str, Any]) -> str:
         """Return what S is, with the view."""

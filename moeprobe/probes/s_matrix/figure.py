@@ -10,7 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import TEXT, modality_of
-from moeprobe.metrics.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
+from moeprobe.metrics.analyses.s_matrix import S_DIAGONAL, S_OFFDIAGONAL, S
 from moeprobe.results import palette
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.figures.heat import MAP, color_bar, write_numbers
@@ -89,13 +89,13 @@ def _small(entries: pd.DataFrame, layers: Sequence[str], scale: Normalize) -> Fi
     for panel in axes.flat:
         panel.set_axis_off()
     for number, checkpoint in enumerate(checkpoints):
-        for place, layer in enumerate(layers):
+        for index, layer in enumerate(layers):
             rows = panels.ordinary(panels.select(entries, layer=layer, checkpoint=checkpoint))
             if rows.empty:
                 continue
-            panel = axes[number * rows_each + place // columns, place % columns]
+            panel = axes[number * rows_each + index // columns, index % columns]
             panel.imshow(_matrix(rows), cmap=MAP, norm=scale, interpolation="nearest")
-            name = f"{checkpoint}\n{layer}" if place == 0 else layer
+            name = f"{checkpoint}\n{layer}" if index == 0 else layer
             panel.set_title(name, fontsize=8, loc="left")
     _bar(figure, axes, scale, many=bool((entries["value"] > scale.vmax).any()))
     return figure

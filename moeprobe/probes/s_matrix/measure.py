@@ -19,23 +19,23 @@ class SMatrixMeasurement(Measurement[Result]):
         """Return the result with a figure of one pair of patches besides."""
         steps = self._steps()
 
-        def draw(drawn: Result) -> dict[str, "Figure"]:
+        def draw(result: Result) -> dict[str, "Figure"]:
             from moeprobe.probes.s_matrix.steps_figure import draw as draw_steps
 
-            return self.probe.draw(drawn) | draw_steps(steps, drawn.table)
+            return self.probe.draw(result) | draw_steps(steps, result.table)
 
         return dataclasses.replace(result, drawing=draw)
 
     def _steps(self) -> list[Steps]:
         """Return the steps of the first image that can be read and whose views have patches in common."""
-        for index in self.question.indices:
+        for index in self.spec.indices:
             try:
-                example = self.question.dataset.example(index)
+                example = self.spec.dataset.example(index)
             except UserError:
-                if not self.question.skip_bad_images:
+                if not self.spec.skip_bad_images:
                     raise
                 continue
-            steps = steps_of(self.question, self.models, example)
+            steps = steps_of(self.spec, self.models, example)
             if steps:
                 return steps
         return []

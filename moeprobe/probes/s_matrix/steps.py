@@ -17,7 +17,7 @@ from moeprobe.probes.correspond.pairs import Correspond, pair_up
 if TYPE_CHECKING:  # figures import this file, and must not import torch
     from moeprobe.adapters.base import Checkpoint
     from moeprobe.inputs.data.base import Example
-    from moeprobe.probes.engine.question import Question
+    from moeprobe.probes.engine.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Steps:
         return np.outer(*self.gates)
 
 
-def steps_of(question: "Question", models: Sequence["Checkpoint"], example: "Example") -> list[Steps]:
+def steps_of(spec: "RunSpec", models: Sequence["Checkpoint"], example: "Example") -> list[Steps]:
     """Return the steps of one image for each model with gates that are a distribution over patches.
 
     None where the two views of the image have no patches in common.
     """
-    found = (_steps(question, model, example) for model in models)
-    return [one for one in found if one is not None]
+    candidates = (_steps(spec, model, example) for model in models)
+    return [steps for steps in candidates if steps is not None]
 
 
 def nearest_to_center(pairs: Correspond) -> int | None:
@@ -63,16 +63,16 @@ def nearest_to_center(pairs: Correspond) -> int | None:
     return int(paired[distance.argmin()])
 
 
-def _steps(question: "Question", model: "Checkpoint", example: "Example") -> Steps | None:
+def _steps(spec: "RunSpec", model: "Checkpoint", example: "Example") -> Steps | None:
     import torch
 
-    from moeprobe.probes.engine.question import recipe
+    from moeprobe.probes.engine.run_spec import recipe
 
-    if question.view is None or question.view.modality is not IMAGE:
+    if spec.view is None or spec.view.modality is not IMAGE:
         return None
-    reference, view = recipe(question, model.framing)(example.image, example.image_id)
+    reference, view = recipe(spec, model.framing)(example.image, example.image_id)
     _, routing = model.model.trace(
-        torch.stack([reference.pixels, view.pixels]), layers=question.layers_of(model.model), logits=False
+        torch.stack([reference.pixels, view.pixels]), layers=spec.layers_of(model.model), logits=False
     )
     layers = {
         name: layer
@@ -98,7 +98,7 @@ def _steps(question: "Question", model: "Checkpoint", example: "Example") -> Ste
     sides = (0, 1) if pairs.names[0] == "first view" else (1, 0)
     return Steps(
         checkpoint=model.name,
-        layer=question.label_of(model.model, name),
+        layer=spec.label_of(model.model, name),
         pairs=pairs,
         patch=patch,
         gates=(gates[sides[0], patch], gates[sides[1], pairs.partner[patch]]),

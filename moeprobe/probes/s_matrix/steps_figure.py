@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from moeprobe.metrics.s_matrix import S
+from moeprobe.metrics.analyses.s_matrix import S
 from moeprobe.probes.s_matrix.steps import Steps
 from moeprobe.results.figures import STYLE, panels
 from moeprobe.results.palette import COLORS
@@ -32,14 +32,16 @@ def draw(steps: Sequence[Steps], table: pd.DataFrame) -> dict[str, Figure]:
         figure = Figure(figsize=(13.2, 3.1 * len(steps) + 0.5), layout="constrained")
         axes = figure.subplots(len(steps), 5, squeeze=False, width_ratios=(1, 1, 1.25, 1.1, 1.1))
     entries = table[table["metric"] == S.name]
-    for row, one in zip(axes, steps, strict=True):
-        cells = (one.patch, int(one.pairs.partner[one.patch]))
+    for row, step_maps in zip(axes, steps, strict=True):
+        cells = (step_maps.patch, int(step_maps.pairs.partner[step_maps.patch]))
         for number, (panel, cell) in enumerate(zip(row[:2], cells, strict=True)):
-            _view(panel, one, number, cell)
-        row[0].set_ylabel(panels.wrapped(f"{one.checkpoint}, {one.layer}", 2.4, size=9), fontsize=9)
-        _bars(row[2], one.gates)
-        _matrix(figure, row[3], one.product)
-        of_layer = panels.select(entries, checkpoint=one.checkpoint, layer=one.layer)
+            _view(panel, step_maps, number, cell)
+        row[0].set_ylabel(
+            panels.wrapped(f"{step_maps.checkpoint}, {step_maps.layer}", 2.4, size=9), fontsize=9
+        )
+        _bars(row[2], step_maps.gates)
+        _matrix(figure, row[3], step_maps.product)
+        of_layer = panels.select(entries, checkpoint=step_maps.checkpoint, layer=step_maps.layer)
         _matrix(
             figure, row[4], of_layer.pivot(index="expert", columns="expert_b", values="value").to_numpy(float)
         )
@@ -54,11 +56,11 @@ def draw(steps: Sequence[Steps], table: pd.DataFrame) -> dict[str, Figure]:
         f"the run. S rests on {images:,} images and all their pairs; each picture has a scale of its own, from 0. "
         "Ideal: S is the identity."
     )
-    return {"s-matrix-steps": panels.below(figure, note)}
+    return {"s-matrix-steps": panels.add_caption(figure, note)}
 
 
-def _view(axes: Axes, one: Steps, number: int, cell: int) -> None:
-    pixels, grid = one.pairs.pixels[number], one.pairs.grid
+def _view(axes: Axes, step_maps: Steps, number: int, cell: int) -> None:
+    pixels, grid = step_maps.pairs.pixels[number], step_maps.pairs.grid
     side = grid.patch_size
     extent = (0, pixels.shape[1], pixels.shape[0], 0)
     axes.imshow(pixels.clip(0, 1), extent=extent, interpolation="nearest", vmin=0, vmax=1)
@@ -74,8 +76,8 @@ def _view(axes: Axes, one: Steps, number: int, cell: int) -> None:
 
 def _bars(axes: Axes, gates: tuple[np.ndarray, np.ndarray]) -> None:
     experts = np.arange(len(gates[0]))
-    for number, (one, color) in enumerate(zip(gates, _VIEWS, strict=True)):
-        axes.bar(experts + 0.4 * (number - 0.5), one, 0.4, color=color, label=f"view {number + 1}")
+    for number, (gate_values, color) in enumerate(zip(gates, _VIEWS, strict=True)):
+        axes.bar(experts + 0.4 * (number - 0.5), gate_values, 0.4, color=color, label=f"view {number + 1}")
     axes.set(xlabel="expert", ylabel="gate", ylim=(0, 1))
     axes.set_xticks(experts[:: -(-len(experts) // 10)])
 

@@ -11,14 +11,14 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from moeprobe.inputs.modality import modality_of
-from moeprobe.metrics.attribution import ACCURACY as ACCURACY_PARTS
-from moeprobe.metrics.attribution import CLASS_PROBABILITY, LOGIT_DISTANCE
-from moeprobe.metrics.confidence import GATE_HIGHEST
+from moeprobe.metrics.analyses.attribution import ACCURACY as ACCURACY_PARTS
+from moeprobe.metrics.analyses.attribution import CLASS_PROBABILITY, LOGIT_DISTANCE
+from moeprobe.metrics.analyses.confidence import GATE_HIGHEST
+from moeprobe.metrics.analyses.output import ACCURACY, PREDICTION_AGREEMENT
+from moeprobe.metrics.analyses.unserved import UNSERVED
 from moeprobe.metrics.declaration import CHANCE, KAPPA, Metric, MetricFamily
-from moeprobe.metrics.output import ACCURACY, PREDICTION_AGREEMENT
 from moeprobe.metrics.reading_order import tokens_choose
 from moeprobe.metrics.registry import find
-from moeprobe.metrics.unserved import UNSERVED
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.layers import draw_line, label_axis
 from moeprobe.results.tables import FLOORS, agreement_of
@@ -49,7 +49,7 @@ def draw(
     routing = panels.ordinary(table)
     rows = _rows_of_panels(routing, agreement_of(routing))
     if rows:
-        drawn = routing[
+        routing_rows = routing[
             routing["metric"].isin([metric for metric, _ in rows])
             & routing["null"].isin(["", "pooled", "image"])
         ]
@@ -61,8 +61,8 @@ def draw(
             figure, mark = _by_layer(routing, floors, rows, colors, unit), "bands"
             least = panels.ordinary(panels.select(floors, metric=agreement_of(routing)))["value"].min()
             notes = ["Noise floor (arithmetic): 1, nothing to shade"] if least == 1 else []
-        notes += panels.undrawn(table)
-        figures["routing"] = panels.finish(figure, drawn, title=title, notes=notes, mark=mark)
+        notes += panels.note_undrawn(table)
+        figures["routing"] = panels.finish(figure, routing_rows, title=title, notes=notes, mark=mark)
     output = [_panel(metric) for metric in _OUTPUT if (table["metric"] == metric.name).any()]
     if output:
         figure, axes = panels.panels(1, len(output))
@@ -71,8 +71,8 @@ def draw(
             axes[0, column].set(ylabel=label, xlabel=unit)
         _severity_ticks(axes, table)
         _shares_axis(axes)
-        drawn = table[table["metric"].isin([metric for metric, _ in output])]
-        figures["output"] = panels.finish(figure, drawn, title=f"Output: {view}", mark="bands")
+        routing_rows = table[table["metric"].isin([metric for metric, _ in output])]
+        figures["output"] = panels.finish(figure, routing_rows, title=f"Output: {view}", mark="bands")
     changes = [
         (parts, label) for parts, label in _CHANGES if (table["metric"] == parts.make("switching").name).any()
     ]
@@ -146,7 +146,7 @@ def _over_layers(
                     label=f"{severity:g} ({unit})" if severity == severities[0] else f"{severity:g}",
                 )
             panel.set_ylabel(label if column == 0 else "")
-            label_axis(panel, layers, named=row == len(rows) - 1)
+            label_axis(panel, layers, with_label=row == len(rows) - 1)
         axes[0, column].set_title(checkpoint, color=colors[checkpoint])
     _shares_axis(axes[[metric != UNSERVED.name for metric, _ in rows]])
     return figure

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from moeprobe.errors import UserError
-from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views
+from moeprobe.probes.base import CLEAN, Arg, Layout, Panel, Probe, Views, work_class
 
 if TYPE_CHECKING:
     from moeprobe.adapters.base import Checkpoint
@@ -28,6 +28,7 @@ class Trace(Probe["Recorded"]):
 
     name: ClassVar[str] = "trace"
     title: ClassVar[str] = "Recorded routing"
+    work: ClassVar[str] = "moeprobe.probes.trace.measure:Recording"
     panel: ClassVar[Panel] = Panel.TRACES
     layout: ClassVar[Layout] = Layout.TRACES
     views: ClassVar[Views] = Views.ANY
@@ -66,12 +67,16 @@ class Trace(Probe["Recorded"]):
     def prepare(
         self, models: "Sequence[Checkpoint]", data: str | None, options: "Options"
     ) -> "Work[Recorded]":
-        """Return the passes and the files."""
-        from moeprobe.probes.trace.measure import Recording
-        from moeprobe.probes.trace.sequences import RecordingTokens
+        """Return the passes and the files.
 
-        if self.tokens is not None:
-            if data is not None:
-                raise UserError("--tokens takes the place of --data; leave one of them out.")
-            return RecordingTokens(self, models, options)
-        return Recording(self, models, data, options)
+        Raises:
+            UserError: data and token ids are both named.
+        """
+        if self.tokens is None:
+            return super().prepare(models, data, options)
+        if data is not None:
+            raise UserError("--tokens takes the place of --data; leave one of them out.")
+        work: Work[Recorded] = work_class("moeprobe.probes.trace.sequences:RecordingTokens")(
+            self, models, options
+        )
+        return work

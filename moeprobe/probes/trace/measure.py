@@ -12,16 +12,16 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.modality import TEXT
 from moeprobe.probes.engine import origins
 from moeprobe.probes.engine.applicability import routing_of_blank_input
-from moeprobe.probes.engine.checks import make_question
+from moeprobe.probes.engine.checks import make_spec
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.origins import choose_data
-from moeprobe.probes.engine.question import Question
 from moeprobe.probes.engine.request import make_request
+from moeprobe.probes.engine.run_spec import RunSpec
 from moeprobe.probes.engine.work import Plan, Work, time_sample
 from moeprobe.probes.trace import Trace, recording
+from moeprobe.recordings.format import FORMAT, VERSION
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.provenance import provenance
-from moeprobe.routing.traces.format import FORMAT, VERSION
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.filenames import TAKEN
 from moeprobe.runtime.progress import Progress
@@ -49,48 +49,48 @@ class Recorded:
 
 
 class Recording(Work[Recorded]):
-    """Passes whose routing is written: CHECKPOINT/VIEW.parquet (see ``routing.traces.format``)."""
+    """Passes whose routing is written: CHECKPOINT/VIEW.parquet (see ``recordings.format``)."""
 
     def __init__(
         self, probe: Trace, models: Sequence[Checkpoint], data: str | None, options: Options
     ) -> None:
         self.probe, self.models, self.options = probe, models, options
         self.data = choose_data(data, models)
-        self.question = make_question(probe, models, data=self.data, options=options)
-        _check_in_place(self.question)
+        self.spec = make_spec(probe, models, data=self.data, options=options)
+        _check_in_place(self.spec)
         for model in models:
             _check_names(model)
             _check_gates(model, options.layers, all_gates=probe.all_gates)
-        request = make_request(probe, self.question, models, data=self.data, options=options)
+        request = make_request(probe, self.spec, models, data=self.data, options=options)
         self.request = request | {"format": f"{FORMAT} {VERSION}"}
 
     def execute(self, folder: OutputFolder | None, watcher: Progress) -> Recorded:
         """Write the traces; those that an interrupted run has finished are kept."""
         assert folder is not None, "``needs_folder`` says so"
-        started, question, options = time.perf_counter(), self.question, self.options
+        started, spec, options = time.perf_counter(), self.spec, self.options
         files, skipped = [], []
         for model in self.models:
             views = self._views(model)
-            watcher.start(f"{self.probe.kind}: {model.name}", len(question.indices))
-            place = folder.path / model.name
-            bad = recording.kept(question, model, place, views=views)
+            watcher.start(f"{self.probe.kind}: {model.name}", len(spec.indices))
+            model_folder = folder.path / model.name
+            bad = recording.kept(spec, model, model_folder, views=views)
             if bad is not None:
-                watcher.advance(len(question.indices))
+                watcher.advance(len(spec.indices))
             else:
                 bad = recording.write(
-                    question,
+                    spec,
                     model,
-                    place,
+                    model_folder,
                     views=views,
                     all_gates=self.probe.all_gates,
                     progress=watcher.advance,
                 )
             skipped.append(bad)
-            files += [place / f"{one.name}.parquet" for one in views]
+            files += [model_folder / f"{view.name}.parquet" for view in views]
         sidecar = {
             "request": self.request,
             "command": options.command,
-            "checkpoints": origins.described(self.models, question.dataset, self.data, split=options.split),
+            "checkpoints": origins.described(self.models, spec.dataset, self.data, split=options.split),
             "files": [str(path.relative_to(folder.path)) for path in files],
             "skipped_images": skipped[0],
             "wall_seconds": time.perf_counter() - started,
@@ -100,32 +100,29 @@ class Recording(Work[Recorded]):
         } | provenance()
         folder.finish(sidecar)
         layers = {
-            model.name: question.layers_of(model.model) or list(model.model.layer_names)
-            for model in self.models
+            model.name: spec.layers_of(model.model) or list(model.model.layer_names) for model in self.models
         }
         size = sum(path.stat().st_size for path in files)
-        inputs = f"{question.dataset.modality.plural} of {self.data}"
-        return Recorded(files, len(question.indices) - len(skipped[0]), inputs, layers, size, sidecar)
+        inputs = f"{spec.dataset.modality.plural} of {self.data}"
+        return Recorded(files, len(spec.indices) - len(skipped[0]), inputs, layers, size, sidecar)
 
     def plan(self) -> Plan:
         """Return what it would take, by running two batches of each checkpoint."""
         views = self._views(self.models[0])
         run = partial(recording.run, views=views, all_gates=self.probe.all_gates)
         images = 2 * self.options.batch_size
-        return time_sample(self.question, self.models, images=images, passes=len(views), run=run)
+        return time_sample(self.spec, self.models, images=images, passes=len(views), run=run)
 
     def _views(self, model: Checkpoint) -> list[recording.RecordedView]:
-        return recording.recorded_views(
-            self.question, model.framing, data=self.data, split=self.options.split
-        )
+        return recording.recorded_views(self.spec, model.framing, data=self.data, split=self.options.split)
 
 
-def _check_in_place(question: Question) -> None:
+def _check_in_place(spec: RunSpec) -> None:
     """Raise ``UserError`` if the view moves tokens of texts: a trace cannot say which of them correspond."""
-    view = question.view
+    view = spec.view
     if view is not None and view.modality is TEXT and not view.aligned:
         raise UserError(
-            f"{question.view_name} moves the tokens of a text, and a trace does not say where to; match-ratio and "
+            f"{spec.view_name} moves the tokens of a text, and a trace does not say where to; match-ratio and "
             "sweep follow them, and --view embedding_noise leaves them in place."
         )
 

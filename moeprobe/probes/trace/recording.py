@@ -5,12 +5,14 @@ Axes: B images of a batch, V views of each.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from moeprobe import __version__
 from moeprobe.adapters.base import AnyFraming, Checkpoint
@@ -18,18 +20,18 @@ from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.inputs.batches import Batch
 from moeprobe.inputs.text_batches import TextBatch
-from moeprobe.inputs.texts import TextFraming
+from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.inputs.views.base import PairView, SeverityView
 from moeprobe.probes.base import CLEAN
-from moeprobe.probes.engine.blocks import loaded
-from moeprobe.probes.engine.question import Question
-from moeprobe.probes.trace.texts import rows_of_texts
+from moeprobe.probes.engine.blocks import load_batches
+from moeprobe.probes.engine.run_spec import RunSpec
+from moeprobe.recordings.format import metadata, writing
+from moeprobe.recordings.reading import TraceFile
+from moeprobe.recordings.rows import to_rows
 from moeprobe.routing import finite
-from moeprobe.routing.record import LayerRouting
-from moeprobe.routing.traces.format import metadata, writing
-from moeprobe.routing.traces.reading import TraceFile
-from moeprobe.routing.traces.rows import to_rows
+from moeprobe.routing.record import PER_INPUT, LayerRouting, RoutingTrace
 from moeprobe.runtime.characters import exact
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
 
 
@@ -53,62 +55,62 @@ class RecordedView:
         return self.about["reference"] is not None
 
 
-def recorded_views(question: Question, framing: AnyFraming, *, data: str, split: str) -> list[RecordedView]:
+def recorded_views(spec: RunSpec, framing: AnyFraming, *, data: str, split: str) -> list[RecordedView]:
     """Return the views that a probe asks for, the reference first; what changes nothing is the reference itself."""
-    named = {"data": data, "split": split, "seed": question.seed}
-    shown = (
+    facts = {"data": data, "split": split, "seed": spec.seed}
+    framing_fields = (
         {"max_length": framing.max_length}
         if isinstance(framing, TextFraming)
         else dataclasses.asdict(framing)
     )
-    source = {"data": data, "split": split} | shown
-    if question.is_pair:
-        assert isinstance(question.view, PairView)
-        drawn = source | _parameters(question)
-        first, second = drawn | {"side": 1}, drawn | {"side": 2}
-        both: dict[str, Any] = named | {"aligned": question.view.aligned}
+    source = {"data": data, "split": split} | framing_fields
+    if spec.is_pair:
+        assert isinstance(spec.view, PairView)
+        inputs = source | _parameters(spec)
+        first, second = inputs | {"side": 1}, inputs | {"side": 2}
+        pair_facts: dict[str, Any] = facts | {"aligned": spec.view.aligned}
         # In a table the pair as a whole goes by the name of the view.
-        one = RecordedView(
-            f"{question.view_name}-1",
+        first_view = RecordedView(
+            f"{spec.view_name}-1",
             0,
-            both | {"view": f"{question.view_name}-1", "inputs": first, "reference": None},
+            pair_facts | {"view": f"{spec.view_name}-1", "inputs": first, "reference": None},
         )
-        reference = None if question.view.aligned else first
+        reference = None if spec.view.aligned else first
         two = RecordedView(
-            f"{question.view_name}-2",
+            f"{spec.view_name}-2",
             1,
-            both | {"view": question.view_name, "inputs": second, "reference": reference},
+            pair_facts | {"view": spec.view_name, "inputs": second, "reference": reference},
         )
-        return [one, two]
+        return [first_view, two]
     clean = source | {"view": CLEAN}
-    views = [RecordedView(CLEAN, 0, named | {"view": CLEAN, "inputs": clean, "reference": None})]
-    if question.view is None:
+    views = [RecordedView(CLEAN, 0, facts | {"view": CLEAN, "inputs": clean, "reference": None})]
+    if spec.view is None:
         return views
-    assert isinstance(question.view, SeverityView)
-    for number, severity in enumerate(question.severities, start=1):
-        if severity != question.view.severities[0]:
-            about = named | {
-                "view": question.view_name,
+    assert isinstance(spec.view, SeverityView)
+    for number, severity in enumerate(spec.severities, start=1):
+        if severity != spec.view.severities[0]:
+            view_facts = facts | {
+                "view": spec.view_name,
                 "severity": severity,
-                "severity_unit": question.view.unit,
-                "inputs": source | _parameters(question) | {"severity": severity},
-                "reference": None if question.view.aligned else clean,
-                "aligned": question.view.aligned,
+                "severity_unit": spec.view.unit,
+                "inputs": source | _parameters(spec) | {"severity": severity},
+                "reference": None if spec.view.aligned else clean,
+                "aligned": spec.view.aligned,
             }
-            views.append(RecordedView(f"{question.view_name}-{exact(severity)}", number, about))
+            views.append(RecordedView(f"{spec.view_name}-{exact(severity)}", number, view_facts))
     return views
 
 
-def _parameters(question: Question) -> dict[str, Any]:
-    assert question.view is not None
-    return {"view": question.view_name, "seed": question.seed} | {
+def _parameters(spec: RunSpec) -> dict[str, Any]:
+    assert spec.view is not None
+    return {"view": spec.view_name, "seed": spec.seed} | {
         f"view.{name}": value
-        for name, value in dataclasses.asdict(question.view).items()  # type: ignore[call-overload]
+        for name, value in dataclasses.asdict(spec.view).items()  # type: ignore[call-overload]
     }
 
 
 def write(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     folder: Path,
     *,
@@ -122,17 +124,17 @@ def write(
         UserError: a file cannot be written, or an image cannot be read and is not to be skipped, or none can.
     """
     model = checkpoint.model
-    layers = question.layers_of(model) or list(model.layer_names)
+    layers = spec.layers_of(model) or list(model.layer_names)
     skipped: list[str] = []
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(writing(folder / f"{view.name}.parquet")) for view in views]
-        for batch, rows_of_views in _batches(question, checkpoint, views, all_gates=all_gates):
+        for batch, rows_of_views in _batches(spec, checkpoint, views, all_gates=all_gates):
             for file, rows in zip(files, rows_of_views, strict=False):
                 file.write(rows)
             skipped += batch.skipped
             if progress is not None:
                 progress(len(batch.image_ids) + len(batch.skipped))
-        if len(skipped) == len(question.indices):
+        if len(skipped) == len(spec.indices):
             raise UserError(f"None of the {len(skipped)} images could be read.")
         for file, view in zip(files, views, strict=True):
             file.close(
@@ -144,7 +146,7 @@ def write(
 
 
 def kept(
-    question: Question, checkpoint: Checkpoint, folder: Path, *, views: list[RecordedView]
+    spec: RunSpec, checkpoint: Checkpoint, folder: Path, *, views: list[RecordedView]
 ) -> list[str] | None:
     """Return the images skipped in the traces of a folder; None unless they are of the same images.
 
@@ -155,15 +157,15 @@ def kept(
     skipped: list[str] = []
     for view in views:
         path = folder / f"{view.name}.parquet"
-        if not path.is_file():
+        if not is_file(path):
             return None
         try:
             trace = TraceFile(path)
         except UserError:  # damaged: recorded again
             return None
         skipped = trace.about["skipped"]
-        wanted = [question.dataset.image_ids[index] for index in question.indices]
-        same = [name for name in wanted if name not in set(skipped)] == trace.ids
+        image_ids = [spec.dataset.image_ids[index] for index in spec.indices]
+        same = [name for name in image_ids if name not in set(skipped)] == trace.ids
         if (
             not same
             or trace.about["moeprobe"] != __version__
@@ -173,25 +175,25 @@ def kept(
     return skipped
 
 
-def run(question: Question, checkpoint: Checkpoint, *, views: list[RecordedView], all_gates: bool) -> None:
+def run(spec: RunSpec, checkpoint: Checkpoint, *, views: list[RecordedView], all_gates: bool) -> None:
     """Do all that ``write`` does, but write."""
-    for _ in _batches(question, checkpoint, views, all_gates=all_gates):
+    for _ in _batches(spec, checkpoint, views, all_gates=all_gates):
         pass
 
 
 def _batches(
-    question: Question, checkpoint: Checkpoint, views: list[RecordedView], *, all_gates: bool
+    spec: RunSpec, checkpoint: Checkpoint, views: list[RecordedView], *, all_gates: bool
 ) -> Iterator[tuple[Batch | TextBatch, list[list[pa.RecordBatch]]]]:
     """Yield the batches, and for each view the rows of each layer; none of a batch without images."""
-    for batch in loaded(question, checkpoint, question.indices):
+    for batch in load_batches(spec, checkpoint, spec.indices):
         rows_of_views = [
-            _rows(question, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
+            _rows(spec, checkpoint, batch, view, all_gates=all_gates) for view in views if batch.image_ids
         ]
         yield batch, rows_of_views
 
 
 def _rows(
-    question: Question,
+    spec: RunSpec,
     checkpoint: Checkpoint,
     batch: Batch | TextBatch,
     view: RecordedView,
@@ -199,7 +201,7 @@ def _rows(
     all_gates: bool,
 ) -> list[pa.RecordBatch]:
     model = checkpoint.model
-    routing = model.trace(batch.views[view.number], layers=question.layers_of(model), logits=False)[1]
+    routing = model.trace(batch.views[view.number], layers=spec.layers_of(model), logits=False)[1]
     finite.check(routing.layers, None, batch.image_ids, checkpoint=checkpoint.name)
     if isinstance(batch, TextBatch):
         return rows_of_texts(batch.image_ids, routing, batch.views[view.number], all_gates=all_gates)
@@ -232,3 +234,49 @@ def about_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "seed": checkpoint.train_seed,
         "group": checkpoint.group,
     }
+
+
+# Rows of a trace for texts: each without the padding of its batch, with the ids of its tokens.
+#
+# Axes: B texts, T tokens.
+
+
+def rows_of_texts(
+    names: Sequence[str],
+    routing: RoutingTrace,
+    texts: TokenBatch,
+    *,
+    all_gates: bool,
+    generated: Sequence[NDArray[np.bool_]] | None = None,
+) -> list[pa.RecordBatch]:
+    """Return the rows of a batch, one per layer and text.
+
+    Args:
+        names: of the B texts.
+        routing: what their tokens chose.
+        texts: what the model read.
+        all_gates: keep every gate.
+        generated: by text, ``(T,)`` which tokens were generated; None where nobody knows.
+    """
+    ids, lengths = texts.ids.cpu().numpy().astype(np.int32), texts.present.sum(1).tolist()
+    return [
+        to_rows(
+            [name],
+            layer,
+            _alone(layer_routing, row, lengths[row]),
+            all_gates=all_gates,
+            token_ids=ids[row, : lengths[row]],
+            generated=None if generated is None else generated[row],
+        )
+        for layer, layer_routing in routing.layers.items()
+        for row, name in enumerate(names)
+    ]
+
+
+def _alone(routing: LayerRouting, row: int, length: int) -> LayerRouting:
+    """Return the routing of one text, without padding."""
+    cut = {name: getattr(routing, name) for name in PER_INPUT}
+    return dataclasses.replace(
+        routing,
+        **{name: value[row : row + 1, :length] for name, value in cut.items() if value is not None},
+    )

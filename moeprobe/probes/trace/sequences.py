@@ -15,28 +15,26 @@ import torch
 
 from moeprobe.adapters.base import Checkpoint
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import TEXT
-from moeprobe.inputs.texts import TextFraming
-from moeprobe.inputs.tokens import TokenBatch
+from moeprobe.inputs.modality import REQUEST, TEXT
+from moeprobe.inputs.texts import TextFraming, TokenBatch
 from moeprobe.probes.engine.layers import check_layers, chosen_layers
 from moeprobe.probes.engine.options import Options
 from moeprobe.probes.engine.work import Plan, Work
 from moeprobe.probes.trace import Trace
 from moeprobe.probes.trace.measure import Recorded
-from moeprobe.probes.trace.recording import about_checkpoint
-from moeprobe.probes.trace.texts import rows_of_texts
+from moeprobe.probes.trace.recording import about_checkpoint, rows_of_texts
+from moeprobe.recordings.format import FORMAT, VERSION, metadata, writing
+from moeprobe.recordings.log_probs import read_sequences
+from moeprobe.recordings.log_rows import Tokens
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.provenance import provenance
 from moeprobe.routing import finite
-from moeprobe.routing.traces.format import FORMAT, VERSION, metadata, writing
-from moeprobe.routing.traces.sequence import Tokens
-from moeprobe.routing.traces.token_ids import read_sequences
 from moeprobe.runtime.device import choose_device
 from moeprobe.runtime.files import sha256
 from moeprobe.runtime.progress import Progress
 
 # Name of the trace, and what its inputs are called in tables.
-_NAME, _DATA = "tokens", "requests"
+_NAME, _DATA = "tokens", REQUEST.data
 
 
 class RecordingTokens(Work[Recorded]):
@@ -76,13 +74,13 @@ class RecordingTokens(Work[Recorded]):
             with writing(path) as file:
                 for rows in self._rows(model, self._of(model), watcher.advance):
                     file.write(rows)
-                about = metadata(
+                file_metadata = metadata(
                     checkpoint=about_checkpoint(model),
                     layers=self._layers(model),
                     skipped=self.skipped[model.name],
                     data=_DATA,
                 )
-                file.close(about)
+                file.close(file_metadata)
             files.append(path)
         sidecar = {
             "request": self.request,
@@ -103,13 +101,13 @@ class RecordingTokens(Work[Recorded]):
         """Return what it would take, by running a batch of each checkpoint."""
         seconds, timed = 0.0, min(self.options.batch_size, len(self.sequences))
         for model in self.models:
-            some = dict(list(self._of(model).items())[:timed])
+            sample = dict(list(self._of(model).items())[:timed])
             begun = time.perf_counter()
-            for _ in self._rows(model, some, lambda count: None):
+            for _ in self._rows(model, sample, lambda count: None):
                 pass
             seconds += time.perf_counter() - begun
-        whole = seconds * len(self.sequences) / max(timed, 1)
-        return Plan(len(self.models), len(self.sequences), 1, timed, whole)
+        total_seconds = seconds * len(self.sequences) / max(timed, 1)
+        return Plan(len(self.models), len(self.sequences), 1, timed, total_seconds)
 
     def _layers(self, model: Checkpoint) -> list[str]:
         return chosen_layers(model.model.layer_names, self.options.layers)
@@ -123,7 +121,9 @@ class RecordingTokens(Work[Recorded]):
         assert isinstance(model.framing, TextFraming)
         longest = model.framing.longest
         names = [
-            name for name, one in self.sequences.items() if longest is not None and len(one.ids) > longest
+            name
+            for name, sequence in self.sequences.items()
+            if longest is not None and len(sequence.ids) > longest
         ]
         if len(names) == len(self.sequences):
             raise UserError(
@@ -153,21 +153,22 @@ class RecordingTokens(Work[Recorded]):
 
 def batch_of(sequences: Sequence[Tokens]) -> TokenBatch:
     """Return sequences as a batch, padded at the end."""
-    most = max(len(one.ids) for one in sequences)
-    ids, present = np.zeros((len(sequences), most), np.int64), np.zeros((len(sequences), most), bool)
-    for row, one in enumerate(sequences):
-        ids[row, : len(one.ids)], present[row, : len(one.ids)] = one.ids, True
-    whole = torch.from_numpy(present)
-    return TokenBatch(torch.from_numpy(ids), whole, whole, 0)
+    longest = max(len(sequence.ids) for sequence in sequences)
+    ids, present = np.zeros((len(sequences), longest), np.int64), np.zeros((len(sequences), longest), bool)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence.ids)], present[row, : len(sequence.ids)] = sequence.ids, True
+    mask = torch.from_numpy(present)
+    return TokenBatch(torch.from_numpy(ids), mask, mask, 0)
 
 
 def check_vocabulary(model: Checkpoint, sequences: dict[str, Tokens]) -> None:
     """Raise ``UserError`` where a token is none of the model's."""
     described: dict[str, Any] = getattr(model.model, "describe", dict)()
     size = described.get("vocabulary")
-    for name, one in sequences.items():
-        if size is not None and one.ids.max(initial=0) >= size:
+    for name, sequence in sequences.items():
+        if size is not None and sequence.ids.max(initial=0) >= size:
             raise UserError(
-                f"Sequence {name} has the token {one.ids.max()}, and {model.name} has tokens 0 to {size - 1}: the ids "
+                f"Sequence {name} has the token {sequence.ids.max()}, and {model.name} has tokens 0 to "
+                f"{size - 1}: the ids "
                 "are those of another tokenizer."
             )

@@ -65,7 +65,7 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
     file = io.BytesIO()
     with mpl.rc_context(STYLE):
         # Letters are a hair wider or narrower at another resolution, and a long name is cut off.
-        own = figure.dpi
+        dpi = figure.dpi
         figure.set_dpi(_DPI)
         _settle(figure)
         if kind == "png":
@@ -73,7 +73,7 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
             canvas.print_png(file, metadata=_METADATA[kind])
         else:
             figure.savefig(file, format=kind, dpi=_DPI, metadata=_METADATA[kind])
-        figure.set_dpi(own)
+        figure.set_dpi(dpi)
     return file.getvalue()
 
 
@@ -87,9 +87,9 @@ def _settle(figure: Figure) -> None:
     # As drawing would: axes that keep their aspect take less than the layout gives them.
     for axes in figure.axes:
         axes.apply_aspect()
-    places = [(axes, axes.get_position().get_points()) for axes in figure.axes]
+    corners_of = [(axes, axes.get_position().get_points()) for axes in figure.axes]
     figure.set_layout_engine("none")
-    for axes, corners in places:
+    for axes, corners in corners_of:
         axes.set_position(Bbox(corners.round(4)))
     for text in figure.texts:  # a title above all panels is centered over them
         x, y = text.get_position()

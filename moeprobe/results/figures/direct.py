@@ -32,33 +32,33 @@ def beside(axes: Axes, points: Sequence[Named], *, height: float, size: float = 
         height: of the panel, about, in inches.
         size: of the text, in points.
     """
-    points = [one for one in points if np.isfinite([one.x, one.y]).all()]
+    points = [point for point in points if np.isfinite([point.x, point.y]).all()]
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     to_panel = axes.transData + axes.transAxes.inverted()
-    wanted = np.array([to_panel.transform((one.x, one.y))[1] for one in points])
-    for one, place in zip(points, spread(wanted, _LINE * size / 72 / height), strict=True):
+    heights = np.array([to_panel.transform((point.x, point.y))[1] for point in points])
+    for point, y in zip(points, spread(heights, _LINE * size / 72 / height), strict=True):
         axes.annotate(
-            one.text, (one.x, one.y), xytext=(1.04, place), textcoords="axes fraction", color=one.color, fontsize=size,
-            va="center", ha="left", annotation_clip=False,
+            point.text, (point.x, point.y), xytext=(1.04, y), textcoords="axes fraction", color=point.color,
+            fontsize=size, va="center", ha="left", annotation_clip=False,
             arrowprops={
-                "arrowstyle": "-", "color": one.color, "linestyle": one.style, "linewidth": 0.6, "alpha": 0.6,
+                "arrowstyle": "-", "color": point.color, "linestyle": point.style, "linewidth": 0.6, "alpha": 0.6,
                 "shrinkA": 1, "shrinkB": 3, "relpos": (0, 0.5),
             },
         )  # fmt: skip
 
 
-def spread(wanted: np.ndarray, gap: float) -> np.ndarray:
+def spread(heights: np.ndarray, gap: float) -> np.ndarray:
     """Return places ``(n,)`` at least ``gap`` apart, in the order of the wanted ones and nearest to them (squares).
 
     Between 0 and 1 where there is room for that.
     """
-    if not len(wanted):
-        return wanted
-    order = np.argsort(wanted, kind="stable")
-    steps = gap * np.arange(len(wanted))
+    if not len(heights):
+        return heights
+    order = np.argsort(heights, kind="stable")
+    steps = gap * np.arange(len(heights))
     room = max(1.0 - steps[-1], 0.0)
     # Apart by the gap is the same as not descending, once each has its number of gaps taken off.
-    found = isotonic_regression(wanted[order] - steps).x.clip(0.0, room) + steps
-    places = np.empty(len(wanted))
-    places[order] = found
-    return places
+    fitted = isotonic_regression(heights[order] - steps).x.clip(0.0, room) + steps
+    positions = np.empty(len(heights))
+    positions[order] = fitted
+    return positions

@@ -18,7 +18,7 @@ from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.reading_order import compared_first
 from moeprobe.metrics.registry import find
 from moeprobe.results.figures import STYLE, panels
-from moeprobe.results.tables import agreement_of
+from moeprobe.results.tables import agreement_of, set_match_of
 
 _GRAY = "#606060"
 # More rows than this in a panel, and only one metric of the routing is drawn.
@@ -29,21 +29,22 @@ _WORD = 0.23
 
 def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
     """Return the figure of a comparison: patches and output, cells from top to bottom; colors are of checkpoints."""
-    shown = table[table["tokens"].isin([*ORDINARY, ""])]
-    lines = compared_first(agreement_of(table))
-    if not shown["metric"].isin([metric for metric, _ in lines]).any():
+    selected = table[table["tokens"].isin([*ORDINARY, ""])]
+    agreements = (agreement_of(table), set_match_of(table))
+    lines = compared_first(*agreements)
+    if not selected["metric"].isin([metric for metric, _ in lines]).any():
         # A run of other things, jumps say.
-        lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(shown["metric"])}
-    there = [
+        lines = {(metric, ""): metric.replace("_", " ") for metric in dict.fromkeys(selected["metric"])}
+    panel_rows = [
         (title, rows)
         for (metric, null), title in lines.items()
-        if len(rows := panels.select(shown, metric=metric, null=null))
+        if len(rows := panels.select(selected, metric=metric, null=null))
     ]
-    there, left_out = _readable(there, agreement_of(table))
-    drawn = pd.concat([rows for _, rows in there])
-    pairs = list(dict.fromkeys(zip(drawn["checkpoint"], drawn["reference"], strict=True)))
-    columns = min(2 if len(there) <= 4 else 3, len(there))
-    grid = [there[start : start + columns] for start in range(0, len(there), columns)]
+    panel_rows, left_out = _readable(panel_rows, {f"{name}{KAPPA}" for name in agreements})
+    table_drawn = pd.concat([rows for _, rows in panel_rows])
+    pairs = list(dict.fromkeys(zip(table_drawn["checkpoint"], table_drawn["reference"], strict=True)))
+    columns = min(2 if len(panel_rows) <= 4 else 3, len(panel_rows))
+    grid = [panel_rows[start : start + columns] for start in range(0, len(panel_rows), columns)]
     heights = [1.0 + 0.17 * max(_lines(rows, pairs) for _, rows in line) for line in grid]
     with mpl.rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(4.9 * columns, sum(heights) + 1.3), layout="constrained")
@@ -55,30 +56,30 @@ def draw(table: pd.DataFrame, *, colors: Mapping[str, str]) -> Figure:
                 _panel(axes[row, column], rows, pairs, colors, title)
             else:
                 axes[row, column].set_axis_off()
-    names = list(dict.fromkeys(drawn["reference"]))
-    margin = drawn["margin"].max()
+    names = list(dict.fromkeys(table_drawn["reference"]))
+    margin = table_drawn["margin"].max()
     against = names[0] if len(names) == 1 else "the checkpoint of the same seed"
     notes = [] if math.isnan(margin) else [f"Gray: inside ±{margin:g}"]
     if left_out:
         notes.append(f"In the table only: {', '.join(left_out)}")
-    title = f"{drawn['view'].iloc[0]}: difference from {against}"
+    title = f"{table_drawn['view'].iloc[0]}: difference from {against}"
     mark = "bars, for all of one color in a panel at once"
-    return panels.finish(figure, drawn, title=title, notes=notes, mark=mark)
+    return panels.finish(figure, table_drawn, title=title, notes=notes, mark=mark)
 
 
 def _readable(
-    there: list[tuple[str, pd.DataFrame]], first: str
+    panel_rows: list[tuple[str, pd.DataFrame]], kappas: set[str]
 ) -> tuple[list[tuple[str, pd.DataFrame]], list[str]]:
     """Return what is drawn, and the titles of what is not: of many layers and severities κ and the output alone."""
-    if max(len(rows.drop_duplicates(["layer", "severity"])) for _, rows in there) <= _MOST_CELLS:
-        return there, []
-    kept = [
+    if max(len(rows.drop_duplicates(["layer", "severity"])) for _, rows in panel_rows) <= _MOST_CELLS:
+        return panel_rows, []
+    readable = [
         (title, rows)
-        for title, rows in there
-        if rows["metric"].iloc[0] == f"{first}{KAPPA}" or (rows["layer"] == "").all()
+        for title, rows in panel_rows
+        if rows["metric"].iloc[0] in kappas or (rows["layer"] == "").all()
     ]
-    left_out = [title for title, _ in there if title not in [name for name, _ in kept]]
-    return (kept, left_out) if kept else (there, [])
+    left_out = [title for title, _ in panel_rows if title not in [name for name, _ in readable]]
+    return (readable, left_out) if readable else (panel_rows, [])
 
 
 def _lines(rows: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> float:
@@ -99,15 +100,15 @@ def _panel(
     axes.axvline(0, color=_GRAY, linewidth=1)
     step = 0.7 / max(len(pairs), 1)
     words = []
-    for place, (_, here) in enumerate(cells):
+    for index, (_, cell_rows) in enumerate(cells):
         for number, (checkpoint, reference) in enumerate(pairs):
-            found = panels.select(here, checkpoint=checkpoint, reference=reference)
-            if found.empty:
+            differences = panels.select(cell_rows, checkpoint=checkpoint, reference=reference)
+            if differences.empty:
                 continue  # this checkpoint has no such layer
-            y = place + step * (number - (len(pairs) - 1) / 2)
+            y = index + step * (number - (len(pairs) - 1) / 2)
             label = checkpoint if len({side for _, side in pairs}) == 1 else f"{checkpoint} − {reference}"
-            if _point(axes, found.iloc[0], y, color=colors[checkpoint], label=label):
-                words.append((y, found.iloc[0], colors[checkpoint]))
+            if _point(axes, differences.iloc[0], y, color=colors[checkpoint], label=label):
+                words.append((y, differences.iloc[0], colors[checkpoint]))
     axes.set_title(title)
     axes.set_yticks(range(len(cells)), [_cell(*key) for key, _ in cells])
     axes.set_ylim(len(cells) - 0.4, -0.6)
@@ -118,21 +119,21 @@ def _panel(
         axes.set_xlabel("better →" if sign > 0 else "← better", fontsize=9)
     ends = [row["sim_high"] for _, row, _ in words if not math.isnan(row["sim_high"])]
     if ends:
-        left, right = axes.get_xlim()
-        axes.set_xlim(right=max(right, left + (max(ends) - left) / (1 - _WORD)))
+        lowest, right = axes.get_xlim()
+        axes.set_xlim(right=max(right, lowest + (max(ends) - lowest) / (1 - _WORD)))
     for y, row, color in words:
         _word(axes, row, y, color=color)
 
 
 def _point(axes: Axes, row: pd.Series, y: float, *, color: str, label: str) -> bool:
     """Draw a difference; returns whether a word must say why it is not drawn, or not drawn whole."""
-    there = row["verdict"] != "collapsed" and not math.isnan(row["value"])
-    whole = there and not math.isnan(row["sim_low"])
-    low, high = (row["sim_low"], row["sim_high"]) if whole else (row["value"], row["value"])
+    has_value = row["verdict"] != "collapsed" and not math.isnan(row["value"])
+    has_interval = has_value and not math.isnan(row["sim_low"])
+    low, high = (row["sim_low"], row["sim_high"]) if has_interval else (row["value"], row["value"])
     axes.errorbar(
-        [row["value"]] if there else [],
-        [y] if there else [],
-        xerr=np.array([[row["value"] - low], [high - row["value"]]]) if there else None,
+        [row["value"]] if has_value else [],
+        [y] if has_value else [],
+        xerr=np.array([[row["value"] - low], [high - row["value"]]]) if has_value else None,
         fmt="o",
         color=color,
         markersize=5,
@@ -140,13 +141,13 @@ def _point(axes: Axes, row: pd.Series, y: float, *, color: str, label: str) -> b
         linewidth=1.5,
         label=label,
     )
-    return not whole or row["verdict"] == "identical"
+    return not has_interval or row["verdict"] == "identical"
 
 
 def _word(axes: Axes, row: pd.Series, y: float, *, color: str) -> None:
     """Write the verdict next to the point, or next to 0 if there is none, on the side that has room."""
-    others = {"reference": "reference collapsed", "both": "both collapsed"}
-    word = others.get(row["collapsed"], row["verdict"])
+    words = {"reference": "reference collapsed", "both": "both collapsed"}
+    word = words.get(row["collapsed"], row["verdict"])
     at = 0.0 if math.isnan(row["value"]) or row["verdict"] == "collapsed" else row["value"]
     rightwards = at < sum(axes.get_xlim()) / 2
     if not math.isnan(row["sim_high"]):

@@ -36,16 +36,16 @@ def shifts(count: int) -> np.ndarray:
     return 0.5 * (np.arange(count) - (count - 1) / 2) / max(count, 1)
 
 
-def label_axis(axes: Axes, layers: Sequence[str], *, named: bool = True) -> None:
+def label_axis(axes: Axes, layers: Sequence[str], *, with_label: bool = True) -> None:
     """Let x be the layers, by their numbers where nothing else distinguishes them; ``named`` says what x is."""
     numbers = [_NUMBER.findall(name) for name in layers]
-    alike = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
-        len(found) == 1 for found in numbers
+    numbered = len({_NUMBER.sub("#", name) for name in layers}) == 1 and all(
+        len(digits) == 1 for digits in numbers
     )
-    labels = [found[0] for found in numbers] if alike else list(layers)
-    step = -(-len(layers) // _MOST_LABELS) if alike else -(-len(layers) // (2 * _MOST_LABELS))
-    places = range(0, len(layers), step)
-    axes.set_xticks(list(places), [labels[place] for place in places], rotation=0 if alike else 90)
+    labels = [digits[0] for digits in numbers] if numbered else list(layers)
+    step = -(-len(layers) // _MOST_LABELS) if numbered else -(-len(layers) // (2 * _MOST_LABELS))
+    ticks = range(0, len(layers), step)
+    axes.set_xticks(list(ticks), [labels[tick] for tick in ticks], rotation=0 if numbered else 90)
     axes.set_xlim(-0.6, len(layers) - 0.4)
-    if named:
-        axes.set_xlabel(f"MoE layer ({_NUMBER.sub('N', layers[0])})" if alike else "MoE layer")
+    if with_label:
+        axes.set_xlabel(f"MoE layer ({_NUMBER.sub('N', layers[0])})" if numbered else "MoE layer")

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine, TightLayoutEngine
 from matplotlib.legend import Legend
 
+from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, modality_of
-from moeprobe.inputs.regions import REGIONS
 from moeprobe.results.figures import STYLE
 
 _CAPTION = "#505050"
@@ -64,33 +64,33 @@ def points(
 
 def name_collapsed(axes: Axes, x: np.ndarray, rows: pd.DataFrame, *, color: str) -> None:
     """Write "collapsed" where a kappa does not exist for that: nothing there would look like nothing measured."""
-    for place in x[(rows["flag"] == "collapsed").to_numpy(bool)]:
+    for position in x[(rows["flag"] == "collapsed").to_numpy(bool)]:
         axes.text(
-            place, 0.03, "collapsed", color=color, rotation=90, fontsize=8, ha="center", va="bottom",
+            position, 0.03, "collapsed", color=color, rotation=90, fontsize=8, ha="center", va="bottom",
             transform=axes.get_xaxis_transform(),
         )  # fmt: skip
 
 
 def finish(
-    figure: Figure, drawn: pd.DataFrame, *, title: str, notes: Sequence[str] = (), mark: str | None = "bars"
+    figure: Figure, rows: pd.DataFrame, *, title: str, notes: Sequence[str] = (), mark: str | None = "bars"
 ) -> Figure:
     """Add the heading, one legend for all panels, and the caption: what is shown and what the numbers rest on.
 
     ``drawn`` are the rows that the figure shows. ``mark`` is what shows the intervals; None where single images are
     shown, which have none.
     """
-    first = drawn.iloc[0]
-    images = sorted(set(drawn["images"]))
+    first = rows.iloc[0]
+    images = sorted(set(rows["images"]))
     count = f"{images[0]:,}" if len(images) == 1 else f"{images[0]:,}–{images[-1]:,}"
-    modality = modality_of(drawn["tokens"])
+    modality = modality_of(rows["tokens"], data=first["dataset"])
     what = modality.plural if images[-1] != 1 else modality.name
-    rests = "" if mark is None else f", {count} {what}; {_intervals(drawn, mark)}"
+    rests = "" if mark is None else f", {count} {what}; {_intervals(rows, mark)}"
     data = f"{first['dataset']} {first['split']}".strip()
     figure.suptitle(wrapped(title, figure.get_figwidth()))
-    return below(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
+    return add_caption(figure, ". ".join([*notes, f"{data}{rests}"]) + ".")
 
 
-def below(figure: Figure, text: str, *, size: float = 9) -> Figure:
+def add_caption(figure: Figure, text: str, *, size: float = 9) -> Figure:
     """Write a caption of ``size`` points under all panels, above it one legend for all, on paper added for both.
 
     Call it once, when all else is drawn.
@@ -105,9 +105,9 @@ def below(figure: Figure, text: str, *, size: float = 9) -> Figure:
         renderer = FigureCanvasAgg(figure).get_renderer()
         # With the space that a legend keeps from its place, below, and as much above.
         room_of_legend = legend.get_window_extent(renderer).height / figure.dpi + 12 / 72
-    whole = height + room + room_of_legend
-    figure.set_size_inches(width, whole)
-    share, total = room / whole, (room + room_of_legend) / whole
+    total_height = height + room + room_of_legend
+    figure.set_size_inches(width, total_height)
+    share, total = room / total_height, (room + room_of_legend) / total_height
     figure.text(0.1 / width, 0.2 * share, lines, fontsize=size, va="bottom", ha="left", color=_CAPTION)
     if legend is not None:
         legend.set_bbox_to_anchor((0, share, 1, 1 - share))
@@ -132,13 +132,13 @@ def _legend(figure: Figure) -> Legend | None:
 
 
 def _intervals(table: pd.DataFrame, mark: str) -> str:
-    units = modality_of(table["tokens"]).plural
+    units = modality_of(table["tokens"], data=table["dataset"].iloc[0]).plural
     if table["ci_low"].notna().any():
         return f"{mark}: 95 % over {units}"
     return f"no intervals: they need at least 20 {units}"
 
 
-def undrawn(table: pd.DataFrame) -> list[str]:
+def note_undrawn(table: pd.DataFrame) -> list[str]:
     """Return a note that names what is only in the table; none where all of it is drawn."""
     parts = ["chance and κ by class"] if (table["null"] == "class").any() else []
     parts += ["foreground and background"] if table["tokens"].isin(REGIONS).any() else []

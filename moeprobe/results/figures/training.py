@@ -29,16 +29,16 @@ def draw(metrics: pd.DataFrame, *, name: str) -> Figure:
     ]
     classified = "val_accuracy" in metrics
     of_loss = "supervised loss" if classified else "loss of hidden patches"
-    drawn = [(of_loss, {"train_main_loss": "training", "val_loss": "validation"})]
+    panel_columns = [(of_loss, {"train_main_loss": "training", "val_loss": "validation"})]
     if classified:
-        drawn.append(("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}))
+        panel_columns.append(("accuracy", {"train_accuracy": "training", "val_accuracy": "validation"}))
     if auxiliary:
         columns = {column: column.removeprefix("train_").replace("_", " ") for column in auxiliary}
-        drawn.append(("auxiliary losses, unweighted", columns))
+        panel_columns.append(("auxiliary losses, unweighted", columns))
     if room := {column: label for column, label in _ROOM.items() if column in metrics}:
-        drawn.append(("room at the experts, shares", room))
-    figure, axes = panels.panels(1, len(drawn), sharey=False)
-    for axis, (title, columns) in zip(axes[0], drawn, strict=True):
+        panel_columns.append(("room at the experts, shares", room))
+    figure, axes = panels.panels(1, len(panel_columns), sharey=False)
+    for axis, (title, columns) in zip(axes[0], panel_columns, strict=True):
         for number, (column, label) in enumerate(columns.items()):
             color = COLORS[number % len(COLORS)]
             axis.plot(metrics["step"], metrics[column], "o-", color=color, markersize=4, label=label)

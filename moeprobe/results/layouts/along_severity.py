@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import ORDINARY, Modality
-from moeprobe.inputs.regions import REGIONS
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import (
@@ -46,13 +46,13 @@ def severity_table(
         caption: of the table.
         modality: what was read.
     """
-    wanted = {(metric, null) for metric, null, _ in columns}
+    selected = {(metric, null) for metric, null, _ in columns}
     blocks: dict[str, dict[float, dict[Which, Row]]] = {}
     rows_of: dict[Which, list[Row]] = {}
     for part in (table, comparison):
         for row in [] if part is None else part.to_dict("records"):
             which = (row["metric"], row["null"])
-            if which not in wanted:
+            if which not in selected:
                 continue
             name, signed = row["checkpoint"], part is comparison
             if signed:
@@ -68,18 +68,18 @@ def severity_table(
         [
             Cell(name),
             severity(at),
-            *(value(found.get((m, null)), signed=_is_signed(found)) for m, null, _ in columns),
+            *(value(row_of.get((m, null)), signed=_is_signed(row_of)) for m, null, _ in columns),
         ]
         for name, block in blocks.items()
-        for at, found in block.items()
+        for at, row_of in block.items()
     ]
     headings = ["checkpoint", steps, *(heading for *_, heading in columns)]
     note = _rests_on(columns, rows_of, modality)
     return Table(caption, headings, rows, note, keys=2, place=1)
 
 
-def _is_signed(found: dict[Which, Row]) -> bool:
-    return any(row["signed"] for row in found.values())
+def _is_signed(row_of: dict[Which, Row]) -> bool:
+    return any(row["signed"] for row in row_of.values())
 
 
 def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modality) -> str:
@@ -89,7 +89,7 @@ def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modal
         images, trials = (
             counts(row[what] for row in rows_of[metric, null]).text for what in ("images", "trials")
         )
-        resting.setdefault(f"{modality.counted(images)}, {trials_of(trials)}", []).append(heading)
+        resting.setdefault(f"{modality.format_count(images)}, {trials_of(trials)}", []).append(heading)
     rests = "; ".join(f"{', '.join(names)}: {on}" for on, names in resting.items())
     return f"What the values rest on: {rests}."
 
@@ -97,8 +97,8 @@ def _rests_on(columns: Columns, rows_of: dict[Which, list[Row]], modality: Modal
 def regional(table: pd.DataFrame, first: str) -> pd.DataFrame:
     """Return κ of the patches of each region, given the agreement that is read first, as ``REGION_COLUMNS``."""
     of_regions = table["tokens"].isin(REGIONS) & (table["metric"] == f"{first}{KAPPA}")
-    kept = table[of_regions & (table["null"] == "pooled")]
-    return kept.assign(metric=kept["tokens"], null="", tokens="region")
+    pooled = table[of_regions & (table["null"] == "pooled")]
+    return pooled.assign(metric=pooled["tokens"], null="", tokens="region")
 
 
 def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -> Table | None:
@@ -113,11 +113,16 @@ def noise_floor(table: pd.DataFrame, *, dtype: str | None, modality: Modality) -
     if floor.empty:
         return None
     rows = []
-    for (checkpoint, layer), here in floor.groupby(["checkpoint", "layer"], sort=False):
-        by_view = {row["view"]: row for row in here.to_dict("records")}
+    for (checkpoint, layer), layer_rows in floor.groupby(["checkpoint", "layer"], sort=False):
+        by_view = {row["view"]: row for row in layer_rows.to_dict("records")}
         cells = [value(by_view.get(view)) for view in FLOORS]
         rows.append(
-            [Cell(checkpoint), Cell(layer), *cells, *(counts(here[what]) for what in ("images", "trials"))]
+            [
+                Cell(checkpoint),
+                Cell(layer),
+                *cells,
+                *(counts(layer_rows[what]) for what in ("images", "trials")),
+            ]
         )
     # A cosine of the same weights is one but for its rounding.
     again = floor[(floor["view"] == FLOORS[0]) & (floor["value"] < 1 - 1e-6)]

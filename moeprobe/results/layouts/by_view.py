@@ -8,7 +8,7 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.declaration import KAPPA
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, value
-from moeprobe.results.tables import agreement_of
+from moeprobe.results.tables import agreement_of, set_match_of
 
 # Layers that have columns of their own; of more the first and the last.
 _MOST = 4
@@ -16,12 +16,12 @@ _MOST = 4
 _OUTPUT = ("accuracy", "prediction_agreement", "log_probability_gap", "k3_divergence")
 
 
-def flips(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows about ordinary tokens that choose otherwise: 1 minus how many choose alike."""
+def flips(table: pd.DataFrame, match: str = "") -> pd.DataFrame:
+    """Return the rows about ordinary tokens that choose otherwise: 1 minus a match, by default what is read first."""
     rows = table[table["tokens"].isin(ORDINARY) & table["layer"].ne("")]
     if rows.empty:
         return rows
-    rows = rows[rows["metric"] == agreement_of(rows)]
+    rows = rows[rows["metric"] == (match or agreement_of(rows))]
     low, high = 1 - rows["ci_high"], 1 - rows["ci_low"]
     return rows.assign(value=1 - rows["value"], ci_low=low, ci_high=high)
 
@@ -30,25 +30,31 @@ def by_view(table: pd.DataFrame, *, caption: str) -> Table:
     """Return the table: shares of tokens that choose otherwise, κ of the first layer, then the output."""
     rows = flips(table)
     layers = list(dict.fromkeys(rows["layer"]))
-    shown = layers if len(layers) <= _MOST else [layers[0], layers[-1]]
+    selected = layers if len(layers) <= _MOST else [layers[0], layers[-1]]
     kappas = table[table["tokens"].isin(ORDINARY) & table["null"].eq("pooled")]
     kappas = kappas[kappas["metric"] == f"{agreement_of(table)}{KAPPA}"]
     outputs = [name for name in _OUTPUT if (table["metric"] == name).any()]
     columns: dict[str, tuple[pd.DataFrame, str]] = {
-        f"{layer}: choose otherwise": (rows, layer) for layer in shown
+        f"{layer}: choose otherwise": (rows, layer) for layer in selected
     }
-    columns |= {f"{layer}: κ": (kappas, layer) for layer in shown[:1]}
+    if sets := set_match_of(table):
+        columns |= {f"{layer}: have another set": (flips(table, sets), layer) for layer in selected}
+    columns |= {f"{layer}: κ": (kappas, layer) for layer in selected[:1]}
     columns |= {find(name).metric.label: (table[table["metric"] == name], "") for name in outputs}
     several = table["checkpoint"].nunique() > 1
     lines = []
     for (checkpoint, view), of_line in table.groupby(["checkpoint", "view"], sort=False):
-        place = ([Cell(str(checkpoint))] if several else []) + [Cell(str(view))]
-        here = _picker(str(checkpoint), str(view))
+        leading = ([Cell(str(checkpoint))] if several else []) + [Cell(str(view))]
+        pick = _picker(str(checkpoint), str(view))
         lines.append(
-            [*place, *(value(here(*one)) for one in columns.values()), counts([of_line["images"].max()])]
+            [
+                *leading,
+                *(value(pick(*column)) for column in columns.values()),
+                counts([of_line["images"].max()]),
+            ]
         )
-    left = [name for name in layers if name not in shown]
-    note = f"Of {len(layers)} layers the first and the last; table.csv has all." if left else ""
+    omitted = [name for name in layers if name not in selected]
+    note = f"Of {len(layers)} layers the first and the last; table.csv has all." if omitted else ""
     heading = [*(["checkpoint"] if several else []), "variant"]
     return Table(
         caption,
@@ -66,7 +72,7 @@ def _picker(checkpoint: str, view: str) -> Callable[[pd.DataFrame, str], dict[st
 
     def pick(rows: pd.DataFrame, layer: str) -> dict[str, object] | None:
         of_line = (rows["checkpoint"] == checkpoint) & (rows["view"] == view) & (rows["layer"] == layer)
-        found = rows[of_line].to_dict("records")
-        return found[0] if found else None
+        matches = rows[of_line].to_dict("records")
+        return matches[0] if matches else None
 
     return pick

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.metrics.registry import find
-from moeprobe.results.numbers import between, decimals_of, number
+from moeprobe.results.numbers import between, count, decimals_of, number
 
 # A browser can show more, a reader cannot; the file that is embedded beside holds all.
 MAX_ROWS = 2000
@@ -23,12 +23,19 @@ class Cell:
         between: the interval next to a value.
         key: the number that the column is sorted by; None = its text.
         screen: how it reads in a terminal, where that is otherwise.
+        count: of how many nothing was seen; a terminal without room for it leaves it out.
     """
 
     text: str
     between: str = ""
     key: float | None = None
     screen: str = ""
+    count: str = ""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        return " ".join(part for part in (self.text, self.between, self.count) if part)
 
     @property
     def numeric(self) -> bool:
@@ -78,7 +85,10 @@ def value(row: Mapping[str, Any] | None, *, signed: bool = False) -> Cell:
         return Cell("")
     key = None if row["value"] != row["value"] else float(row["value"])
     return Cell(
-        number(row["value"], signed=signed, decimals=decimals_of(row)), between(row, signed=signed), key
+        number(row["value"], signed=signed, decimals=decimals_of(row)),
+        between(row, signed=signed),
+        key,
+        count=count(row, signed=signed),
     )
 
 
@@ -110,13 +120,13 @@ def whole_table(table: pd.DataFrame, *, name: str) -> Table:
     constant = {
         column: table[column].iloc[0] for column in table if len(table) > 1 and table[column].nunique() == 1
     }
-    shown = table.drop(columns=list(constant))
+    varying = table.drop(columns=list(constant))
     parts = []
-    if len(shown) > MAX_ROWS:
-        parts.append(f"The first {MAX_ROWS:,} of {len(shown):,} rows; {name} holds all of them.")
-        shown = shown[:MAX_ROWS]
-    said = ", ".join(f"{column}: {text}" for column, text in constant.items() if text)
-    if said:
-        parts.append(f"In every row: {said}.")
-    rows = [[Cell(text) for text in row] for row in shown.itertuples(index=False, name=None)]
-    return Table(f"{name}, {len(table):,} rows", list(shown.columns), rows, " ".join(parts))
+    if len(varying) > MAX_ROWS:
+        parts.append(f"The first {MAX_ROWS:,} of {len(varying):,} rows; {name} holds all of them.")
+        varying = varying[:MAX_ROWS]
+    constants = ", ".join(f"{column}: {text}" for column, text in constant.items() if text)
+    if constants:
+        parts.append(f"In every row: {constants}.")
+    rows = [[Cell(text) for text in row] for row in varying.itertuples(index=False, name=None)]
+    return Table(f"{name}, {len(table):,} rows", list(varying.columns), rows, " ".join(parts))

@@ -5,8 +5,8 @@ import dataclasses
 import pandas as pd
 
 from moeprobe.inputs.modality import Modality
+from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.declaration import CHANCE, KAPPA
-from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
 from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.along_severity import severity_table
 from moeprobe.results.layouts.cells import Cell, Table
@@ -25,7 +25,7 @@ def few_shots(table: pd.DataFrame, comparison: pd.DataFrame | None, *, modality:
 
     None where no accuracy was measured.
     """
-    of_all, single = _by_draws(table)
+    pooled, single = _by_draws(table)
     draws = single["draw"].nunique()
     caption = f"Few-shot accuracy of frozen features, {draws} draw{'' if draws == 1 else 's'} of the training"
     caption = f"{caption} {modality.plural}"
@@ -34,7 +34,7 @@ def few_shots(table: pd.DataFrame, comparison: pd.DataFrame | None, *, modality:
     if comparison is not None:
         differences, single = _by_draws(comparison)
         ends |= _ends(single, signed=True)
-    base = severity_table(of_all, differences, _COLUMNS, caption=caption, modality=modality)
+    base = severity_table(pooled, differences, _COLUMNS, caption=caption, modality=modality)
     if base is None:
         return None
     rows = [[*row, ends.get((row[0].text, row[1].key), Cell(""))] for row in base.rows]

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from moeprobe.results.layouts.cells import Table
+from moeprobe.runtime.characters import harmless
 
 _HERE = "moeprobe.results.layouts"
 # Lines of a table in a notebook; every number is in ``table``.
@@ -15,6 +17,7 @@ _LINES = 60
 def environment(package: str = _HERE, *, autoescape: bool) -> Environment:
     """Return the templates of a package, which may import ``table`` of ``table.html.jinja``."""
     return Environment(
+        finalize=_harmless,
         loader=ChoiceLoader([PackageLoader(package), PackageLoader(_HERE)]),
         autoescape=autoescape,
         undefined=StrictUndefined,
@@ -24,16 +27,23 @@ def environment(package: str = _HERE, *, autoescape: bool) -> Environment:
     )
 
 
+def _harmless(value: object) -> object:
+    """Return what is put into a page; escapes in a text from a file, before those of HTML."""
+    return harmless(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def fragment(heading: str, tables: Sequence[Table], *, sentences: Sequence[str] = ()) -> str:
     """Return what a notebook shows of a result: a heading, sentences, and the first lines of each table."""
     template = environment(autoescape=True).get_template("fragment.html.jinja")
-    return template.render(heading=heading, sentences=sentences, tables=[_beginning(one) for one in tables])
+    return template.render(
+        heading=heading, sentences=sentences, tables=[_beginning(table) for table in tables]
+    )
 
 
 def _beginning(table: Table) -> Table:
-    more = len(table.rows) - _LINES
-    if more <= 0:
+    num_omitted = len(table.rows) - _LINES
+    if num_omitted <= 0:
         return table
     return dataclasses.replace(
-        table, rows=table.rows[:_LINES], note=f"… {more} more lines. {table.note}".rstrip()
+        table, rows=table.rows[:_LINES], note=f"… {num_omitted} more lines. {table.note}".rstrip()
     )

@@ -47,27 +47,30 @@ def side_by_side(
     for row in [] if comparison is None else comparison.to_dict("records"):
         lines.get(_key(row), {})[row["checkpoint"], row["reference"]] = row
     rows = []
-    for (layer, tokens, metric, null, view, at), found in lines.items():
+    # A κ without the line of its metric above it, beside that of another metric, has to name it.
+    several = len({find(name).metric.name for name in table["metric"]} - set(table["metric"])) > 1
+    for (layer, tokens, metric, null, view, at), row_of in lines.items():
         form = find(metric)
+        short = form.full_label(null, modality) if several else form.label(null, modality)
         cells = [Cell(layer or ("all layers" if tokens else "output")), Cell(tokens)] if with_layers else []
         cells += [Cell(view)] if with_views else []
         cells += [severity(at)] if with_severity else []
-        cells += [Cell(form.full_label(null, modality), screen=form.label(null, modality))]
-        cells += [value(found.get(name)) for name in checkpoints]
-        cells += [value(found.get(pair), signed=True) for pair in pairs]
-        measured = [found[name] for name in checkpoints if name in found]
+        cells += [Cell(form.full_label(null, modality), screen=short)]
+        cells += [value(row_of.get(name)) for name in checkpoints]
+        cells += [value(row_of.get(pair), signed=True) for pair in pairs]
+        measured = [row_of[name] for name in checkpoints if name in row_of]
         rows.append([*cells, *(counts(row[what] for row in measured) for what in ("images", "trials"))])
-    place = ["layer", "tokens"] if with_layers else []
-    place += (["view"] if with_views else []) + ([steps] if with_severity else [])
-    columns = [*place, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
+    leading = ["layer", "tokens"] if with_layers else []
+    leading += (["view"] if with_views else []) + ([steps] if with_severity else [])
+    columns = [*leading, "metric", *checkpoints, *(f"{name} − {reference}" for name, reference in pairs)]
     return Table(
         caption,
         [*columns, modality.plural, "trials"],
         rows,
         _left_out(repeats),
         folded=folded,
-        keys=len(place) + 1,
-        place=len(place),
+        keys=len(leading) + 1,
+        place=len(leading),
         details=2,
     )
 

@@ -6,7 +6,7 @@ from moeprobe.inputs.modality import ORDINARY, modality_of
 from moeprobe.metrics.reading_order import compared_first
 from moeprobe.results.layouts.cells import Table
 from moeprobe.results.layouts.side_by_side import side_by_side
-from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 
 
 def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Table:
@@ -16,23 +16,23 @@ def summary(table: pd.DataFrame, comparison: pd.DataFrame | None = None) -> Tabl
         table: of a run, with the columns of ``columns.COLUMNS``.
         comparison: its paired differences.
     """
-    values, compared = _whole(table), None if comparison is None else _whole(comparison)
-    named = list(zip(values["metric"], values["null"], strict=True))
-    first = compared_first(agreement_of(table))
-    read = [which in first for which in named]
+    values, compared = _overall_rows(table), None if comparison is None else _overall_rows(comparison)
+    metrics = list(zip(values["metric"], values["null"], strict=True))
+    first = compared_first(agreement_of(table), set_match_of(table))
+    read = [which in first for which in metrics]
     if not any(read):
-        read = [null == "" for _, null in named]
+        read = [null == "" for _, null in metrics]
     pairs = [] if compared is None else list(zip(compared["checkpoint"], compared["reference"], strict=True))
     return side_by_side(
         values[read],
         compared,
         list(dict.fromkeys(pairs)),
         caption="What was measured",
-        modality=modality_of(table["tokens"]),
+        modality=modality_of(table["tokens"], data=table["dataset"].iloc[0]),
     )
 
 
-def _whole(table: pd.DataFrame) -> pd.DataFrame:
+def _overall_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of all experts and ordinary tokens together, without the noise floor and single draws."""
     keep = table["expert"].isna() & table["tokens"].isin([*ORDINARY, ""]) & ~table["view"].isin(FLOORS)
     return table[keep & table["draw"].isna()] if "draw" in table else table[keep]

@@ -12,7 +12,7 @@ from moeprobe.metrics.registry import find
 from moeprobe.results.layouts.cells import Cell, Table, counts, severity, severity_heading, value
 from moeprobe.results.numbers import decimals_of, number
 from moeprobe.results.phrases import sentence_case
-from moeprobe.results.tables import agreement_of
+from moeprobe.results.tables import agreement_of, set_match_of
 
 Row = Mapping[Hashable, Any]
 Family = tuple[str, str, str]  # metric, null, tokens
@@ -36,12 +36,12 @@ def sentences(verdicts: pd.DataFrame, table: pd.DataFrame | None, *, extra: str 
     modality = modality_of(verdicts["tokens"])
     zero = {} if table is None else _zeros(_read_first(table, extra), extra)
     rows = _read_first(verdicts, extra)[[*FAMILY, "sentence"]].values
-    said = [f"{title((m, n, t), modality)}: {text}" for m, n, t, text in rows if (m, n, t) not in zero]
+    lines = [f"{title((m, n, t), modality)}: {text}" for m, n, t, text in rows if (m, n, t) not in zero]
     if zero:
         names = ", ".join(find(metric).full_label(null, modality) for metric, null, _ in zero)
         images = counts(zero.values()).text
-        said.append(f"0 throughout, for every checkpoint ({modality.counted(images)}): {names}.")
-    return said
+        lines.append(f"0 throughout, for every checkpoint ({modality.format_count(images)}): {names}.")
+    return lines
 
 
 def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
@@ -52,15 +52,15 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
     modality = modality_of(table["tokens"])
     read = _read_first(table, extra)
     zero = _zeros(read, extra)
-    named = [tuple(key) for key in read[FAMILY].values]
-    read = read[[key not in zero for key in named]]
+    families = [tuple(key) for key in read[FAMILY].values]
+    read = read[[key not in zero for key in families]]
     if read.empty:
         return []
     first = read["metric"].iloc[0]
     if read["severity"].notna().any():
-        along = compared_along_severities(agreement_of(table))
-        kept = read[read["metric"].isin([*along, extra])]
-        read = kept if len(kept) else read
+        along = compared_along_severities(agreement_of(table), set_match_of(table))
+        rows_along = read[read["metric"].isin([*along, extra])]
+        read = rows_along if len(rows_along) else read
         first = read["metric"].iloc[0]
     return [
         _table(rows.to_dict("records"), key, modality, folded=key[0] not in (first, extra))
@@ -71,8 +71,8 @@ def tables(table: pd.DataFrame, *, extra: str | None = None) -> list[Table]:
 def title(family: Family, modality: Modality) -> str:
     """Return what a family is about, with the metric's name in tables."""
     metric, null, tokens = family
-    said = ", ".join(part for part in (metric, tokens_of(tokens, modality)) if part)
-    return sentence_case(f"{find(metric).full_label(null, modality)} ({said})")
+    details = ", ".join(part for part in (metric, tokens_of(tokens, modality)) if part)
+    return sentence_case(f"{find(metric).full_label(null, modality)} ({details})")
 
 
 def tokens_of(tokens: str, modality: Modality) -> str:
@@ -83,17 +83,18 @@ def tokens_of(tokens: str, modality: Modality) -> str:
 
 def _read_first(rows: pd.DataFrame, extra: str | None) -> pd.DataFrame:
     """Return the rows that are read first (ordinary tokens and output), those of ``extra`` among them, by metric."""
-    order = {key: place for place, key in enumerate(compared_first(agreement_of(rows)))}
+    metrics = compared_first(agreement_of(rows), set_match_of(rows))
+    order = {key: rank for rank, key in enumerate(metrics)}
     ordinary = rows["tokens"].isin([*ORDINARY, ""])
-    asked = rows["metric"] == extra
+    is_extra = rows["metric"] == extra
     keys = list(zip(rows["metric"], rows["null"], strict=True))
     first = ordinary & pd.Series([key in order for key in keys], index=rows.index)
     if not first.any():
         # Of a run without any of them (jumps, say) everything is read.
         first = ordinary if ordinary.any() else pd.Series(True, index=rows.index)
-    read = rows[first | asked]
-    place = [order.get(key, len(order)) for key in zip(read["metric"], read["null"], strict=True)]
-    return read.assign(place=place).sort_values("place", kind="stable").drop(columns="place")
+    read = rows[first | is_extra]
+    ranks = [order.get(key, len(order)) for key in zip(read["metric"], read["null"], strict=True)]
+    return read.assign(place=ranks).sort_values("place", kind="stable").drop(columns="place")
 
 
 def _zeros(read: pd.DataFrame, extra: str | None) -> dict[Family, int]:
@@ -129,7 +130,7 @@ def _table(rows: Sequence[Row], family: Family, modality: Modality, *, folded: b
         }
         lines.append(
             [
-                *(cells[name] for name, wanted in keys.items() if wanted),
+                *(cells[name] for name, included in keys.items() if included),
                 Cell(_verdict(row)),
                 _difference(row),
                 *(_plain(row.get(f"{side}_value", math.nan)) for side in ("reference", "checkpoint")),
@@ -138,7 +139,7 @@ def _table(rows: Sequence[Row], family: Family, modality: Modality, *, folded: b
                 counts([row["trials"]]),
             ]
         )
-    names = [name for name, wanted in keys.items() if wanted]
+    names = [name for name, included in keys.items() if included]
     columns = [*names, "verdict", "difference [simultaneous 95 %]", *sides, "p (Holm)"]
     return Table(
         title(family, modality),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from moeprobe.errors import UserError
+from moeprobe.errors import FinishedError, UserError
 from moeprobe.runtime.distributed.ranks import Alone, OtherFailedError, Ranks, patience
 
 __all__ = [
@@ -116,6 +116,9 @@ def together() -> Iterator[Ranks]:
     try:
         yield ranks
     except OtherFailedError:
+        raise
+    except FinishedError:
+        ranks.leave()
         raise
     except UserError as error:
         if not ranks.fail(error.sentence):

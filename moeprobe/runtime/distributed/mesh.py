@@ -25,7 +25,7 @@ class Mesh:
 
     Attributes:
         size: P.
-        place: which of the P this process is, from 0.
+        row_rank: which of the P this process is, from 0.
     """
 
     def __init__(self, ranks: Ranks, row: int, device: torch.device) -> None:
@@ -36,22 +36,22 @@ class Mesh:
                 device.type, (ranks.size // row, row), mesh_dim_names=("replicas", "shares")
             )
             self._row, self._column = self._mesh.get_group("shares"), self._mesh.get_group("replicas")
-        self.place = self._mesh.get_local_rank("shares")
+        self.row_rank = self._mesh.get_local_rank("shares")
 
-    def counts(self, own: Tensor) -> Tensor:
+    def counts(self, counts: Tensor) -> Tensor:
         """Send ``own[p]`` of integers ``(P, n)`` to process p of the row; return what each of them sent, ``(P, n)``."""
-        arrived = torch.empty_like(own)
+        arrived = torch.empty_like(counts)
         with self._ranks.watching():
-            dist.all_to_all_single(arrived, own.contiguous(), group=self._row)
+            dist.all_to_all_single(arrived, counts.contiguous(), group=self._row)
         return arrived
 
-    def rows(self, own: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    def rows(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Send the next ``sent[p]`` of rows ``(N, D)`` to process p; return ``received[p]`` rows of each, in order.
 
         Gradients take the way back.
         """
         with self._ranks.watching():
-            arrived = all_to_all_single_autograd(own.contiguous(), received, sent, self._row)
+            arrived = all_to_all_single_autograd(rows.contiguous(), received, sent, self._row)
             waited: Tensor = wait_tensor(arrived)
         return waited
 

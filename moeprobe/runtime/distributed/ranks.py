@@ -93,50 +93,50 @@ class Ranks:
         """
         self._asked += 1
         self._store.set(f"{self._asked}/{self.rank}", json.dumps(what))
-        return [json.loads(self._get(f"{self._asked}/{other}", other)) for other in range(self.size)]
+        return [json.loads(self._get(f"{self._asked}/{rank}", rank)) for rank in range(self.size)]
 
-    def _get(self, key: str, other: int) -> bytes:
+    def _get(self, key: str, rank: int) -> bytes:
         """Return what another process has set, or will."""
         deadline = time.monotonic() + self._patience.total_seconds()
         while True:
-            self._check(other)
+            self._check(rank)
             try:
                 self._store.wait([key], _LOOK)
             except RuntimeError:  # not yet, or never: the store says which
                 if time.monotonic() > deadline:
                     minutes = self._patience.total_seconds() / 60
                     raise UserError(
-                        f"Process {other} of {self.size} (counted from 0) did not answer for {minutes:g} minutes; look "
+                        f"Process {rank} of {self.size} (counted from 0) did not answer for {minutes:g} minutes; look "
                         f"at what it printed, or set {_PATIENCE} higher."
                     ) from None
             else:
                 value: bytes = self._store.get(key)
                 return value
 
-    def _check(self, other: int) -> None:
+    def _check(self, rank: int) -> None:
         try:
             failed = self._store.check([_FAILED])
         except RuntimeError:
             raise UserError(
-                f"The other processes cannot be reached any more, while process {other} of {self.size} was waited for."
+                f"The other processes cannot be reached any more, while process {rank} of {self.size} was waited for."
             ) from None
         if failed:
             raise OtherFailedError(json.loads(self._store.get(_FAILED))[1])
 
     def fail(self, sentence: str) -> bool:
         """Tell the others why this process fails; returns whether it is the first one, which is to say so."""
-        own = json.dumps([self.rank, sentence])
+        failure = json.dumps([self.rank, sentence])
         try:
-            first: bytes = self._store.compare_set(_FAILED, "", own)
+            first: bytes = self._store.compare_set(_FAILED, "", failure)
         except RuntimeError:  # nobody is left
             return True
-        return first.decode() == own
+        return first.decode() == failure
 
     def total(self, own: "Tensor") -> "Tensor":
         """Return the sum of a tensor over all processes; it has no gradient."""
-        whole = own.detach().clone()
-        self._sum(whole)
-        return whole
+        total = own.detach().clone()
+        self._sum(total)
+        return total
 
     def average(self, tensors: "Sequence[Tensor]", group: Any = None) -> None:
         """Put into each tensor its sum over a group of processes (None: all), divided by the number of all.
@@ -148,11 +148,11 @@ class Ranks:
         waiting: list[Tensor] = []
         for number, tensor in enumerate(tensors):
             waiting.append(tensor)
-            if sum(one.numel() for one in waiting) > _MESSAGE or number == len(tensors) - 1:
-                message = torch.cat([one.flatten() for one in waiting])
+            if sum(queued.numel() for queued in waiting) > _MESSAGE or number == len(tensors) - 1:
+                message = torch.cat([queued.flatten() for queued in waiting])
                 self._sum(message, group)
                 message /= self.size
-                parts = message.split([one.numel() for one in waiting])
+                parts = message.split([queued.numel() for queued in waiting])
                 for one, part in zip(waiting, parts, strict=True):
                     one.copy_(part.view_as(one))
                 waiting = []
@@ -161,10 +161,10 @@ class Ranks:
         """Return what the next process has; the last one gets what the first has."""
         import torch
 
-        whole = torch.zeros((self.size, *own.shape), dtype=own.dtype, device=own.device)
-        whole[self.rank] = own
-        self._sum(whole)
-        return whole[(self.rank + 1) % self.size]
+        values = torch.zeros((self.size, *own.shape), dtype=own.dtype, device=own.device)
+        values[self.rank] = own
+        self._sum(values)
+        return values[(self.rank + 1) % self.size]
 
     def _sum(self, tensor: "Tensor", group: Any = None) -> None:
         """Add up a tensor over a group of processes, in place."""
@@ -206,7 +206,7 @@ class Ranks:
         self._store.set(f"alive/{self.rank}", "")
         time.sleep(_ANSWER)
         self._check(self.rank)
-        gone = [one for one in range(self.size) if not self._store.check([f"alive/{one}"])]
+        gone = [rank for rank in range(self.size) if not self._store.check([f"alive/{rank}"])]
         names = ", ".join(map(str, gone)) or "none of them"
         raise UserError(
             f"A message among {self.size} processes failed; gone or hanging (counted from 0): {names}. The same "
@@ -217,5 +217,5 @@ class Ranks:
         """End: the first process, which may hold the store, goes last."""
         self._store.set(f"left/{self.rank}", "")
         if self.rank == 0:
-            for other in range(self.size):
-                self._get(f"left/{other}", other)
+            for rank in range(self.size):
+                self._get(f"left/{rank}", rank)

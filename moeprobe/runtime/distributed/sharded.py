@@ -52,13 +52,13 @@ def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         UserError: there are none, or one is damaged.
     """
     with _said(folder):
-        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    if not found:
+        metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    if not metadata:
         raise UserError(f"The parts of a state in {folder} are gone; add --overwrite to start again.")
     return {
-        name: (one.size, one.properties.dtype)
-        for name, one in found.items()
-        if isinstance(one, TensorStorageMetadata)
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
 

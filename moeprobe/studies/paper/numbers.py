@@ -10,16 +10,18 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from moeprobe.inputs.geometry import REGIONS
 from moeprobe.inputs.modality import IMAGE
-from moeprobe.inputs.regions import REGIONS
-from moeprobe.metrics.load import DEAD_EXPERTS as DEAD
-from moeprobe.metrics.load import EXPERT_SHARE, dead_limit
+from moeprobe.metrics.analyses.load import DEAD_EXPERTS as DEAD
+from moeprobe.metrics.analyses.load import DEAD_EXPERTS_FIRST, EXPERT_SHARE, EXPERT_SHARE_FIRST, dead_limit
 from moeprobe.results.folder import Result
 
 # The noise of the numbers called "noise".
 SIGMA = 0.2
-DEAD_EXPERTS = "dead experts"
+DEAD_EXPERTS, NEVER_FIRST = "dead experts", "dead as first choice"
 EVALUATION = "evaluation"
+# Whose shares the table of the load has: where K = 1 the first choices are all.
+CHOICES = {"all": EXPERT_SHARE, "first": EXPERT_SHARE_FIRST}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ NUMBERS = (
     Number("entropy of the gates", "confidence", "gate_entropy"),
     Number("load entropy", "confidence", "load_entropy"),
     Number(DEAD_EXPERTS, "confidence", DEAD.name),
+    Number(NEVER_FIRST, "confidence", DEAD_EXPERTS_FIRST.name),
     Number("accuracy", EVALUATION, "accuracy", tokens=""),
 )
 # By what the patches show, where the data have masks.
@@ -108,14 +111,15 @@ def _select(table: pd.DataFrame, number: Number) -> pd.DataFrame:
 def load_rows(
     confidence: Result, names: Mapping[str, str], *, top_k: int | None, seed: int | None
 ) -> list[dict[str, object]]:
-    """Return each expert's share of the first choices of patches of clean images; arguments as above."""
+    """Return each expert's share of the choices of patches of clean images, all and first; arguments as above."""
     table = confidence.table
-    table = table[(table["metric"] == EXPERT_SHARE.name) & (table["tokens"] == IMAGE.token)]
+    table = table[table["tokens"] == IMAGE.token]
     return [
-        {"top_k": top_k, "seed": seed, "layer": layer, "model": names[row["checkpoint"]]}
+        {"top_k": top_k, "seed": seed, "layer": layer, "model": names[row["checkpoint"]], "choices": choices}
         | {"expert": int(row["expert"]), "share": row["value"]}
         | {name: row[name] for name in ("ci_low", "ci_high", "images", "trials")}
-        for layer, rows in table.groupby("layer", sort=False)
+        for choices, metric in CHOICES.items()
+        for layer, rows in table[table["metric"] == metric.name].groupby("layer", sort=False)
         for row in rows.to_dict("records")
     ]
 

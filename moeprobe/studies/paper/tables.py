@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from moeprobe.studies.paper.numbers import DEAD_EXPERTS, REGION_NUMBERS, SIGMA, dead
+from moeprobe.studies.paper.numbers import CHOICES, DEAD_EXPERTS, NEVER_FIRST, REGION_NUMBERS, SIGMA, dead
 
 PUBLISHED = Path(__file__).with_name("published.csv")
 _OF_K = {2: "Table 2", 1: "Table 3"}
@@ -52,7 +52,7 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
             table[table["top_k"] == top_k],
             paper[(paper["table"] == "4") & (paper["top_k"] == top_k)],
             title=f"Table 4: match of corresponding patches, prc_crops, k = {top_k}",
-            about="The paper's table is of its sixth layer, the first of its two MoE layers; so the first one comes "
+            intro="The paper's table is of its sixth layer, the first of its two MoE layers; so the first one comes "
             "first here too. Where the head reads the class token alone, what patches choose in the last block cannot "
             "even reach the answer. The paper's images are randomly deformed; `prc_crops` are the crops that its "
             "released program trains on. κ is beyond the paper: the match beyond what chance alone reaches, or beyond "
@@ -65,7 +65,7 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
             table[table["top_k"] == top_k],
             paper[(paper["table"] == "5") & (paper["top_k"] == top_k)],
             title=f"Table 5: confidence, patches of clean images, k = {top_k}",
-            about="Which layer the paper's table is of is not said. The entropy of the gates (1: all experts alike, 0: "
+            intro="Which layer the paper's table is of is not said. The entropy of the gates (1: all experts alike, 0: "
             "all to one) is beyond its tables.",
             columns=_GATES,
         )
@@ -80,7 +80,8 @@ def markdown(table: pd.DataFrame, load: pd.DataFrame, *, data: str, remarks: Seq
 
 def cell(row: "pd.Series[float]") -> str:
     """Return a value with its interval; a difference with its sign; numbers of experts without decimals."""
-    form = f"{'+' if row['kind'] == 'difference' else ''}.{0 if row.get('number') == DEAD_EXPERTS else 3}f"
+    digits = 0 if row.get("number") in (DEAD_EXPERTS, NEVER_FIRST) else 3
+    form = f"{'+' if row['kind'] == 'difference' else ''}.{digits}f"
     text = f"{row['value']:{form}}"
     return text if pd.isna(row["ci_low"]) else f"{text} [{row['ci_low']:{form}}, {row['ci_high']:{form}}]"
 
@@ -90,7 +91,7 @@ def layers_of(table: pd.DataFrame) -> list[str]:
     return [layer for layer in dict.fromkeys(table["layer"]) if layer]
 
 
-def _place(index: int, layers: int) -> str:
+def _layer_title(index: int, layers: int) -> str:
     """Return which MoE layer of how many it is, in words for the first."""
     if index == 0 and layers > 1:
         return f"first MoE layer of {layers}, as the paper's sixth"
@@ -123,8 +124,8 @@ def _accuracies(table: pd.DataFrame, paper: pd.DataFrame) -> list[str]:
         title = f"{_OF_K[top_k]}: accuracy, k = {top_k}" if top_k in _OF_K else f"Accuracy, k = {top_k}"
         lines = [f"## {title}", "", "| model | seed | accuracy |", "|---|---|---|"]
         for model in _models(rows):
-            own = rows[(rows["model"] == model) & (rows["top_k"] == top_k) & (rows["kind"] == "value")]
-            lines += [f"| {model} | {_seed(row['seed'])} | {cell(row)} |" for _, row in own.iterrows()]
+            model_rows = rows[(rows["model"] == model) & (rows["top_k"] == top_k) & (rows["kind"] == "value")]
+            lines += [f"| {model} | {_seed(row['seed'])} | {cell(row)} |" for _, row in model_rows.iterrows()]
         theirs = paper[(paper["metric"] == "accuracy") & (paper["top_k"] == top_k)]
         lines += [f"| {_THEIRS.format(**row)} | | {_published(row)} |" for row in theirs.to_dict("records")]
         sections.append("\n".join(lines))
@@ -136,7 +137,7 @@ def _of_layers(
     paper: pd.DataFrame,
     *,
     title: str,
-    about: str,
+    intro: str,
     columns: dict[str, str],
     first_only: bool = False,
 ) -> list[str]:
@@ -145,10 +146,10 @@ def _of_layers(
     if not names:
         return []
     layers = layers_of(table)
-    sections = [f"## {title}\n\n{about}"]
+    sections = [f"## {title}\n\n{intro}"]
     for index, layer in enumerate(layers):
         lines = [
-            f"### {layer}: {_place(index, len(layers))}",
+            f"### {layer}: {_layer_title(index, len(layers))}",
             "",
             f"| model | seed | {' | '.join(names)} |",
             f"|{'---|' * (len(names) + 2)}",
@@ -175,29 +176,33 @@ def _of_layers(
 def load_lines(table: pd.DataFrame, load: pd.DataFrame) -> list[str]:
     """Return how evenly tokens choose: load entropy, how many experts are dead, and which, layer by layer."""
     models = _models(table)
+    headings = {"all": "dead", "first": "dead as first choice"}
     lines = [
         "## Load: how evenly patches of clean images choose",
         "",
         "The paper says that PRC prevents the router from collapsing and gives no numbers. Load entropy is 1 where all "
-        "experts are chosen first equally often. Dead: experts with less than a tenth of an even share of the first "
-        "choices, 1 / (10 E); behind the colon which, numbered from 0. Each expert's share is in `load.csv`.",
+        "experts are chosen equally often, counting all k choices. Dead: experts with less than a tenth of an even "
+        "share, 1 / (10 E), of all choices or, where k > 1, of the first; behind the colon which, numbered from 0. "
+        "Each expert's share is in `load.csv`.",
         "",
         f"| layer | k | seed | {' | '.join(f'load entropy, {model}' for model in models)} | difference | "
-        f"{' | '.join(f'dead, {model}' for model in models)} |",
-        f"|{'---|' * (4 + 2 * len(models))}",
+        f"{' | '.join(f'{headings[choices]}, {model}' for choices in CHOICES for model in models)} |",
+        f"|{'---|' * (4 + 3 * len(models))}",
     ]
-    entropy, number = (table[table["number"] == name] for name in ("load entropy", DEAD_EXPERTS))
+    entropy = table[table["number"] == "load entropy"]
+    values = table[table["kind"] == "value"]
+    numbers = dict(zip(CHOICES, (DEAD_EXPERTS, NEVER_FIRST), strict=True))
     pairs = list(table[["top_k", "seed"]].drop_duplicates().itertuples(index=False, name=None))
     for layer, (top_k, seed) in itertools.product(layers_of(table), pairs):
         rows = entropy[(entropy["layer"] == layer) & _is_pair(entropy, top_k, seed)]
         cells = [cell(row) for _, row in rows.iterrows()]
-        for model in models:
-            of_model, counted = (
+        for choices, model in itertools.product(CHOICES, models):
+            of_model, count_rows = (
                 rows[(rows["layer"] == layer) & (rows["model"] == model) & _is_pair(rows, top_k, seed)]
-                for rows in (load, number[number["kind"] == "value"])
+                for rows in (load[load["choices"] == choices], values[values["number"] == numbers[choices]])
             )
             which = "" if of_model.empty else ", ".join(map(str, dead(of_model)))
-            number_of = "–" if counted.empty else cell(counted.iloc[0])
+            number_of = "–" if count_rows.empty else cell(count_rows.iloc[0])
             cells.append(f"{number_of}: {which}" if which else number_of)
         lines.append(f"| {layer} | {top_k} | {_seed(seed)} | {' | '.join(cells)} |")
     return lines

@@ -4,7 +4,6 @@
 next to it, so the folder can be sent or committed as it is. The same runs give the same bytes of both.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,10 +13,10 @@ import pandas as pd
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.arguments import several
-from moeprobe.runtime.files import atomic_file, read_bytes, remove, write_text
+from moeprobe.runtime.files import atomic_file, is_there, read_bytes, remove, write_text
 from moeprobe.runtime.folders import RunFolder
 from moeprobe.runtime.keywords import checked
-from moeprobe.runtime.records import Family, look
+from moeprobe.runtime.records import Family, scan
 from moeprobe.runtime.replacing import check_family
 from moeprobe.studies.report import render, summary
 from moeprobe.studies.report.coloring import in_one_color
@@ -77,38 +76,39 @@ def report(
     Raises:
         UserError: a folder is no finished run or is given twice; ``out`` is in a run or holds a report already.
     """
-    given = [Path(run) for run in several(runs)]
+    folders = [Path(run) for run in several(runs)]
     folder = None if out is None else Path(out)
+    # First, since a folder that is no run is a better reason than where the report would lie.
+    read = in_one_color(read_runs(folders))
     if folder is not None:
-        _check(folder, given, overwrite=overwrite)
-    read = in_one_color(read_runs(given))
+        _check(folder, folders, overwrite=overwrite)
     parts = render.sections(read)
     html, markdown = render.html(parts), render.markdown_text(parts)
     files: list[Path] = []
     if folder is not None:
-        with RunFolder(folder, _FAMILY) as own:
+        with RunFolder(folder, _FAMILY) as run_folder:
             # Once more, when no other process can change it.
-            _check(folder, given, overwrite=overwrite)
-            files = _write(own, html, markdown, parts)
+            _check(folder, folders, overwrite=overwrite)
+            files = _write(run_folder, html, markdown, parts)
     return Document(html, markdown, read, summary.headline_rows(read), files)
 
 
 def _check(folder: Path, runs: Sequence[Path], *, overwrite: bool) -> None:
-    contents = look(folder, _FAMILY)
+    contents = scan(folder, _FAMILY)
     check_family(folder, contents, _FAMILY)
     for run in runs:
         if folder.resolve().is_relative_to(run.resolve()):
             raise UserError(f"{folder} is in the run {run}, which must not change; choose another --out.")
-    held = [name for name in (_HTML, _MARKDOWN, render.FILES) if os.path.lexists(folder / name)]
+    existing = [name for name in (_HTML, _MARKDOWN, render.FILES) if is_there(folder / name)]
     # The page comes last, so that without it an earlier report was interrupted: nothing to keep.
-    interrupted = contents.recorded and _HTML not in held
-    if not held or (interrupted and _MARKDOWN not in contents.foreign):
+    interrupted = contents.recorded and _HTML not in existing
+    if not existing or (interrupted and _MARKDOWN not in contents.foreign):
         return
     if not overwrite:
         raise UserError(
-            f"{folder / held[0]} is there already; add --overwrite to replace it, or choose another --out."
+            f"{folder / existing[0]} is there already; add --overwrite to replace it, or choose another --out."
         )
-    for name in held:
+    for name in existing:
         if name in contents.foreign or f"{name}/" in contents.foreign:
             raise UserError(
                 f"{folder / name} is no report of moeprobe; move it away, or choose another --out."
@@ -123,19 +123,19 @@ def _is_page(path: Path) -> bool:
         return False
 
 
-def _write(own: RunFolder, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
+def _write(run_folder: RunFolder, html: str, markdown: str, parts: Sequence[render.Section]) -> list[Path]:
     """Write what report.md refers to, then report.md, then the page."""
-    folder = own.path
+    folder = run_folder.path
     attached = {folder / name: content for part in parts for name, content in part.files().items()}
     # The page first: a report without it is unfinished.
-    if _HTML in look(folder, _FAMILY).own:
+    if _HTML in scan(folder, _FAMILY).own:
         remove(folder / _HTML)
-    own.clear()
+    run_folder.clear()
     for path, content in attached.items():
         with atomic_file(path) as temporary:
             temporary.write_bytes(content)
     write_text(folder / _MARKDOWN, markdown)
     write_text(folder / _HTML, html)
-    own.check()
+    run_folder.check()
     # The page first: it is what is opened and sent.
     return [folder / _HTML, folder / _MARKDOWN, *sorted(attached)]

@@ -19,17 +19,17 @@ _MOST_NAMED = 20
 _TELLS_NOTHING = ("kind", "checkpoints", "recorded", "texts")
 
 
-def asked(run: Run) -> list[tuple[str, str]]:
+def request_lines(run: Run) -> list[tuple[str, str]]:
     """Return what determined the numbers of a run: (name, value)."""
     lines = []
-    for name, given in run.settings.items():
-        if given in ([], {}, "") or _says_nothing(name, run):
+    for name, value in run.settings.items():
+        if value in ([], {}, "") or _says_nothing(name, run):
             continue
-        text = _ABSENT.get(name, "none") if given is None else _text(given)
+        text = _ABSENT.get(name, "none") if value is None else _text(value)
         if name == "severities":
-            text = _severities(given, run.sidecar.get("severity_unit"))
+            text = _severities(value, run.sidecar.get("severity_unit"))
         if name == "trained_capacity":
-            text = _capacity(run, trained=bool(given))
+            text = _capacity(run, trained=bool(value))
         called = _REQUESTED.get(name, name.replace("_", " ")).format(units=run.modality.plural)
         lines.append((called, text))
     if run.images is not None:
@@ -44,9 +44,9 @@ def asked(run: Run) -> list[tuple[str, str]]:
     return lines
 
 
-def _severities(given: Sequence[float], unit: str | None) -> str:
+def _severities(severities: Sequence[float], unit: str | None) -> str:
     # Of recorded routing there is one for each trace.
-    different = list(dict.fromkeys(given))
+    different = list(dict.fromkeys(severities))
     text = _text(different)
     if len(different) > _MOST_NAMED:
         text = f"{different[0]:g} to {different[-1]:g} in {len(different) - 1} steps"
@@ -70,16 +70,16 @@ def _capacity(run: Run, *, trained: bool) -> str:
     """Return the capacity that each checkpoint was probed with; where it is the choice itself it is never lifted."""
     parts = []
     limited = {
-        name: about
-        for name, about in run.checkpoints.items()
-        if trained or about.get("capacity", "unlimited") != "unlimited"
+        name: info
+        for name, info in run.checkpoints.items()
+        if trained or info.get("capacity", "unlimited") != "unlimited"
     }
     if not trained and not limited:
         return "unlimited"
-    for name, about in limited.items():
-        images = about.get("group_images", 1)
+    for name, info in limited.items():
+        images = info.get("group_images", 1)
         parts.append(
-            f"{name}: {about.get('capacity', 'unknown')}, {images} image{'s' if images != 1 else ''} per group"
+            f"{name}: {info.get('capacity', 'unknown')}, {images} image{'s' if images != 1 else ''} per group"
         )
     listed = f"as trained ({'; '.join(parts)})"
     return listed if len(limited) == len(run.checkpoints) else f"unlimited, but {listed}"
@@ -92,19 +92,19 @@ def _intervals(run: Run) -> str:
     return f"none: they need at least 20 {run.modality.plural}"
 
 
-def _text(given: Any) -> str:
+def _text(value: Any) -> str:
     """Return a value of a request as words; a view is its name, then its parameters."""
-    if isinstance(given, bool):
-        return "yes" if given else "no"
-    if isinstance(given, float):
-        return f"{given:g}"
-    if isinstance(given, (list, tuple)):
-        return ", ".join(_text(part) for part in given)
-    if isinstance(given, dict):
-        rest = "; ".join(f"{key} {_bracketed(part)}" for key, part in given.items() if key != "name")
-        name = str(given.get("name", ""))
-        return f"{name} ({rest})" if name and rest else name or rest
-    return "none" if given is None else str(given)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_text(part) for part in value)
+    if isinstance(value, dict):
+        parameters = "; ".join(f"{key} {_bracketed(part)}" for key, part in value.items() if key != "name")
+        name = str(value.get("name", ""))
+        return f"{name} ({parameters})" if name and parameters else name or parameters
+    return "none" if value is None else str(value)
 
 
 def _bracketed(part: Any) -> str:
@@ -114,10 +114,10 @@ def _bracketed(part: Any) -> str:
 def reading(modalities: Sequence[Modality]) -> dict[str, str]:
     """Return the words for what was read, with which a report explains its numbers."""
     words = {"unit": "name", "units": "plural", "token": "token", "tokens": "tokens"}
-    said = {
+    readings = {
         key: " or ".join(getattr(modality, name) for modality in modalities) for key, name in words.items()
     }
-    return said | {"crop": " or in another crop" if IMAGE in modalities else ""}
+    return readings | {"crop": " or in another crop" if IMAGE in modalities else ""}
 
 
 def scope(runs: Sequence[Run]) -> str:
@@ -127,12 +127,12 @@ def scope(runs: Sequence[Run]) -> str:
     for run in runs:
         where = " ".join(str(run.settings[part]) for part in ("data", "split") if run.settings.get(part))
         if run.images is not None:
-            where += f" ({run.modality.counted(run.images)})"
+            where += f" ({run.modality.format_count(run.images)})"
         data.append(where.strip())
     with_counts = [where for where in dict.fromkeys(data) if where]
     # A run without numbers, e.g. an overlay, adds nothing to a data set that is named with its number of images.
     data_sets = [
-        where for where in with_counts if not any(other.startswith(f"{where} (") for other in with_counts)
+        where for where in with_counts if not any(longer.startswith(f"{where} (") for longer in with_counts)
     ]
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     of = f" of {listing(names)}" if names else ""
@@ -156,20 +156,20 @@ def checkpoint_table(runs: Sequence[Run]) -> Table | None:
     columns = ["checkpoint", "file", "SHA-256", "group", "training seed", "objective", "steps"]
     rows: dict[tuple[Cell, ...], None] = {}
     for run in runs:
-        for name, about in run.checkpoints.items():
-            training = about.get("training") or {}
+        for name, info in run.checkpoints.items():
+            training = info.get("training") or {}
             cells = (
                 Cell(names.of(run, name)),
-                *(_known(about, key) for key in ("path", "sha256")),
-                *(_known(training, key) for key in ("group", "seed", "objective", "step")),
+                *(_cell_of(info, key) for key in ("path", "sha256")),
+                *(_cell_of(training, key) for key in ("group", "seed", "objective", "step")),
             )
             rows[cells] = None
     return Table("Checkpoints", columns, list(rows)) if rows else None
 
 
-def _known(about: Mapping[str, Any], key: str) -> Cell:
+def _cell_of(info: Mapping[str, Any], key: str) -> Cell:
     """Return the cell of what may not be known."""
-    return Cell("" if about.get(key) is None else _text(about[key]))
+    return Cell("" if info.get(key) is None else _text(info[key]))
 
 
 def computing_table(runs: Sequence[Run]) -> Table:
@@ -183,7 +183,10 @@ def computing_table(runs: Sequence[Run]) -> Table:
             [
                 Cell(run.label),
                 Cell(run.kind),
-                *(_known(side, key) for key in ("git_commit", "platform", "device", "batch_size", "workers")),
+                *(
+                    _cell_of(side, key)
+                    for key in ("git_commit", "platform", "device", "batch_size", "workers")
+                ),
                 Cell(f"{seconds:.1f}", key=float(seconds)) if isinstance(seconds, (int, float)) else Cell(""),
             ]
         )
@@ -195,10 +198,12 @@ def version_lines(runs: Sequence[Run]) -> list[tuple[str, str]]:
     same: dict[str, list[str]] = {}
     for run in runs:
         versions = run.sidecar.get("versions")
-        said = (
+        packages = (
             ", ".join(f"{name} {v}" for name, v in versions.items())
             if isinstance(versions, dict)
             else "unknown"
         )
-        same.setdefault(said, []).append(run.label)
-    return [("all runs" if len(same) == 1 else ", ".join(labels), said) for said, labels in same.items()]
+        same.setdefault(packages, []).append(run.label)
+    return [
+        ("all runs" if len(same) == 1 else ", ".join(labels), packages) for packages, labels in same.items()
+    ]

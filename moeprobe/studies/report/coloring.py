@@ -15,7 +15,7 @@ from moeprobe.probes.base import Probe
 from moeprobe.probes.registry import of_kind
 from moeprobe.results.folder import Result
 from moeprobe.results.palette import COLORS
-from moeprobe.results.stored import Stored
+from moeprobe.results.stored import SumsStore
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.summary import Names
@@ -36,14 +36,14 @@ _UNDRAWN = (
 
 def in_one_color(runs: Sequence[Run]) -> list[Run]:
     """Return the runs with every checkpoint in one color; ``Run.miscolored`` where a figure cannot be drawn so."""
-    names, taken = Names(runs), dict[str, str]()
+    names, colors = Names(runs), dict[str, str]()
     recolored = []
     for run in runs:
-        new = {name: color for name, color in run.colors.items() if names.of(run, name) not in taken}
+        new = {name: color for name, color in run.colors.items() if names.of(run, name) not in colors}
         for name, color in new.items():
-            free = [other for other in COLORS if other not in taken.values()]
-            taken[names.of(run, name)] = color if color in free or not free else free[0]
-        recolored.append(_recolored(run, {name: taken[names.of(run, name)] for name in run.colors}))
+            free = [color for color in COLORS if color not in colors.values()]
+            colors[names.of(run, name)] = color if color in free or not free else free[0]
+        recolored.append(_recolored(run, {name: colors[names.of(run, name)] for name in run.colors}))
     return recolored
 
 
@@ -79,7 +79,7 @@ def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
             return {}
         sidecar = run.sidecar | {"colours": dict(colors)}
         return _probe(kind, run.request).draw(
-            Result(_typed(run.csvs["table.csv"]), None, Stored(()), sidecar)
+            Result(_typed(run.csvs["table.csv"]), None, SumsStore(()), sidecar)
         )
     except _UNDRAWN:
         return {}
@@ -88,9 +88,9 @@ def redrawn(run: Run, colors: Mapping[str, str]) -> "dict[str, Figure]":
 def _probe(kind: type[Probe[Any]], request: Mapping[str, Any]) -> Probe[Any]:
     """Return the probe of a run, with what must be said of it."""
     required = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
-    named = {name: request[name] for name in required}
+    parameters = {name: request[name] for name in required}
     return kind(
-        **{name: value["name"] if isinstance(value, dict) else value for name, value in named.items()}
+        **{name: value["name"] if isinstance(value, dict) else value for name, value in parameters.items()}
     )
 
 

@@ -44,13 +44,13 @@ def file_of(folder: Path, path: Path) -> bytes:
 
 def read_pictures(path: Path, *, without: set[str], animated: bool) -> list[Picture]:
     """Return the figures in natural order; of a PNG and an SVG the PNG, whose text looks the same everywhere."""
-    found = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
-    drawn = {file.stem for file in found if file.suffix == ".png"}
+    paths = sorted((file for file in path.glob("figures/*") if file.suffix in _MEDIA), key=_natural)
+    with_png = {file.stem for file in paths if file.suffix == ".png"}
     return [
         _picture(path, file)
-        for file in found
+        for file in paths
         if file.name not in without
-        and not (file.suffix == ".svg" and (file.stem in drawn or f"{file.stem}.png" in without))
+        and not (file.suffix == ".svg" and (file.stem in with_png or f"{file.stem}.png" in without))
         and (file.suffix != ".gif" or animated)
     ]
 
@@ -69,14 +69,14 @@ def _picture(folder: Path, path: Path) -> Picture:
 def read_frames(path: Path, sidecar: dict[str, Any]) -> dict[str, list[Frame]]:
     """Return the series of pictures that the sidecar names, by growing severity."""
     try:
-        named = {
+        names_of_frames = {
             str(layer): [(float(frame["severity"]), str(frame["file"])) for frame in series]
             for layer, series in sidecar.get("frames", {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / 'table.json'} names frames that cannot be read: {error!r}.") from error
     frames = {}
-    for layer, series in named.items():
+    for layer, series in names_of_frames.items():
         for _, file in series:
             if Path(file).suffix not in _MEDIA:
                 raise UserError(f"{path / 'table.json'} names a frame that is no picture: {file}.")

@@ -6,7 +6,6 @@ sentence. Kinds of runs are not listed here: whatever has a sidecar, tables and 
 
 import io
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from typing import Any
 import pandas as pd
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.modality import Modality, modality_of
 from moeprobe.results.finished import check_no_shard
+from moeprobe.results.headlines.run_tables import RunTables
 from moeprobe.results.packed import find_run
-from moeprobe.results.sidecars import read_sidecar
+from moeprobe.results.sidecars import check_names, read_sidecar
 from moeprobe.runtime.characters import restored
 from moeprobe.runtime.filenames import FINISHED, REQUEST
+from moeprobe.runtime.files import is_file, is_folder, is_there
 from moeprobe.runtime.paths import shortest_ends
 from moeprobe.studies.report.pictures import Frame, Picture, file_of, read_frames, read_pictures
 
@@ -50,28 +50,22 @@ _VALUE_COLUMNS = {
 _MARKS = {"metric", "value"}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
+@dataclass(frozen=True, kw_only=True)
+class Run(RunTables):
+    """A finished run, read from its folder; its tables have numbers as numbers, and draws as text.
 
     Attributes:
         label: the folder's name, with as many of its parents as tell it from the other runs.
-        sidecar: request and provenance, as ``table.json`` holds them.
         csvs: each CSV as text (every cell a string), by file name; ``table.csv`` and ``comparison.csv`` first.
         files: the bytes of each CSV, by file name.
-        table: the values with numbers as numbers; None where the run has none.
-        comparison: the paired differences likewise.
         pictures: the figures, but for the frames.
         frames: a series of pictures per layer, by growing severity.
         miscolored: checkpoints that the figures show in another color than those of the report's other runs.
     """
 
     label: str
-    sidecar: dict[str, Any]
     csvs: dict[str, pd.DataFrame]
     files: dict[str, bytes]
-    table: pd.DataFrame | None
-    comparison: pd.DataFrame | None
     pictures: list[Picture]
     frames: dict[str, list[Frame]]
     miscolored: Sequence[str] = ()
@@ -82,66 +76,10 @@ class Run:
         return self.sidecar.get("colours", {})
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What was asked."""
-        return self.sidecar["request"]
-
-    @property
-    def kind(self) -> str:
-        """The kind of run, e.g. ``match-ratio``."""
-        return self.request["kind"]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What was asked, with what a comparison asked of its probe."""
-        probe = self.request.get("probe")
-        own = {name: given for name, given in self.request.items() if name not in ("probe", "checkpoints")}
-        return {**probe, **own} if isinstance(probe, dict) else self.request
-
-    @property
-    def images(self) -> int | None:
-        """Number of images that the values rest on; None where the run has none."""
-        tables = [table for table in (self.table, self.comparison) if table is not None]
-        return int(max(table["images"].max() for table in tables)) if tables else None
-
-    @property
-    def modality(self) -> Modality:
-        """What the checkpoints read."""
-        return modality_of(
-            token
-            for table in (self.table, self.comparison)
-            if table is not None
-            for token in table["tokens"].unique()
-        )
-
-    @property
     def gate(self) -> str | None:
         """The metric whose worsening a comparison was to report; None where none was named."""
         metric = self.sidecar.get("fail_if_worse")
         return metric if isinstance(metric, str) else None
-
-    @property
-    def checkpoints(self) -> dict[str, dict[str, Any]]:
-        """Provenance of each checkpoint, by name."""
-        return self.sidecar.get("checkpoints", {})
-
-
-def in_memory(table: pd.DataFrame, comparison: pd.DataFrame | None, sidecar: dict[str, Any]) -> Run:
-    """Return a run as it would be read back, of what has just been measured; without files and figures."""
-
-    def read(rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.assign(draw=["" if pd.isna(draw) else str(draw) for draw in rows["draw"]])
-
-    return Run(
-        label="",
-        sidecar=sidecar,
-        csvs={},
-        files={},
-        table=read(table),
-        comparison=None if comparison is None else read(comparison),
-        pictures=[],
-        frames={},
-    )
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
@@ -170,15 +108,15 @@ def _read(path: Path, label: str) -> Run:
     }
     csvs = {name: _read_csv(path / name, content) for name, content in files.items()}
     frames = read_frames(path, sidecar)
-    shown = {frame.picture.name for series in frames.values() for frame in series}
+    frame_names = {frame.picture.name for series in frames.values() for frame in series}
     return Run(
         label=label,
         sidecar=sidecar,
         csvs=csvs,
         files=files,
-        table=_values(csvs, "table.csv", path),
-        comparison=_values(csvs, "comparison.csv", path),
-        pictures=read_pictures(path, without=shown, animated=not frames),
+        table=_values(csvs, "table.csv", path, sidecar),
+        comparison=_values(csvs, "comparison.csv", path, sidecar),
+        pictures=read_pictures(path, without=frame_names, animated=not frames),
         frames=frames,
     )
 
@@ -189,26 +127,44 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     if packed is not None:
         out = path.parents[2]
         raise UserError(f"{path} is packed into {out}; report {out}, or compare {path}.")
-    if not path.is_dir():
+    if not is_folder(path):
         raise UserError(f"There is no folder {path}; name the output folder of a finished run.")
-    if not os.path.lexists(sidecar):
+    if not is_there(sidecar):
         check_no_shard(path)
-        if (path / REQUEST).is_file():
+        if is_file(path / REQUEST):
             raise UserError(f"The run in {path} is not finished; give its command again, and it goes on.")
-        within = [found.parent for depth in ("*", "*/*") for found in path.glob(f"{depth}/table.json")]
-        # A comparison holds the run that it is made of.
-        runs = sorted(run for run in within if run.parent not in within)
-        if runs:
+        if runs := _runs_below(path):
+            count = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
             raise UserError(
-                f"{path} is not a run but holds {len(runs)}; name those to report, e.g. "
+                f"{path} is no run but a folder of {count}. Name the runs to report, e.g. "
                 f"moeprobe report {' '.join(map(str, runs[:3]))}"
             )
         raise UserError(f"{path} is not an output folder of moeprobe: it has no table.json.")
     content = read_sidecar(path)
     colors = content.get("colours", {})
-    if not isinstance(colors, dict) or not all(_COLOR.fullmatch(str(one)) for one in colors.values()):
+    if not isinstance(colors, dict) or not all(_COLOR.fullmatch(str(color)) for color in colors.values()):
         raise UserError(f"{sidecar} names colors that are none; moeprobe did not write it.")
     return content
+
+
+def _runs_below(path: Path) -> list[Path]:
+    """Return the runs in a folder and in its folders, in the order of their names, but for parts of a run."""
+    runs = [
+        sidecar.parent
+        for depth in ("*", "*/*")
+        for sidecar in path.glob(f"{depth}/{FINISHED}")
+        if _can_be_read(sidecar.parent)
+    ]
+    # A comparison holds the run that it is made of.
+    return sorted(run for run in runs if run.parent not in runs)
+
+
+def _can_be_read(run: Path) -> bool:
+    try:
+        read_sidecar(run)
+    except UserError:
+        return False
+    return True
 
 
 def _by_name(folder: Path, paths: Any) -> dict[str, bytes]:
@@ -225,12 +181,15 @@ def _read_csv(path: Path, content: bytes) -> pd.DataFrame:
         raise UserError(f"Cannot read {path}: {error}.") from error
 
 
-def _values(csvs: dict[str, pd.DataFrame], name: str, path: Path) -> pd.DataFrame | None:
+def _values(
+    csvs: dict[str, pd.DataFrame], name: str, path: Path, sidecar: dict[str, Any]
+) -> pd.DataFrame | None:
     """Return a table of values with numbers as numbers; None where there is none or it is another kind of table."""
     if name not in csvs or csvs[name].empty or not set(csvs[name].columns) >= _MARKS:
         return None
     if missing := sorted(_VALUE_COLUMNS - set(csvs[name].columns)):
         raise UserError(f"{path / name} lacks a column that it was written with: {', '.join(missing)}.")
+    check_names(path / name, csvs[name], sidecar)
     table = csvs[name].copy()
     for column in _NUMBERS:
         if column in table:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from moeprobe import __version__
 from moeprobe.results.layouts.cells import Table, whole_table
 from moeprobe.results.layouts.page import environment
+from moeprobe.runtime.characters import harmless
 from moeprobe.studies.report import about, summary
 from moeprobe.studies.report.pictures import Picture
 from moeprobe.studies.report.reading import Run
@@ -53,9 +54,9 @@ class Section:
         return f"{FILES}/{self.number}-{_plain(self.run.label)}"
 
     @property
-    def asked(self) -> list[tuple[str, str]]:
+    def request_lines(self) -> list[tuple[str, str]]:
         """What determined the numbers."""
-        return about.asked(self.run)
+        return about.request_lines(self.run)
 
     @property
     def color_note(self) -> str:
@@ -183,7 +184,7 @@ class _Markdown(str):
 
 def markdown(text: str) -> str:
     """Return text that Markdown shows as it is: on one line, without tags, links, emphasis, code or table cells."""
-    text = re.sub(r"\s+", " ", text)
+    text = harmless(re.sub(r"\s+", " ", text))
     text = re.sub(r"([\\`*|~$])", r"\\\1", text)
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # one between letters is no emphasis
     text = re.sub(r"\](?=[(\[:])|!(?=\[)", lambda found: "\\" + found[0], text)
@@ -192,6 +193,6 @@ def markdown(text: str) -> str:
 
 def _code(text: str) -> str:
     """Return text as a code span; more backticks outside than ever in a row inside."""
-    text = re.sub(r"\s+", " ", str(text))
+    text = harmless(re.sub(r"\s+", " ", str(text)))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return _Markdown(f"{fence} {text} {fence}" if "`" in text else f"{fence}{text}{fence}")

@@ -25,7 +25,7 @@ from moeprobe.results.layouts.cells import Cell, Table, counts, severity
 from moeprobe.results.layouts.few_shots import few_shots
 from moeprobe.results.layouts.side_by_side import side_by_side
 from moeprobe.results.phrases import ATTRIBUTION, attribution, sentence_case
-from moeprobe.results.tables import FLOORS, agreement_of
+from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
 from moeprobe.studies.report.reading import Run
 
 _DETAILS = ("expert", "expert_b", "class", "draw")
@@ -53,9 +53,9 @@ def overall(table: pd.DataFrame | None) -> pd.DataFrame | None:
     if table is None:
         return None
     first = agreement_of(table)
-    named = zip(table["metric"], table["null"], strict=True)
+    metrics = zip(table["metric"], table["null"], strict=True)
     keep = pd.Series(
-        [find(name).read_first(null, first=first) for name, null in named], index=table.index, dtype=bool
+        [find(name).read_first(null, first=first) for name, null in metrics], index=table.index, dtype=bool
     )
     if "view" in table:
         keep &= ~table["view"].isin(FLOORS)
@@ -93,8 +93,8 @@ def _side_by_side(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None
 def _few_shots(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
     """Return the table of few-shot accuracy, by all draws together and by single ones."""
     assert run.table is not None
-    found = few_shots(run.table, run.comparison, modality=run.modality)
-    return _side_by_side(run, table, comparison) if found is None else [found]
+    table_of_shots = few_shots(run.table, run.comparison, modality=run.modality)
+    return _side_by_side(run, table, comparison) if table_of_shots is None else [table_of_shots]
 
 
 def _by_view(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> list[Table]:
@@ -116,14 +116,14 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
         None if part is None else pd.concat([part, regional(part, first)]) for part in (table, comparison)
     ]
 
-    def along(caption: str, place: tuple[str, str], columns: Columns) -> Table | None:
-        here, compared = (None if part is None else part[_at(part, place)] for part in parts)
-        assert here is not None
-        return severity_table(here, compared, columns, caption=caption, modality=modality)
+    def along(caption: str, layer_tokens: tuple[str, str], columns: Columns) -> Table | None:
+        values, compared = (None if part is None else part[_at(part, layer_tokens)] for part in parts)
+        assert values is not None
+        return severity_table(values, compared, columns, caption=caption, modality=modality)
 
-    routing = routing_along_severity(first, modality)
+    routing = routing_along_severity(first, modality, sets=set_match_of(table))
     assert run.table is not None
-    found = [
+    tables = [
         *(along(f"{layer}, {modality.tokens}", (layer, modality.token), routing) for layer in layers),
         *(along(f"{layer}, {BY_REGION}", (layer, "region"), REGION_COLUMNS) for layer in layers),
         along("Output of the model", ("", ""), output_along_severity()),
@@ -133,12 +133,12 @@ def _sweep(run: Run, table: pd.DataFrame, comparison: pd.DataFrame | None) -> li
         ),
         noise_floor(run.table, dtype=run.sidecar.get("floor_dtype"), modality=modality),
     ]
-    return [part for part in found if part is not None]
+    return [part for part in tables if part is not None]
 
 
-def _at(table: pd.DataFrame, place: tuple[str, str]) -> pd.Series:
+def _at(table: pd.DataFrame, layer_tokens: tuple[str, str]) -> pd.Series:
     """Return which rows are of a layer and its tokens."""
-    return (table["layer"] == place[0]) & (table["tokens"] == place[1])
+    return (table["layer"] == layer_tokens[0]) & (table["tokens"] == layer_tokens[1])
 
 
 def _changed_patches(patches: pd.DataFrame) -> list[Table]:

@@ -17,10 +17,10 @@ from moeprobe.results import finished
 from moeprobe.results.folder import OutputFolder
 from moeprobe.results.packed import PackedCell, PackedRun, Place, read_pack, read_packed_images
 from moeprobe.results.sidecars import read_sidecar
-from moeprobe.results.stored import Stored, of_file
+from moeprobe.results.stored import SumsStore, of_file
 from moeprobe.results.tables import FLOORS, open_writer
 from moeprobe.runtime.filenames import CELLS, IMAGES, PACK, PACKED_IMAGES
-from moeprobe.runtime.files import atomic_file, write_json
+from moeprobe.runtime.files import atomic_file, is_file, is_folder, write_json
 from moeprobe.studies.tradeoff.trainings import ABOUT, METRICS, Cell
 
 # Rows of a row group, about: what is decoded at least to read one run.
@@ -36,32 +36,32 @@ def pack(folder: OutputFolder, cells: Sequence[Cell]) -> None:
     Raises:
         UserError: a file cannot be read, written or removed.
     """
-    with folder.alone() as alone:
-        if not alone:
+    with folder.exclusive() as is_exclusive:
+        if not is_exclusive:
             return
-        kept = read_pack(folder.path)
-        merged = kept | {cell.name: _merged(cell, kept.get(cell.name)) for cell in cells}
+        packed_cells = read_pack(folder.path)
+        merged = packed_cells | {cell.name: _merged(cell, packed_cells.get(cell.name)) for cell in cells}
         merged = dict(sorted(merged.items(), key=lambda item: (item[1].about["place"], item[0])))
-        if merged != kept:
-            if not _same_runs(merged, kept) and not _write_images(folder.path, merged, kept):
+        if merged != packed_cells:
+            if not _same_runs(merged, packed_cells) and not _write_images(folder.path, merged, packed_cells):
                 return
             write_json(
                 folder.path / PACK, {"cells": {name: cell.model_dump() for name, cell in merged.items()}}
             )
-        if left := [path for cell in cells for path in _left(cell, merged[cell.name])]:
-            folder.discard(left)
+        if leftovers := [path for cell in cells for path in _leftovers(cell, merged[cell.name])]:
+            folder.discard(leftovers)
 
 
-def of_table(sums: Stored) -> Stored:
+def of_table(sums: SumsStore) -> SumsStore:
     """Return the sums that the table follows from: patches and output, without the noise floor."""
-    return sums.where(lambda one: one.cell.view not in FLOORS and one.cell.tokens in ("patch", ""))
+    return sums.select(lambda one: one.cell.view not in FLOORS and one.cell.tokens in ("patch", ""))
 
 
-def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
+def _merged(cell: Cell, packed: PackedCell | None) -> PackedCell:
     """Return a cell with what was packed of it before and what its folder holds."""
-    about = cell.about()
-    assert about is not None
-    runs = {} if kept is None else dict(kept.runs)
+    info = cell.info()
+    assert info is not None
+    runs = {} if packed is None else dict(packed.runs)
     for question in cell.questions():
         # Of one that is packed the folder is what a kill left.
         if question.folder not in runs:
@@ -74,41 +74,41 @@ def _merged(cell: Cell, kept: PackedCell | None) -> PackedCell:
                 sha256="".join(measured.runs.values()),
                 sidecar=read_sidecar(path),
             )
-    return PackedCell(about=about, metrics=cell.curve(), runs=dict(sorted(runs.items())))
+    return PackedCell(about=info, metrics=cell.curve(), runs=dict(sorted(runs.items())))
 
 
-def _left(cell: Cell, packed: PackedCell) -> Iterator[str]:
+def _leftovers(cell: Cell, packed: PackedCell) -> Iterator[str]:
     """Yield what is still there of a packed cell's folder, relative to the output folder."""
-    below = f"{CELLS}/{cell.name}"
-    yield from (f"{below}/{name}/" for name in packed.runs if (cell.folder / name).is_dir())
-    yield from (f"{below}/{name}" for name in (ABOUT, METRICS) if (cell.folder / name).is_file())
+    prefix = f"{CELLS}/{cell.name}"
+    yield from (f"{prefix}/{name}/" for name in packed.runs if is_folder(cell.folder / name))
+    yield from (f"{prefix}/{name}" for name in (ABOUT, METRICS) if is_file(cell.folder / name))
 
 
-def _same_runs(one: Mapping[str, PackedCell], other: Mapping[str, PackedCell]) -> bool:
-    return {name: cell.runs for name, cell in one.items()} == {
-        name: cell.runs for name, cell in other.items()
+def _same_runs(cells: Mapping[str, PackedCell], other_cells: Mapping[str, PackedCell]) -> bool:
+    return {name: cell.runs for name, cell in cells.items()} == {
+        name: cell.runs for name, cell in other_cells.items()
     }
 
 
-def _write_images(out: Path, cells: Mapping[str, PackedCell], kept: Mapping[str, PackedCell]) -> bool:
+def _write_images(out: Path, cells: Mapping[str, PackedCell], packed_cells: Mapping[str, PackedCell]) -> bool:
     """Write the sums of all runs, run by run and cell by cell; returns False where they do not fit into one table.
 
     That is so where two versions of moeprobe gave a column different types. Row groups begin with a run, so that the
     bytes do not depend on what was packed when.
     """
-    sums = _Sums(out, kept)
+    sums = _Sums(out, packed_cells)
     names = sorted({name for cell in cells.values() for name in cell.runs})
-    places = [(cell, name) for name in names for cell in cells if name in cells[cell].runs]
+    runs = [(cell, name) for name in names for cell in cells if name in cells[cell].runs]
     try:
-        schema = pa.unify_schemas([sums.schema(*place) for place in places])
+        schema = pa.unify_schemas([sums.schema(*run) for run in runs])
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return False
     schema = pa.schema([("run", pa.string()), ("cell", pa.string()), *schema])
     with atomic_file(out / PACKED_IMAGES) as temporary, open_writer(temporary, schema) as writer:
         waiting: list[pa.Table] = []
-        for number, place in enumerate(places, 1):
-            waiting.append(sums.read(*place))
-            if number == len(places) or sum(part.num_rows for part in waiting) >= _GROUP:
+        for number, run in enumerate(runs, 1):
+            waiting.append(sums.read(*run))
+            if number == len(runs) or sum(part.num_rows for part in waiting) >= _GROUP:
                 group = pa.concat_tables([schema.empty_table(), *waiting], promote_options="default")
                 for start in range(0, group.num_rows, _LARGEST_GROUP):
                     writer.write_table(group.slice(start, _LARGEST_GROUP).combine_chunks())
@@ -119,9 +119,11 @@ def _write_images(out: Path, cells: Mapping[str, PackedCell], kept: Mapping[str,
 class _Sums:
     """The sums per image of runs, packed already or in folders."""
 
-    def __init__(self, out: Path, kept: Mapping[str, PackedCell]) -> None:
+    def __init__(self, out: Path, packed_cells: Mapping[str, PackedCell]) -> None:
         self._out = out
-        self._kept = {(cell, name): run for cell, about in kept.items() for name, run in about.runs.items()}
+        self._kept = {
+            (cell, name): run for cell, packed in packed_cells.items() for name, run in packed.runs.items()
+        }
         self._packed = pq.read_schema(out / PACKED_IMAGES) if self._kept else None
 
     def schema(self, cell: str, name: str) -> pa.Schema:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pandas as pd
-
 from moeprobe.models.config import TrainConfig
 from moeprobe.runtime.arguments import several
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.keywords import checked
 from moeprobe.studies.tradeoff.trainings import METRICS, find_cells
 from moeprobe.studies.train import make_trainer
+from moeprobe.studies.training_files import read_curve
 
 # Steps that are timed of a kind of training, after a first one.
 _STEPS = 3
@@ -51,23 +51,23 @@ def plan_tradeoff(
     planned = []
     timed: dict[str, list[tuple[int, float]]] = {}
     for cell in find_cells(several(given), out=Path(out), checkpoints=Path(checkpoints), overrides=overrides):
-        if cell.done() or cell.trained():
-            planned.append(PlannedCell(cell.name, "done" if cell.done() else "to measure", 0, 0.0))
+        if cell.is_done() or cell.is_trained():
+            planned.append(PlannedCell(cell.name, "done" if cell.is_done() else "to measure", 0, 0.0))
             continue
         # Trainings that differ in their seed alone take the same time.
         if cell.config.group not in timed:
             timed[cell.config.group] = [_timed(stage, cell.checkpoint, device) for stage in cell.stages]
         folders = cell.stage_folders
         begun = any(
-            (folder / name).is_file() for folder in folders for name in ("state.safetensors", "finished.json")
+            is_file(folder / name) for folder in folders for name in ("state.safetensors", "finished.json")
         )
-        left = [
+        remaining = [
             (max(total - _steps_made(folder), 0), per_step)
             for folder, (total, per_step) in zip(folders, timed[cell.config.group], strict=True)
         ]
         state = "interrupted" if begun else "to train"
-        seconds = sum(steps * per_step for steps, per_step in left)
-        planned.append(PlannedCell(cell.name, state, sum(steps for steps, _ in left), seconds))
+        seconds = sum(steps * per_step for steps, per_step in remaining)
+        planned.append(PlannedCell(cell.name, state, sum(steps for steps, _ in remaining), seconds))
     return TradeoffPlan(tuple(planned), sum(cell.seconds for cell in planned))
 
 
@@ -81,4 +81,8 @@ def _timed(config: TrainConfig, folder: Path, device: str) -> tuple[int, float]:
 def _steps_made(folder: Path) -> int:
     """Return the steps of a training up to its last evaluation."""
     metrics = folder / METRICS
-    return int(pd.read_csv(metrics)["step"].iloc[-1]) if metrics.is_file() else 0
+    if not is_file(metrics):
+        return 0
+    steps = read_curve(metrics.read_text(encoding="utf-8"), folder)["step"]
+    # None yet of a training that was ended before its first evaluation.
+    return int(steps.max()) if len(steps) else 0

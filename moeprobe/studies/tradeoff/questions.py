@@ -50,7 +50,7 @@ class Question:
         if not finished.is_finished(earlier):
             return False
         request = read_sidecar(earlier)["request"]
-        wanted = {
+        expected = {
             "kind": self.probe.kind,
             "data": data,
             "split": measure.split,
@@ -58,7 +58,7 @@ class Question:
             "seed": measure.seed,
             "severities": list(self.severities),
         }
-        for key, value in wanted.items():
+        for key, value in expected.items():
             if request.get(key) != value:
                 raise UserError(
                     f"{earlier} was measured otherwise: {key} is {json.dumps(request.get(key))} there and "
@@ -72,13 +72,13 @@ def questions(measure: MeasureConfig, *, dense: bool = False) -> list[Question]:
 
     On clean images, between pairs of views, under noise, with few labels, and where the context of tokens is exchanged.
     """
-    asked = [Question("eval", Evaluate()), Question("confidence", Confidence())]
-    asked += [Question(f"match-{view}", MatchRatio(view=view)) for view in measure.views]
+    all_questions = [Question("eval", Evaluate()), Question("confidence", Confidence())]
+    all_questions += [Question(f"match-{view}", MatchRatio(view=view)) for view in measure.views]
     if measure.sigmas:
-        asked.append(Question("noise", NoiseSweep(severities=measure.sigmas), measure.sigmas))
+        all_questions.append(Question("noise", NoiseSweep(severities=measure.sigmas), measure.sigmas))
     if measure.shots:
         shots = [float(count) for count in measure.shots]
-        asked.append(Question("fewshot", Fewshot(shots=measure.shots), shots))
+        all_questions.append(Question("fewshot", Fewshot(shots=measure.shots), shots))
     if measure.contagion:
-        asked.append(Question("contagion", Contagion()))
-    return [one for one in asked if not (dense and one.probe.needs_routing)]
+        all_questions.append(Question("contagion", Contagion()))
+    return [question for question in all_questions if not (dense and question.probe.needs_routing)]

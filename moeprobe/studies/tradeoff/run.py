@@ -12,7 +12,7 @@ import pandas as pd
 from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.adapters.open import load_model
 from moeprobe.errors import UserError
-from moeprobe.inputs.view_names import parse_view
+from moeprobe.inputs.open import parse_view
 from moeprobe.models.training.checks import DivergedError
 from moeprobe.models.training.reporting import Report
 from moeprobe.probes.engine.options import Options
@@ -21,16 +21,24 @@ from moeprobe.results.provenance import provenance
 from moeprobe.runtime.arguments import several
 from moeprobe.runtime.catalog import ROUTERS, VIEWS
 from moeprobe.runtime.csv import write_csv
-from moeprobe.runtime.files import check_can_write, read_json, write_json, write_text
+from moeprobe.runtime.file_checks import check_can_write
+from moeprobe.runtime.files import is_file, write_json, write_text
 from moeprobe.runtime.keywords import checked
 from moeprobe.runtime.locks import InUseError, Lock
 from moeprobe.runtime.progress import Progress
 from moeprobe.studies.pipeline import train_pipeline
-from moeprobe.studies.tradeoff.facts import known, known_of_diverged, read_times, with_times
 from moeprobe.studies.tradeoff.packing import pack
-from moeprobe.studies.tradeoff.table import make_table, published
+from moeprobe.studies.tradeoff.table import (
+    facts_of,
+    facts_of_diverged,
+    make_table,
+    published,
+    read_times,
+    with_times,
+)
 from moeprobe.studies.tradeoff.trainings import METRICS, Cell, about_file, find_cells
 from moeprobe.studies.train import check_run_folder, complete, train
+from moeprobe.studies.training_files import read_summary
 
 
 class TradeoffProgress(Progress):
@@ -89,7 +97,7 @@ def tradeoff(
         overrides: ``key=value`` of the sweep or of its configurations; of folders only ``measure.…``.
         checkpoints: where the sweep's trainings go, in a folder of the sweep's name.
         device: where to train and to measure.
-        times: output folder of ``moeprobe bench models`` on the same sweep, whose steps, timed in turn, stand on the
+        times: output folder of ``benchmarks.speed models`` on the same sweep, whose steps, timed in turn, stand on the
             axis of time in the place of those of the trainings.
         overwrite: measure again what an earlier trade-off measured; trainings are kept.
         svg: write the figures as SVG too.
@@ -105,37 +113,37 @@ def tradeoff(
     if times is not None:
         read_times(Path(times), [cell.config.group for cell in cells])
     for cell in cells:
-        if overwrite and not cell.of_sweep and not cell.trained():
+        if overwrite and not cell.of_sweep and not cell.is_trained():
             raise UserError(
                 f"The weights of {cell.name} are gone from {cell.checkpoint}; leave --overwrite out."
             )
         ROUTERS.get(cell.config.model.router_name)
         for view in cell.measure.views:
-            named = parse_view(view)
-            VIEWS.get(named.name)
-            if named.parameters:
+            parsed = parse_view(view)
+            VIEWS.get(parsed.name)
+            if parsed.parameters:
                 raise UserError(
-                    f"measure.views takes views without parameters, e.g. {named.name}; got {view!r}."
+                    f"measure.views takes views without parameters, e.g. {parsed.name}; got {view!r}."
                 )
         # What does not fit is found before hours of training.
-        if (overwrite or not cell.done()) and not cell.trained():
-            check_run_folder(cell.checkpoint, cell.config, resume=False, overwrite=False)
+        if (overwrite or not cell.is_done()) and not cell.is_trained():
+            check_run_folder(cell.checkpoint, cell.config, overwrite=False)
             check_can_write(cell.checkpoint)
     request = _request(cells)
-    with OutputFolder(out, request, overwrite=overwrite, again=True) as folder:
+    with OutputFolder(out, request, overwrite=overwrite, shared=True) as folder:
         work = _Work(device, command, watcher)
         states: dict[str, str] = {}
         busy = list(enumerate(cells, 1))
         for wait in (False, True):
-            left = []
+            busy_cells = []
             for number, cell in busy:
                 watcher.cell(cell.name, number, len(cells))
                 state = work.finish(cell, number, wait=wait)
                 if state is None:
-                    left.append((number, cell))
+                    busy_cells.append((number, cell))
                 else:
                     states[cell.name] = state
-            busy = left
+            busy = busy_cells
         pack(folder, cells)
         watcher.start("table", len(cells))
         table = make_table(cells, run=out.name, progress=watcher.advance)
@@ -160,19 +168,19 @@ def _request(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "kind": "tradeoff",
         "data": ", ".join(dict.fromkeys(cell.data for cell in cells)),
-        "measure": [one for number, one in enumerate(measures) if one not in measures[:number]],
+        "measure": [measure for number, measure in enumerate(measures) if measure not in measures[:number]],
         "cells": [cell.name for cell in cells],
     }
 
 
 def _provenance(cell: Cell) -> dict[str, Any]:
-    about = cell.about()
-    assert about is not None
+    info = cell.info()
+    assert info is not None
     return {
-        "path": about["checkpoint"],
-        "sha256": about["sha256"],
-        "device": about["training"].get("device"),
-        "training": {key: about["config"][key] for key in ("group", "seed", "objective", "data")},
+        "path": info["checkpoint"],
+        "sha256": info["sha256"],
+        "device": info["training"].get("device"),
+        "training": {key: info["config"][key] for key in ("group", "seed", "objective", "data")},
     }
 
 
@@ -191,12 +199,12 @@ class _Work:
     command: str
     watcher: TradeoffProgress
 
-    def finish(self, cell: Cell, place: int, *, wait: bool) -> str | None:
+    def finish(self, cell: Cell, number: int, *, wait: bool) -> str | None:
         """Do what is left of a cell; returns what that was, None where another process is at it and ``wait`` is off."""
-        if cell.done():
+        if cell.is_done():
             return "kept"
         if not cell.of_sweep:
-            return self._finish(cell, place)
+            return self._finish(cell, number)
         if wait:
             self.watcher.waiting(cell.name)
         try:
@@ -210,21 +218,21 @@ class _Work:
         except InUseError:
             return None
         with lock:
-            return "kept" if cell.done() else self._finish(cell, place)
+            return "kept" if cell.is_done() else self._finish(cell, number)
 
-    def _finish(self, cell: Cell, place: int) -> str:
+    def _finish(self, cell: Cell, number: int) -> str:
         state = "measured"
-        if not cell.trained():
+        if not cell.is_trained():
             self._check_begun(cell)
             try:
                 self._train(cell)
             except DivergedError as error:
-                self._write(cell, place, known_of_diverged(cell), {"diverged": error.step})
+                self._write(cell, number, facts_of_diverged(cell), {"diverged": error.step})
                 return "diverged"
             state = "trained"
         elif cell.of_sweep:
             complete(cell.checkpoint, cell.config)
-        self._describe(cell, place)
+        self._describe(cell, number)
         if missing := cell.missing():
             model = load_model(cell.checkpoint, device=self.device)
             options = Options(
@@ -251,46 +259,45 @@ class _Work:
             cell.pipeline,
             folder=cell.pipeline.folder,
             device=self.device,
-            resume=True,
             begin=lambda _: self.watcher.training,
         )
 
     def _check_begun(self, cell: Cell) -> None:
         """Raise ``UserError`` where measurements of weights that are gone would be mixed with those of new ones."""
-        if cell.about() is not None:
-            lacking = ", ".join(one.folder for one in cell.missing())
+        if cell.info() is not None:
+            lacking = ", ".join(question.folder for question in cell.missing())
             raise UserError(
                 f"{cell.folder} lacks {lacking}, and the weights it was measured with are gone from {cell.checkpoint}; "
                 "choose another --out, or add --overwrite to measure all cells again."
             )
 
-    def _describe(self, cell: Cell, place: int) -> None:
+    def _describe(self, cell: Cell, number: int) -> None:
         """Write what is known of the trained cell, once; raises ``UserError`` where the weights are others by now."""
         inspected = inspect_checkpoint(cell.checkpoint)
-        about = cell.about()
-        if about is not None:
-            if about["sha256"] != inspected["sha256"]:
+        info = cell.info()
+        if info is not None:
+            if info["sha256"] != inspected["sha256"]:
                 raise UserError(
                     f"{cell.folder} was measured on other weights than those in {cell.checkpoint}; choose another "
                     "--out, or add --overwrite to measure all cells again."
                 )
-            if about["measure"] != cell.measure.model_dump():
-                write_json(about_file(cell.folder), about | {"measure": cell.measure.model_dump()})
+            if info["measure"] != cell.measure.model_dump():
+                write_json(about_file(cell.folder), info | {"measure": cell.measure.model_dump()})
             return
         summary = cell.checkpoint / "finished.json"
-        self._write(cell, place, known(inspected), read_json(summary) if summary.is_file() else {})
+        self._write(cell, number, facts_of(inspected), read_summary(summary) if is_file(summary) else {})
 
-    def _write(self, cell: Cell, place: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
+    def _write(self, cell: Cell, number: int, facts: dict[str, Any], training: dict[str, Any]) -> None:
         """Write what is known of a cell and the curve of its training."""
         metrics = cell.checkpoint / METRICS
-        if metrics.is_file():
+        if is_file(metrics):
             write_text(cell.folder / METRICS, metrics.read_text(encoding="utf-8"))
-        about = {
+        info = {
             "checkpoint": str(cell.checkpoint),
             **facts,
             "training": training,
-            "place": place,
+            "place": number,
             "measure": cell.measure.model_dump(),
             "config": cell.config.model_dump(),
         }
-        write_json(about_file(cell.folder), about | provenance())
+        write_json(about_file(cell.folder), info | provenance())

@@ -4,21 +4,25 @@ Everything follows from what the cells' folders hold or is packed: values and in
 times and sizes from ``cell.json``. No model is needed.
 """
 
-import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from moeprobe.adapters.inspection import inspect_checkpoint
+from moeprobe.errors import UserError
 from moeprobe.metrics import costs
+from moeprobe.metrics.costs import STEP_SECONDS_IN_TURN
 from moeprobe.results import finished, summaries
 from moeprobe.results.columns import COLUMNS, TRADEOFF_COLUMNS
+from moeprobe.runtime.files import is_file
 from moeprobe.runtime.progress import Advance
 from moeprobe.studies.compare_sources import analyses_of, is_aligned
 from moeprobe.studies.tradeoff.packing import of_table
 from moeprobe.studies.tradeoff.trainings import Cell
+from moeprobe.studies.training_files import read_curve
 
 # Losses before one that it is compared with, at least.
 _BEFORE = 3
@@ -31,7 +35,7 @@ def make_table(cells: Sequence[Cell], *, run: str, progress: Advance = lambda _:
     for cell in cells:
         parts += [
             _costs(cell),
-            *(_measured(cell, cell.folder / one.folder) for one in cell.questions()),
+            *(_measured(cell, cell.folder / question.folder) for question in cell.questions()),
         ]
         progress(1)
     table = pd.concat([part.dropna(axis=1, how="all") for part in parts], ignore_index=True)
@@ -54,26 +58,26 @@ def published() -> pd.DataFrame:
 
 
 def _identity(cell: Cell) -> dict[str, Any]:
-    about = cell.about()
-    assert about is not None
+    info = cell.info()
+    assert info is not None
     return {
         "checkpoint": cell.name,
         "group": cell.config.group,
         "train_seed": cell.config.seed,
         "dataset": cell.data,
-        "router": about["router"],
-        "top_k": about["top_k"],
-        "capacity_factor": about["capacity_factor"],
+        "router": info["router"],
+        "top_k": info["top_k"],
+        "capacity_factor": info["capacity_factor"],
         "num_experts": cell.num_experts,
     }
 
 
 def _costs(cell: Cell) -> pd.DataFrame:
     """Return what the training and the model cost; no row for what is not known."""
-    about = cell.about()
-    assert about is not None
-    training, model = about["training"], about["model"]
-    number, judged = spikes(cell.curve())
+    info = cell.info()
+    assert info is not None
+    training, model = info["training"], info["model"]
+    number, judged = spikes(cell.curve(), cell.folder)
     amounts = [
         (costs.TRAINING_STEPS, training.get("steps"), 0, "training"),
         (costs.STEP_SECONDS, training.get("step_seconds"), training.get("timed_steps", 0), "training"),
@@ -93,17 +97,15 @@ def _costs(cell: Cell) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def spikes(curve: str | None) -> tuple[int | None, int]:
+def spikes(curve: str | None, path: Path) -> tuple[int | None, int]:
     """Return how many training losses are above twice the median of those before, and how many could be.
 
     Those with at least ``_BEFORE`` before them; None of a curve that is too short, or of none.
     """
-    losses = (
-        [] if curve is None else pd.read_csv(io.StringIO(curve)).get("train_loss", pd.Series(dtype=float))
-    )
-    losses = [float(loss) for loss in losses]
+    rows = pd.DataFrame() if curve is None else read_curve(curve, path)
+    losses = [float(loss) for loss in rows.get("train_loss", ())]
     judged = range(_BEFORE, len(losses))
-    above = sum(losses[place] > 2 * statistics.median(losses[:place]) for place in judged)
+    above = sum(losses[step] > 2 * statistics.median(losses[:step]) for step in judged)
     return (above, len(judged)) if judged else (None, 0)
 
 
@@ -111,7 +113,7 @@ def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
     """Return the rows of one run: patches and output, nothing about single experts or the noise floor."""
     measured = finished.read(folder)
     request = measured.request
-    about = summaries.About(
+    run_info = summaries.About(
         run="",
         dataset=request["data"],
         split=request["split"],
@@ -120,6 +122,87 @@ def _measured(cell: Cell, folder: Path) -> pd.DataFrame:
         train_seeds={},
         groups={},
     )
-    table, _ = summaries.summarize(of_table(measured.sums), analyses=analyses_of(measured), about=about)
+    table, _ = summaries.summarize(of_table(measured.sums), analyses=analyses_of(measured), run_info=run_info)
     table = table[table["expert"].isna()]
     return table.assign(**_identity(cell), source=f"cells/{cell.name}/{folder.name}")
+
+
+# What is known of a cell's model, and how long its steps take where nothing else runs.
+
+# The part of the benchmark and its race that a trade-off takes times from.
+_PART, _RACE = "models", "training step"
+# Columns of a table that are empty text where they say nothing.
+_WORDS = ("layer", "view", "tokens", "null", "flag", "split")
+
+
+def facts_of(inspected: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``cell.json`` says of a checkpoint that was inspected."""
+    layer = next(iter(inspected["layers"]), {"router": "none", "top_k": None, "capacity_factor": None})
+    return {
+        "sha256": inspected["sha256"],
+        "router": layer["router"],
+        "top_k": layer["top_k"],
+        "capacity_factor": layer["capacity_factor"] if layer["top_k"] is None else None,
+        "model": {
+            key: inspected[key]
+            for key in ("model", "tokens", "parameters", "active_parameters", "flops_per_image")
+        },
+    }
+
+
+def facts_of_diverged(cell: Cell) -> dict[str, Any]:
+    """Return the same of a training that diverged, by its last evaluation, or by its configuration alone."""
+    if is_file(cell.checkpoint / "last.safetensors"):
+        return facts_of(inspect_checkpoint(cell.checkpoint))
+    model = cell.config.model
+    router = "none" if model.dense else model.router_name
+    factor = model.capacity_factor if isinstance(model.capacity_factor, float | int) else None
+    facts = {"router": router, "top_k": model.top_k, "capacity_factor": None if model.top_k else factor}
+    return facts | {"sha256": "", "model": {}}
+
+
+def read_times(folder: Path, groups: Iterable[str]) -> pd.DataFrame:
+    """Return the times of training steps that ``benchmarks.speed models`` wrote: ``median`` and ``rounds`` by group.
+
+    Raises:
+        UserError: there are none, or not of one of these groups.
+    """
+    path = folder / "table.csv"
+    times = pd.DataFrame()
+    if is_file(path):
+        table = pd.read_csv(path)
+        if {"part", "race", "contestant", "median", "rounds"} <= set(table.columns):
+            times = table[(table["part"] == _PART) & (table["race"] == _RACE)]
+    if times.empty:
+        raise UserError(
+            f"{folder} has no times of training steps; python -m benchmarks.speed models --out {folder} measures them."
+        )
+    times = times.drop_duplicates("contestant").set_index("contestant")[["median", "rounds"]]
+    if lacking := [name for name in dict.fromkeys(groups) if name not in times.index]:
+        raise UserError(
+            f"{folder} has no time of {', '.join(lacking[:3])}; time the routers of the same sweep: "
+            "python -m benchmarks.speed models --sweep NAME."
+        )
+    return times
+
+
+def with_times(table: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """Return the table of a trade-off with a row more per cell: the time of its step in ``benchmarks.speed models``.
+
+    Raises:
+        UserError: there are none, or not of one of the cells.
+    """
+    cells = table.drop_duplicates("checkpoint")
+    times = read_times(folder, cells["group"]).loc[cells["group"]]
+    identity = ["run", "checkpoint", "group", "train_seed", "dataset", *TRADEOFF_COLUMNS, "router", "top_k"]
+    rows = cells[identity].assign(
+        metric=STEP_SECONDS_IN_TURN.name,
+        value=times["median"].to_numpy(),
+        trials=times["rounds"].to_numpy(),
+        images=0,
+        source=str(folder / "table.csv"),
+    )
+    words = [name for name in _WORDS if name in table and name not in rows]
+    rows = rows.assign(**dict.fromkeys(words, ""))
+    types = {name: table[name].dtype for name in rows}
+    return pd.concat([table, rows.astype(types)], ignore_index=True)

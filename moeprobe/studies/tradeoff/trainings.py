@@ -1,6 +1,5 @@
 """Which trainings are compared, and what the output folder holds of each."""
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from moeprobe.models.grid import MeasureConfig
 from moeprobe.models.pipeline import Pipeline
 from moeprobe.results.packed import find_cell, read_pack
 from moeprobe.runtime.filenames import CELLS
-from moeprobe.runtime.files import read_bytes, read_json
+from moeprobe.runtime.files import is_file, is_folder, is_there, read_bytes, read_json
 from moeprobe.studies.tradeoff.questions import Question, questions
 from moeprobe.studies.train import same_training
 
@@ -72,18 +71,18 @@ class Cell:
         return (
             [self.checkpoint]
             if self.pipeline is None
-            else [self.pipeline.folder / one for one in self.pipeline.stages]
+            else [self.pipeline.folder / stage for stage in self.pipeline.stages]
         )
 
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether its checkpoint is there and finished.
 
         Raises:
             UserError: a finished training of this name is of another configuration.
         """
         if not self.of_sweep:
-            return (self.checkpoint / "last.safetensors").is_file()
-        if not (self.checkpoint / "finished.json").is_file():
+            return is_file(self.checkpoint / "last.safetensors")
+        if not is_file(self.checkpoint / "finished.json"):
             return False
         if not same_training(load(str(self.checkpoint / "config.yaml")), self.config):
             raise UserError(
@@ -92,37 +91,37 @@ class Cell:
             )
         return True
 
-    def about(self) -> dict[str, Any] | None:
+    def info(self) -> dict[str, Any] | None:
         """Return what is known of the trained cell; None where that was not written yet.
 
         Raises:
             UserError: it cannot be read, or is about another configuration.
         """
-        about = read_about(self.folder)
-        if about is not None and parse(about["config"]) != self.config:
+        info = read_about(self.folder)
+        if info is not None and parse(info["config"]) != self.config:
             raise UserError(
                 f"{self.folder} is about another configuration than {self.name} has now; choose another --out."
             )
-        earlier = about["measure"].get("group_images", 1) if about is not None else self.measure.group_images
+        earlier = info["measure"].get("group_images", 1) if info is not None else self.measure.group_images
         if earlier != self.measure.group_images:
             raise UserError(
                 f"{self.folder} was measured with {earlier} images to a group, and measure.group_images is "
                 f"{self.measure.group_images} now; choose another --out, or --overwrite what was measured."
             )
-        return about
+        return info
 
     def curve(self) -> str | None:
         """Return the curve of the training as CSV, from its folder or as it was packed; None where there is none."""
         path = self.folder / METRICS
-        if path.is_file():
+        if is_file(path):
             return read_bytes(path, limit=_LONGEST).decode("utf-8")
         packed = find_cell(self.folder)
         return None if packed is None else packed.metrics
 
     def questions(self) -> list[Question]:
         """Return what is to be measured of it: nothing where the training diverged."""
-        about = self.about()
-        if about is not None and "diverged" in about["training"]:
+        info = self.info()
+        if info is not None and "diverged" in info["training"]:
             return []
         return questions(self.measure, dense=self.config.model.dense)
 
@@ -132,11 +131,15 @@ class Cell:
         Raises:
             UserError: something was measured otherwise than is asked now.
         """
-        return [one for one in self.questions() if not one.answered(self.folder, self.data, self.measure)]
+        return [
+            question
+            for question in self.questions()
+            if not question.answered(self.folder, self.data, self.measure)
+        ]
 
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether nothing is left to do."""
-        return self.about() is not None and not self.missing()
+        return self.info() is not None and not self.missing()
 
 
 def read_about(folder: Path) -> dict[str, Any] | None:
@@ -147,14 +150,14 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / ABOUT
     packed = find_cell(folder)
-    if not os.path.lexists(path) and packed is None:
+    if not is_there(path) and packed is None:
         return None
     try:
         # First the file: it may say what is to be measured as well by now.
-        about = read_json(path) if packed is None or os.path.lexists(path) else packed.about
-        if not all(isinstance(about[key], dict) for key in ("config", "measure", "model", "training")):
+        info = read_json(path) if packed is None or is_there(path) else packed.about
+        if not all(isinstance(info[key], dict) for key in ("config", "measure", "model", "training")):
             raise TypeError("its parts are no tables")
-        return about | {"place": int(about["place"]), "checkpoint": str(about["checkpoint"])}
+        return info | {"place": int(info["place"]), "checkpoint": str(info["checkpoint"])}
     except (UserError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({error}); remove {folder} to measure the cell again."
@@ -167,17 +170,17 @@ def about_file(folder: Path) -> Path:
 
 
 def find_cells(
-    named: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
+    folders_or_sweeps: Sequence[str | Path], *, out: Path, checkpoints: Path, overrides: Sequence[str] = ()
 ) -> list[Cell]:
     """Return the cells of sweeps and of run folders, in the order given; of no source, those in ``out``.
 
     Raises:
         UserError: something is neither, two cells have one name, or an override fits nothing.
     """
-    if os.path.lexists(out) and not out.is_dir():
+    if is_there(out) and not is_folder(out):
         raise UserError(f"{out} is a file; give a folder for --out.")
-    kept = {folder.name: folder for folder in _kept_folders(out)}
-    sources = [str(source) for source in named]
+    folders = {folder.name: folder for folder in _kept_folders(out)}
+    sources = [str(source) for source in folders_or_sweeps]
     cells: list[Cell] = []
     sweeps = [source for source in sources if grid.is_sweep(source)]
     measure = grid.load_measure([] if sweeps else overrides)
@@ -188,9 +191,9 @@ def find_cells(
     for source in sweeps:
         cells += _of_sweep(grid.load(source, overrides, checkpoints=checkpoints), out, checkpoints)
     if not sweeps:
-        cells += [_of_folder(Path(source), kept, out, measure) for source in sources]
+        cells += [_of_folder(Path(source), folders, out, measure) for source in sources]
     if not sources:
-        cells = [_kept(folder) for folder in kept.values()]
+        cells = [_read_cell(folder) for folder in folders.values()]
     if not cells:
         raise UserError(
             f"There are no cells in {out}; name a sweep (moeprobe list sweeps) or folders of finished trainings."
@@ -203,48 +206,48 @@ def find_cells(
 
 def _of_sweep(sweep: grid.Sweep, out: Path, checkpoints: Path) -> list[Cell]:
     """Return the cells of a sweep; one that is a pipeline has the pipeline's name, and its last stage's folder."""
-    pipelines = {list(one.stages.values())[-1].name: one for one in sweep.pipelines.values()}
+    pipelines = {list(pipeline.stages.values())[-1].name: pipeline for pipeline in sweep.pipelines.values()}
     cells = []
     for config in sweep.cells:
-        found = pipelines.get(config.name)
-        name = config.name if found is None else found.name
+        pipeline = pipelines.get(config.name)
+        name = config.name if pipeline is None else pipeline.name
         folder = checkpoints / sweep.name / name
-        last = folder if found is None else folder / list(found.stages)[-1]
+        last = folder if pipeline is None else folder / list(pipeline.stages)[-1]
         cells.append(
-            Cell(name, config, last, out / CELLS / name, sweep.measure, of_sweep=True, pipeline=found)
+            Cell(name, config, last, out / CELLS / name, sweep.measure, of_sweep=True, pipeline=pipeline)
         )
     return cells
 
 
-def _of_folder(path: Path, kept: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
+def _of_folder(path: Path, folders: dict[str, Path], out: Path, measure: MeasureConfig) -> Cell:
     """Return the cell of a run folder; what was measured of it is enough where the folder is gone."""
     name = path.resolve().name
-    if (path / "state.safetensors").is_file() and not (path / "finished.json").is_file():
+    if is_file(path / "state.safetensors") and not is_file(path / "finished.json"):
         raise UserError(f"{path} is an unfinished training; give its command again to finish it.")
-    if (path / "last.safetensors").is_file() and (path / "config.yaml").is_file():
+    if is_file(path / "last.safetensors") and is_file(path / "config.yaml"):
         config = load(str(path / "config.yaml"))
         return Cell(name, config, path, out / CELLS / name, measure)
-    if name in kept and not path.is_dir():
-        return _kept(kept[name])
+    if name in folders and not is_folder(path):
+        return _read_cell(folders[name])
     raise grid.no_training(path)
 
 
-def _kept(folder: Path) -> Cell:
-    about = read_about(folder)
-    assert about is not None
-    config = parse(about["config"])
-    measure = MeasureConfig.model_validate(about["measure"])
-    return Cell(folder.name, config, Path(about["checkpoint"]), folder, measure)
+def _read_cell(folder: Path) -> Cell:
+    info = read_about(folder)
+    assert info is not None
+    config = parse(info["config"])
+    measure = MeasureConfig.model_validate(info["measure"])
+    return Cell(folder.name, config, Path(info["checkpoint"]), folder, measure)
 
 
 def _kept_folders(out: Path) -> list[Path]:
     """Return the folders of the cells that were measured, packed or not, in the order in which they were named."""
     names = {path.parent.name for path in (out / CELLS).glob(f"*/{ABOUT}")} | read_pack(out).keys()
-    return sorted((out / CELLS / name for name in names), key=_place)
+    return sorted((out / CELLS / name for name in names), key=_order_key)
 
 
-def _place(folder: Path) -> tuple[int, str]:
+def _order_key(folder: Path) -> tuple[int, str]:
     """Return where a cell stood among the others when it was measured."""
-    about = read_about(folder)
-    assert about is not None
-    return about["place"], folder.name
+    info = read_about(folder)
+    assert info is not None
+    return info["place"], folder.name

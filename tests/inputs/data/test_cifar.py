@@ -10,7 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import ImageDataset
 from moeprobe.inputs.data.cifar10 import Cifar10
 from moeprobe.inputs.data.cifar100 import Cifar100
-from moeprobe.inputs.data.readers.cifar_pickle import read_pickle
+from moeprobe.inputs.data.readers.cifar import read_pickle
 from tests.inputs.data import making
 
 # Maker, data set, folder, number of training files, labels, class names.

@@ -10,7 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.huggingface import Huggingface
 from moeprobe.inputs.data.huggingface_stream import HuggingfaceStream
 from moeprobe.inputs.data.readers.naming import open_data
-from moeprobe.probes.engine.question import choose_images
+from moeprobe.probes.engine.run_spec import choose_images
 from tests.inputs.data.making import hub_rows, parquet_files, pixels
 
 datasets = pytest.importorskip("datasets")

@@ -19,7 +19,7 @@ from moeprobe.inputs.data.emnist import Emnist
 from moeprobe.inputs.data.fashion_mnist import FashionMnist
 from moeprobe.inputs.data.kmnist import Kmnist
 from moeprobe.inputs.data.mnist import Mnist
-from moeprobe.inputs.data.readers import idx, mnist
+from moeprobe.inputs.data.readers import mnist
 from moeprobe.runtime.hub import downloads
 from tests.inputs.data import making
 
@@ -42,7 +42,11 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("ours", "theirs", "keywords", "stems"), FAMILY, ids=lambda value: str(value)[:24])
 def test_torchvision_reads_the_same_images_labels_and_class_names(
-    tmp_path: Path, ours: type[mnist.Mnist], theirs: type, keywords: dict[str, str], stems: tuple[str, str]
+    tmp_path: Path,
+    ours: type[mnist.MnistFiles],
+    theirs: type,
+    keywords: dict[str, str],
+    stems: tuple[str, str],
 ) -> None:
     raw = tmp_path / ours.published / "raw"
     making.mnist(raw, stems=stems, num_labels=10, packed=False)
@@ -164,7 +168,7 @@ def test_an_archive_that_unpacks_to_more_is_not_unpacked(tmp_path: Path) -> None
     packed = gzip.compress(making.idx(_LABELS) + bytes(200_000_000), compresslevel=1)
     path = making.write(tmp_path / "labels.gz", packed)
     with pytest.raises(UserError, match="should hold 20 bytes and holds more"):
-        idx.read(path, num_dimensions=1)
+        mnist.read(path, num_dimensions=1)
 
 
 def test_a_label_outside_of_the_classes(tmp_path: Path) -> None:

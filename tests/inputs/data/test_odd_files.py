@@ -12,7 +12,7 @@ from moeprobe.inputs.data.flowers102 import Flowers102
 from moeprobe.inputs.data.folder import Folder
 from moeprobe.inputs.data.imagenet import Imagenet
 from moeprobe.inputs.data.readers import images, shards
-from moeprobe.inputs.data.readers.named_files import Files
+from moeprobe.inputs.data.readers.naming import Files
 from moeprobe.inputs.data.text import Text
 from moeprobe.inputs.data.webdataset import Webdataset
 from moeprobe.inputs.views.synonyms import Synonyms

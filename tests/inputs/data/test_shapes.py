@@ -9,8 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.shapes import Shapes
-from moeprobe.inputs.data.shapes.outlines import OUTLINES
+from moeprobe.inputs.data.shapes import OUTLINES, Shapes
 
 
 def _digest(data: Shapes, index: int) -> str:

@@ -42,9 +42,9 @@ def slow_bilinear(image: Image.Image, to_source: Map, size: int) -> np.ndarray:
         geometry.crop(0, 0, 20, 20, 20),
         geometry.translation(-4.25, 3.5),
         geometry.translation(-4.25, 3.5) @ geometry.horizontal_flip(20),
-        geometry.about(geometry.rotation(90), 10, 10),
-        geometry.about(geometry.rotation(23), 10, 10) @ geometry.scaling(0.7, 0.9),
-        geometry.crop(2, 1, 18, 20, 20) @ geometry.about(geometry.rotation(180), 10, 10),
+        geometry.around(geometry.rotation(90), 10, 10),
+        geometry.around(geometry.rotation(23), 10, 10) @ geometry.scaling(0.7, 0.9),
+        geometry.crop(2, 1, 18, 20, 20) @ geometry.around(geometry.rotation(180), 10, 10),
     ],
 )
 def test_render_is_the_slow_loop_where_nothing_shrinks(to_source: Map) -> None:
@@ -77,7 +77,7 @@ def test_shrinking_does_not_alias(width: int, height: int, degrees: float) -> No
         stripes = np.zeros_like(stripes)
         stripes[::2] = 255
     clean = geometry.crop(0, 0, width, height, 32)
-    turned = clean @ geometry.about(geometry.rotation(degrees), 16, 16)
+    turned = clean @ geometry.around(geometry.rotation(degrees), 16, 16)
     view = np.asarray(render(Image.fromarray(stripes), turned, 32), dtype=np.float64)[8:24, 8:24]
     assert np.abs(view - 127.5).max() < 20
 
@@ -86,7 +86,7 @@ def test_a_warp_that_hardly_moves_is_close_to_the_crop() -> None:
     """The two ways of resampling meet: a sweep does not jump where it leaves the clean view."""
     smooth = noise(8, 6).resize((96, 72), Image.Resampling.BICUBIC)
     clean = geometry.crop(0, 0, 96, 72, 32)
-    nearly = clean @ geometry.about(geometry.rotation(1e-3), 16, 16)
+    nearly = clean @ geometry.around(geometry.rotation(1e-3), 16, 16)
     difference = np.abs(
         np.asarray(render(smooth, clean, 32), float) - np.asarray(render(smooth, nearly, 32), float)
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from moeprobe.metrics.stats import chance_resampled as chance
 from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.chance import resampled as chance
 from moeprobe.metrics.stats.entropy import Entropy
 from moeprobe.metrics.stats.families import Difference, difference, judge
 from moeprobe.metrics.stats.kappa import Kappa

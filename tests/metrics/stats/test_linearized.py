@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from moeprobe.metrics.analyses.match import Match
+from moeprobe.metrics.analyses.set_match import SetMatch
+from moeprobe.metrics.analyses.slot_match import SlotMatch
 from moeprobe.metrics.base import Columns
 from moeprobe.metrics.declaration import Estimator
-from moeprobe.metrics.match import Match
-from moeprobe.metrics.set_match import SetMatch
-from moeprobe.metrics.slot_match import SlotMatch
 from moeprobe.metrics.stats import linearized
 from moeprobe.metrics.stats.linearized import linearize, multiplied, of_all
 from moeprobe.metrics.stats.replicates import Replicates

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from moeprobe.metrics.stats.remembered import remembered
-from moeprobe.metrics.stats.statistic import Array
+from moeprobe.metrics.stats.arrays import Array, remembered
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from moeprobe.metrics.stats import subset_chance
-from moeprobe.metrics.stats.set_chance import SetChance
-from moeprobe.metrics.stats.strata import Strata
-from moeprobe.metrics.stats.subset_chance import SubsetChance
+from moeprobe.metrics.stats.chance import subsets as subset_chance
+from moeprobe.metrics.stats.chance.sets import SetChance
+from moeprobe.metrics.stats.chance.subsets import SubsetChance
+from moeprobe.metrics.stats.chance.trials import Strata
 
 IMAGES, EXPERTS = 23, 12
 

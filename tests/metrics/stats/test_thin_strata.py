@@ -12,13 +12,11 @@ from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
 from moeprobe.metrics.stats.bootstrap import Bootstrap
-from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.chance.levels import Chance, Matched
+from moeprobe.metrics.stats.chance.sets import SetChance
+from moeprobe.metrics.stats.chance.trials import Strata, Trials, are_thin
 from moeprobe.metrics.stats.kappa import Kappa
 from moeprobe.metrics.stats.linearized import of_all
-from moeprobe.metrics.stats.matched import Matched
-from moeprobe.metrics.stats.set_chance import SetChance
-from moeprobe.metrics.stats.strata import Strata, are_thin
-from moeprobe.metrics.stats.trials import Trials
 
 TEXTS, LENGTH, EXPERTS, WORDS = 60, 32, 8, 1500
 IMAGE = np.repeat(np.arange(TEXTS), LENGTH)
@@ -79,7 +77,7 @@ def test_intervals_cover() -> None:
     sets = 60
     for seed in range(sets):
         pair = [chance_of(2 * seed), chance_of(2 * seed + 1)]
-        trials = pair[0].counted()
+        trials = pair[0].counted_trials()
         kappas = [(Kappa(Matched(one), one), trials) for one in pair]
         chance, one, other = bootstrap.replicate([(pair[0], trials), *kappas])
         for place, number in enumerate((chance, one.minus(other))):

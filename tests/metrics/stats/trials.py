@@ -4,11 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeprobe.metrics.stats.alike import same
-from moeprobe.metrics.stats.chance import Chance
+from moeprobe.metrics.stats.chance.levels import Chance
+from moeprobe.metrics.stats.chance.trials import Strata, Trials
+from moeprobe.metrics.stats.chance.within_image import within_image
 from moeprobe.metrics.stats.statistic import Share
-from moeprobe.metrics.stats.strata import Strata
-from moeprobe.metrics.stats.trials import Trials
-from moeprobe.metrics.stats.within_image import within_image
 
 Whole = NDArray[np.int64]
 

@@ -14,7 +14,7 @@ from moeprobe.adapters.inspection import inspect_checkpoint
 from moeprobe.errors import UserError
 from moeprobe.inputs.images import Framing
 from moeprobe.models.checkpoints.checkpoint import save
-from moeprobe.models.checkpoints.settings import Settings, split_settings
+from moeprobe.models.checkpoints.header import ServingSettings, split_settings
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
@@ -37,10 +37,10 @@ def load(settings: str = "", **more: Any) -> Any:
 def test_settings_are_read_and_written_in_one_order() -> None:
     path, settings = split_settings("runs/a, capacity=0.50 ,top_k=1,renormalise=true")
     assert path == "runs/a"
-    assert settings == Settings(top_k=1, capacity=0.5, renormalise=True)
+    assert settings == ServingSettings(top_k=1, capacity=0.5, renormalise=True)
     assert settings.suffix == ",top_k=1,renormalise=true,capacity=0.5"
     assert split_settings(f"x{settings.suffix}")[1] == settings
-    assert split_settings("a,b/c") == ("a,b/c", Settings())
+    assert split_settings("a,b/c") == ("a,b/c", ServingSettings())
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_half_the_choices_are_half_the_operations_of_the_experts() -> None:
 
 def test_the_guide_says_what_can_be_set() -> None:
     guide = (TRAINED.parents[2] / "docs/guide/checkpoints.md").read_text()
-    for name in Settings.model_fields:
+    for name in ServingSettings.model_fields:
         assert f"| `{name}" in guide

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from moeprobe.models.checkpoints.arrays import Chunk, Stored, StoredArray, check_tiles
+from moeprobe.models.checkpoints.arrays import Chunk, StoredArray, StoredArrays, check_tiles
 from moeprobe.models.checkpoints.vmoe_files import read_vmoe
-from moeprobe.models.checkpoints.vmoe_write import held, write_vmoe
-from tests.golden import oracle, oracle_path
+from moeprobe.models.checkpoints.vmoe_write import existing_files, write_vmoe
+from tests.golden import golden, golden_checkpoint
 from tests.models.checkpoints import making
 from tests.models.checkpoints.making import BFLOAT16
 
@@ -27,7 +27,7 @@ def same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
     return (found.dtype, found.shape, found.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())
 
 
-def boxes_of(stored: Stored, name: str) -> tuple[Chunk, ...]:
+def boxes_of(stored: StoredArrays, name: str) -> tuple[Chunk, ...]:
     array = stored.arrays[name]
     assert isinstance(array, StoredArray)
     return array.chunks
@@ -47,9 +47,9 @@ def example() -> dict[str, Any]:
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", ["small_1shard", "small_4shards"])
-def test_released_program_s_files(name: str) -> None:
-    expected = oracle("ckpt/expected_params.npz")
-    stored = read_vmoe(oracle_path(f"ckpt/{name}.index"))
+def test_released_program_s_files(name: str, tmp_path: Path) -> None:
+    expected = golden("model_small/params.npz")
+    stored = read_vmoe(golden_checkpoint(name, tmp_path))
     assert set(stored.arrays) == set(expected)
     assert all(same(stored.arrays[key].read(), expected[key]) for key in expected)
 
@@ -139,7 +139,7 @@ def test_what_is_written_is_read_and_is_the_format(tmp_path: Path, data: st.Data
         shards=shards,
         most_chunk_bytes=most,
     )
-    assert len(files) == shards + 1 and held(tmp_path / "out") == sorted(files)
+    assert len(files) == shards + 1 and existing_files(tmp_path / "out") == sorted(files)
     stored = read_vmoe(tmp_path / "out")
     assert set(stored.arrays) == set(written)
     for name, array in written.items():

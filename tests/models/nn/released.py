@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from moeprobe.models.checkpoints import vmoe_names
-from moeprobe.models.checkpoints.vmoe_sizes import infer
+from moeprobe.models.checkpoints.vmoe_names import infer
 from tests.models.nn.references import Array, mlp, ranking, softmax
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 
 from moeprobe.errors import UserError
-from moeprobe.models.nn.dispatch import run_experts
 from moeprobe.models.nn.experts import Experts, MlpExperts
+from moeprobe.models.nn.moe import run_experts
 from moeprobe.models.nn.plans import (
     CapacityRule,
     DispatchPlan,
@@ -18,7 +18,7 @@ from moeprobe.models.nn.plans import (
     plan_token_choice,
 )
 from moeprobe.models.nn.routers.rules.linear import top_choices
-from tests.golden import assert_golden, oracle, oracle_names
+from tests.golden import assert_golden, golden, golden_names
 from tests.models.nn import references
 
 # 6 tokens x 3 experts, small enough to serve by hand: with one choice and two places, experts take
@@ -151,7 +151,7 @@ def test_capacity_none_is_no_limit() -> None:
 
 @pytest.mark.golden
 def test_capacity_table() -> None:
-    table = oracle("dispatch/capacity.json")
+    table = golden("dispatch/capacity.json")
     assert len(table["rows"]) == 3456
     for group_size, top_k, num_experts, factor, rounding, multiple_of, expected in table["rows"]:
         rule = CapacityRule(factor, rounding=rounding, multiple_of=multiple_of or 0)
@@ -179,10 +179,10 @@ class ToyExperts(Experts):
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("name", oracle_names("dispatch/r*.npz"))
+@pytest.mark.parametrize("name", golden_names("dispatch/r*.npz"))
 def test_released_dispatch(name: str) -> None:
-    case = next(c for c in oracle("dispatch/cases.json") if name.endswith(c["file"]))
-    arrays = oracle(name)
+    case = next(c for c in golden("dispatch/cases.json") if name.endswith(c["file"]))
+    arrays = golden(name)
     gates, tokens = torch.from_numpy(arrays["gates"]), torch.from_numpy(arrays["tokens"])
     rule = CapacityRule(case["capacity_factor"], multiple_of=case["multiple_of"] or 0)
     capacity = rule.capacity(group_size=case["S"], num_experts=case["E"], top_k=case["K"])
@@ -206,7 +206,7 @@ def check_dispatch(made: DispatchPlan, arrays: Any) -> None:
 
 @pytest.mark.golden
 def test_released_bfloat16_dispatch() -> None:
-    arrays = oracle("dispatch/bf16.npz")
+    arrays = golden("dispatch/bf16.npz")
     gates, tokens = torch.from_numpy(arrays["gates"]), torch.from_numpy(arrays["tokens"])
 
     class Product(ToyExperts):

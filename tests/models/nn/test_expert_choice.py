@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from moeprobe.errors import UserError
 from moeprobe.models.nn.plans import CapacityRule, chosen_by_experts, plan_expert_choice
 from moeprobe.models.nn.routers.softmax_expert_choice import SoftmaxExpertChoice
-from tests.golden import assert_golden, oracle
+from tests.golden import assert_golden, golden
 from tests.models.nn import references
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", ["ec_a", "ec_b", "ec_c"])
 def test_released_router(name: str) -> None:
-    arrays = oracle(f"router/{name}.npz")
-    case = next(c for c in oracle("router/cases.json") if c["file"] == f"{name}.npz")
+    arrays = golden(f"router/{name}.npz")
+    case = next(c for c in golden("router/cases.json") if c["file"] == f"{name}.npz")
     rule = CapacityRule(case["capacity_factor"])
     router = SoftmaxExpertChoice(
         case["D"], case["E"], noise_std=case["noise_std"], capacity=rule, eval_capacity=rule

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from moeprobe.adapters.inspection import facts_of_header, inspect_checkpoint
-from moeprobe.adapters.inspection.built import facts_of_built
+from moeprobe.adapters.inspection.opened import facts_of_built
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.header import read_info
 from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.outline import outline
-from moeprobe.models.nn.variants import VARIANTS
+from moeprobe.models.nn.vit import VARIANTS
 from moeprobe.runtime.catalog import ROUTERS
 
 SIZES = {

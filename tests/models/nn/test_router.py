@@ -10,7 +10,7 @@ from moeprobe.models.nn.plans import CapacityRule
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.routers.rules.linear import top_choices
 from moeprobe.models.nn.routers.softmax_token_choice import SoftmaxTokenChoice
-from tests.golden import GRADIENTS, assert_golden, oracle
+from tests.golden import GRADIENTS, assert_golden, golden
 from tests.models.nn import references
 
 CASES = ["a_k1", "b_k2", "c_k2_bpr", "d_k2_nostd", "e_k1_det", "f_k2_det"]
@@ -34,8 +34,8 @@ def losses(decision: Decision) -> dict[str, torch.Tensor]:
 @pytest.mark.golden
 @pytest.mark.parametrize("name", CASES)
 def test_released_router(name: str) -> None:
-    arrays = oracle(f"router/{name}.npz")
-    case = next(c for c in oracle("router/cases.json") if c["file"] == f"{name}.npz")
+    arrays = golden(f"router/{name}.npz")
+    case = next(c for c in golden("router/cases.json") if c["file"] == f"{name}.npz")
     rule = CapacityRule(
         case["dispatcher"]["capacity_factor"], multiple_of=case["dispatcher"]["capacity_multiple_of"] or 0
     )

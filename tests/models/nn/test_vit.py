@@ -12,15 +12,15 @@ from torch import nn
 
 import moeprobe.models.nn.vit  # noqa: F401  (registers the models)
 from moeprobe.errors import UserError
-from moeprobe.models.architectures import list_architectures
 from moeprobe.models.config import MoeConfig
+from moeprobe.models.config_files import list_architectures
 from moeprobe.models.nn.capture import capture, moe_layers
 from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss
 from moeprobe.models.nn.plans import CapacityRule, DispatchPlan
 from moeprobe.models.nn.routers.base import Decision
 from moeprobe.models.nn.sparse import make_sparse
 from moeprobe.models.nn.vit import kernel_names, resize_position_embedding
-from tests.golden import GRADIENTS, assert_golden, oracle
+from tests.golden import GRADIENTS, assert_golden, golden
 from tests.models.nn import references
 from tests.models.nn.released import to_state_dict
 
@@ -41,12 +41,12 @@ def small_model(**settings: Any) -> VisionTransformer:
 
 def released_model(**settings: Any) -> VisionTransformer:
     model = small_model(**settings)
-    model.load_state_dict(to_state_dict(oracle("model_small/params.npz")))
+    model.load_state_dict(to_state_dict(golden("model_small/params.npz")))
     return model
 
 
 def released_images() -> torch.Tensor:
-    return torch.from_numpy(oracle("model_small/images.npz")["images"].transpose(0, 3, 1, 2).copy())
+    return torch.from_numpy(golden("model_small/images.npz")["images"].transpose(0, 3, 1, 2).copy())
 
 
 def inject_noise(model: VisionTransformer, noise: dict[str, Any]) -> None:
@@ -74,8 +74,8 @@ def auxiliary_loss(decisions: dict[str, Decision]) -> torch.Tensor:
     "variant", ["det_cf0.5", "det_cf1.05", "det_cf1.05_bpr", "det_cf4.0", "det_k1_cf1.05"]
 )
 def test_released_forward(variant: str) -> None:
-    expected = oracle(f"model_small/{variant}.npz")
-    setting = oracle("model_small/summary.json")[variant]
+    expected = golden(f"model_small/{variant}.npz")
+    setting = golden("model_small/summary.json")[variant]
     model = released_model(
         top_k=setting["config"].get("K", 2),
         eval_capacity_factor=setting["config"]["capacity_factor"],
@@ -112,7 +112,7 @@ def test_released_forward(variant: str) -> None:
 
 @pytest.mark.golden
 def test_released_training_step_gradients() -> None:
-    expected = oracle("model_small/train_sigmoid_xent.npz")
+    expected = golden("model_small/train_sigmoid_xent.npz")
     model = released_model().train()
     noise = {f"blocks.{index}": expected[f"standard_normal/{index}"] for index in (1, 3)}
     inject_noise(model, noise)
@@ -144,7 +144,7 @@ def test_released_training_step_gradients() -> None:
 @pytest.mark.golden
 @pytest.mark.parametrize("name", ["7to12", "4to8", "4to7", "12to7", "7to4"])
 def test_released_position_embedding_resize(name: str) -> None:
-    arrays = oracle("posemb/vit_zoom.npz")
+    arrays = golden("posemb/vit_zoom.npz")
     side = math.isqrt(arrays[f"{name}/out"].shape[1] - 1)
     source = torch.from_numpy(arrays[f"{name}/src"])
     resized = resize_position_embedding(source, num_prefix=1, rows=side, columns=side)

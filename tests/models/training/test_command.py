@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import PATIENCE, refused, run, started, wait_for
+from tests.commands import PATIENCE, run, started, wait_for
 
 CONFIG = """
 data: digits
@@ -66,4 +66,4 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     assert resuming.returncode == 0, errors
     for name in ("last.safetensors", "best.safetensors", "metrics.csv", "config.yaml"):
         assert (cut / name).read_bytes() == (whole / name).read_bytes(), name
-    assert "finished run" in refused(*train(cut))
+    assert "Finished already" in run(*train(cut)).stdout

@@ -9,8 +9,8 @@ import torch
 from moeprobe.inputs import batches as loading
 from moeprobe.inputs.images import Framing
 from moeprobe.inputs.views.random_crop import RandomCrop
-from moeprobe.models.training.epochs import _Order, training_batches
-from moeprobe.models.training.inputs import training_views
+from moeprobe.models.training.loop import _Order, training_batches
+from moeprobe.models.training.tasks import training_views
 from moeprobe.runtime.seeds import generator
 from tests.models.training.tiny import Noise, tiny_config
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from moeprobe.cli import screen as _screen
-from moeprobe.cli.fit import fit
+from moeprobe.cli.front import screen as _screen
+from moeprobe.cli.front.tables import fit
 from tests.commands import Trained, run
 
 CELLS = ["0.354 [0.333, 0.375]", "0.00123\n[-0.00077, +0.00353]", "better (higher)", "1,234 of 5,760"]

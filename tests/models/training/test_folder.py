@@ -13,7 +13,7 @@ from moeprobe import api
 from moeprobe.errors import UserError
 from moeprobe.models import config
 from moeprobe.models.checkpoints.importing import check_folder
-from moeprobe.runtime.records import RECORD, look
+from moeprobe.runtime.records import RECORD, scan
 from moeprobe.studies.train import FAMILY
 from tests.commands import Trained, refused, run
 
@@ -69,7 +69,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(finished: Path, recorded: boo
     refused(*TRAIN, *SHORT, "data=nowhere", "--folder", finished, "--overwrite")
     assert tree(finished) == {name: held for name, held in before.items() if name != "mine.txt"}
     api.train("digits-baseline", overrides=SHORT, folder=finished, device="cpu", overwrite=True)
-    assert look(finished, FAMILY).foreign == ()
+    assert scan(finished, FAMILY).foreign == ()
     assert (finished / "config.yaml").read_bytes() != before["config.yaml"]
 
 

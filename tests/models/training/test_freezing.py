@@ -8,8 +8,8 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.checkpoints.checkpoint import read_tensors
+from moeprobe.models.config import choose
 from moeprobe.models.nn.capture import moe_layers
-from moeprobe.models.selection import choose
 from moeprobe.models.training.start import start_model
 from tests.models.training.tiny import STEPS, finish, tiny_config, trainer
 

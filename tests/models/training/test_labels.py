@@ -10,7 +10,7 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.digits import Digits
 from moeprobe.models import grid
 from moeprobe.models.config import load
-from moeprobe.models.training.labels import PartlyLabeled, choose_labeled
+from moeprobe.models.training.checks import PartlyLabeled, choose_labeled
 from moeprobe.models.training.objectives.base import Views
 from moeprobe.studies.train import make_trainer
 

@@ -17,8 +17,8 @@ from moeprobe.models.training.objectives.jsd import Jsd
 from moeprobe.models.training.objectives.prc import Prc
 from moeprobe.models.training.objectives.prc_released import PrcReleased
 from moeprobe.models.training.objectives.variation import Variation, image_variation, token_variation
-from moeprobe.models.training.step import total_loss
-from tests.golden import GRADIENTS, assert_golden, oracle
+from moeprobe.models.training.optimize import total_loss
+from tests.golden import GRADIENTS, assert_golden, golden
 from tests.models.nn import references as nn_references
 from tests.models.training import references
 from tests.models.training.deciding import GRID, random_views, route
@@ -178,7 +178,7 @@ def test_released_values_and_gradients(objective: Objective, monkeypatch: pytest
 
     The paper's diagonal on the same inputs is 0.76394, the released one 0.99826.
     """
-    arrays = oracle("prc/loss_384_E8.npz")
+    arrays = golden("prc/loss_384_E8.npz")
     first, second = (arrays["patch_correspondence"][..., side].astype(np.int64) for side in (0, 1))
     pairs = Correspondence(first, second, np.zeros(8, dtype=bool))
     for rule in ("correspond", "correspond_released"):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from moeprobe.cli.live import Live
+from moeprobe.cli.front.training_progress import Live
 from moeprobe.models.training.reporting import Report
 from moeprobe.results.figures.training import draw
 from tests.models.training.tiny import trainer

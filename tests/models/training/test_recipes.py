@@ -22,7 +22,7 @@ from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import moe_layers
 from moeprobe.runtime.schema import Plugin
 from tests.commands import without_pictures
-from tests.golden import oracle
+from tests.golden import golden
 from tests.inputs.data import making
 
 PAPER = [name for name in config_files.names() if name.startswith("vmoe-")]
@@ -50,7 +50,7 @@ def test_the_recipes_are_there() -> None:
 @pytest.mark.golden
 @pytest.mark.parametrize(("name", "dump"), DUMPS.items())
 def test_released_values(name: str, dump: str) -> None:
-    recipe, released = config.load(name), oracle(f"configs/{dump}.json")
+    recipe, released = config.load(name), golden(f"configs/{dump}.json")
     encoder = released["model"]["encoder"]
     moe, router = encoder["moe"], encoder["moe"]["router"]
     optimizer, rate = released["optimizer"], released["optimizer"]["learning_rate"]

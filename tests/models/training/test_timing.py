@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeprobe.models.training.timing import Clock
+from moeprobe.models.training.loop import Clock
 from tests.models.training.tiny import CPU, STEPS, trainer
 
 

@@ -4,13 +4,13 @@ import re
 
 from rich.table import Table as Rich
 
-from moeprobe.cli import tables
-from moeprobe.inputs.regions import REGIONS
+from moeprobe.cli.front import tables
+from moeprobe.inputs.geometry import REGIONS
 from moeprobe.results.folder import Result
 from moeprobe.results.layouts.cells import Table
-from moeprobe.studies.report.reading import in_memory
+from moeprobe.studies.report.reading import Run
 from moeprobe.studies.report.selection import short_tables
-from tests.cli.test_short_tables import cells, result
+from tests.cli.test_summary_output import cells, result
 
 
 def swept() -> Result:
@@ -26,11 +26,19 @@ def swept() -> Result:
 
 def on_page(found: Result) -> list[Table]:
     """What a report shows, where empty cells are empty texts."""
-    empty = dict.fromkeys(("expert", "expert_b", "class"), "")
+    empty = dict.fromkeys(("expert", "expert_b", "class", "draw"), "")
     assert found.comparison is not None
-    return short_tables(
-        in_memory(found.table.assign(**empty), found.comparison.assign(**empty), found.sidecar)
+    run = Run(
+        label="",
+        sidecar=found.sidecar,
+        table=found.table.assign(**empty),
+        comparison=found.comparison.assign(**empty),
+        csvs={},
+        files={},
+        pictures=[],
+        frames={},
     )
+    return short_tables(run)
 
 
 def said(text: str) -> list[str]:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from moeprobe.cli import cells as on_the_screen
-from moeprobe.cli import comparison
+from moeprobe.cli.front import comparison
+from moeprobe.cli.front import tables as on_the_screen
 from moeprobe.results.differences import sentences as families
 from moeprobe.results.layouts import verdicts
 from moeprobe.results.tables import frame
@@ -137,3 +137,19 @@ def test_what_is_0_everywhere_is_one_sentence(tmp_path: Path) -> None:
     assert findings([run])[0].sentences[-1] == zero
     nothing = table[table["metric"].str.startswith("batch")]
     assert not verdicts.tables(nothing) and len(verdicts.sentences(families(nothing), nothing)) == 1
+
+
+def test_the_sets_of_experts_stand_beside_the_first_choice() -> None:
+    sets = [judged(("blocks.1", "patch", name, null), 0.0, verdict="no difference", judgement="")
+            for name, null in (("top2_set_match", ""), ("top2_set_match_kappa", "pooled"),
+                               ("top2_set_match_kappa", "image"))]  # fmt: skip
+    other = [judged(("blocks.1", "patch", "top2_match", ""))]
+    for severity in (NAN, 0.2):
+        table = frame([row | {"severity": severity} for row in (*MATCH, *sets, *other)], judged=True)
+        said = verdicts.sentences(families(table), table)
+        assert [text.split(" (")[0] for text in said] == [
+            "Κ of top-1 match" if text.startswith("Κ") else "κ of top-1 match" for text in said[:1]
+        ] + [
+            "κ of top-2 match, any order", "κ of top-2 match, any order, within image", "Top-2 match, any order",
+        ]  # fmt: skip
+        assert "top2_set_match_kappa" in " ".join(one.caption for one in verdicts.tables(table))

@@ -5,16 +5,14 @@ MOEPROBE_REQUIRE_BROWSER=1 says that they must run.
 """
 
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeprobe import api
+from tests.browser import needs_browser
 from tests.commands import PATIENCE
 from tests.studies.report.making import (
     EVAL,
@@ -28,37 +26,8 @@ from tests.studies.report.making import (
     write_run,
 )
 
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-REQUIRED = os.environ.get("MOEPROBE_REQUIRE_BROWSER") == "1"
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER) and not REQUIRED,
-    reason="the report in a browser: there is no chromium and chromedriver; apt-get install chromium chromium-driver",
-)
+pytestmark = needs_browser
 PHONE, DESK = 390, 1280
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    assert BROWSER and DRIVER, "MOEPROBE_REQUIRE_BROWSER=1, but there is no chromium and chromedriver"
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
-    if os.geteuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium refuses to start as root otherwise
-    for argument in arguments:
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    downloads = tmp_path_factory.mktemp("downloads")
-    driver.execute_cdp_cmd(
-        "Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(downloads)}
-    )
-    driver.downloads = downloads  # type: ignore[attr-defined]
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +50,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_run(folder / "eval", "eval", values=EVAL),
         write_run(folder / "worse", values={key: given[::-1] for key, given in MATCH.items()}),
         write_frames(folder / "overlay"),
-        write_rows(folder / "gap", "gap", gap, checkpoints=["nine"]),
+        write_rows(folder / "gap", "gap", gap, checkpoints=[line["checkpoint"] for line in gap]),
         hostile(folder / "hostile"),
     ]
     return api.report(runs, out=folder / "out").files[0]

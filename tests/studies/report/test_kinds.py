@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moeprobe import api
-from moeprobe.cli import comparison
+from moeprobe.cli.front import comparison
 from moeprobe.probes import registry
 from moeprobe.results.figures import forest
 from moeprobe.results.tables import frame

@@ -21,7 +21,7 @@ def test_what_is_no_finished_run(tmp_path: Path) -> None:
     assert "There is no folder" in refused("report", tmp_path / "none", *out)
     (tmp_path / "foreign").mkdir()
     assert "is not an output folder of moeprobe" in refused("report", tmp_path / "foreign", *out)
-    assert f"holds 1; name those to report, e.g. moeprobe report {run}" in refused(
+    assert f"a folder of 1 run. Name the runs to report, e.g. moeprobe report {run}" in refused(
         "report", tmp_path / "runs", *out
     )
     (tmp_path / "foreign" / "run.json").write_text("{}")
@@ -90,6 +90,16 @@ def test_a_table_that_is_damaged_is_one_sentence(tmp_path: Path) -> None:
     )
     (path / "table.csv").write_text(text.replace(",", ",\0", 1))
     assert "no text" in refused("report", path, "--out", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["table.csv", "comparison.csv"])
+def test_a_table_of_checkpoints_that_the_sidecar_does_not_name(tmp_path: Path, name: str) -> None:
+    path = write_run(tmp_path / "run")
+    (path / name).write_text((path / name).read_text().replace(",b,", ",renamed,"))
+    said = "is about 'renamed', which table.json does not name"
+    assert said in refused("report", path, "--out", tmp_path / "out")
+    with pytest.raises(UserError, match=said):
+        finished.read_result(path)
 
 
 def test_numbers_that_are_none(tmp_path: Path) -> None:
@@ -193,8 +203,13 @@ def test_a_table_of_another_kind_is_kept_as_it_is(tmp_path: Path) -> None:
 def test_a_folder_of_runs_is_told_how_to_name_them(tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         write_run(tmp_path / "reports" / name)
+    # A table of something else is no run.
+    (tmp_path / "reports/other").mkdir()
+    (tmp_path / "reports/other/table.json").write_text("{}")
     with pytest.raises(UserError) as found:
         read_runs([tmp_path / "reports"])
-    named = re.search(r"holds 2; name those to report, e\.g\. moeprobe report (.*)", found.value.sentence)
+    named = re.search(
+        r"a folder of 2 runs. Name the runs to report, e\.g\. moeprobe report (.*)", found.value.sentence
+    )
     assert named is not None
     assert len(read_runs(named[1].split())) == 2

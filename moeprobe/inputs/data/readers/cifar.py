@@ -7,10 +7,12 @@ Splits follow V-MoE's fine-tuning recipe: train is the first 98 % of the trainin
 test batch; in the order of the files, which is not TFDS's own.
 """
 
+import math
+import pickle
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +20,7 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers.cifar_pickle import read_pickle
-from moeprobe.runtime.files import read_bytes
+from moeprobe.runtime.files import is_file, read_bytes
 
 Labels = NDArray[np.int64]
 
@@ -86,27 +87,27 @@ class Cifar(ImageDataset):
         """Return the first version that is there: below ``root``, or ``root`` itself."""
         for version in self.versions:
             for folder in (root / version.folder, root):
-                if any((folder / file).is_file() for file in (*version.train, *version.test)):
+                if any(is_file(folder / file) for file in (*version.train, *version.test)):
                     return folder, version
-        wanted = " or ".join(version.folder for version in self.versions)
-        raise UserError(f"{str(root)!r} holds neither {wanted} nor their files, which {self.name!r} needs.")
+        folders = " or ".join(version.folder for version in self.versions)
+        raise UserError(f"{str(root)!r} holds neither {folders} nor their files, which {self.name!r} needs.")
 
     def _superclasses(self, folder: Path, labels: Labels, groups: Labels | None) -> list[int] | None:
         """Return the group of each class; None where there are none, or a class has no image."""
         if groups is None or len(np.unique(labels)) < self.num_labels:
             return None
         _, first = np.unique(labels, return_index=True)
-        found = groups[first]
-        if (torn := labels[found[labels] != groups]).size:
+        group_of = groups[first]
+        if (torn := labels[group_of[labels] != groups]).size:
             raise UserError(
                 f"{str(folder)!r} has images of class {torn[0]} in two superclasses; it is damaged."
             )
-        return found.tolist()
+        return group_of.tolist()
 
     def _class_names(self, folder: Path, version: Version) -> tuple[str, ...]:
         """Return the published names; "0", "1", ... where the file of names is not there."""
         path = folder / version.names
-        if not path.is_file():
+        if not is_file(path):
             return tuple(str(label) for label in range(self.num_labels))
         if version.names_key:
             entries = _field(read_pickle(path), version.names_key, path)
@@ -129,12 +130,12 @@ def _read(folder: Path, version: Version, files: tuple[str, ...]) -> tuple[np.nd
     batches = []
     for file in files:
         path = folder / file
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"There is no file {str(path)!r}; {', '.join(files)} belong together.")
         batches.append(read(path, version))
     pixels, labels, groups = zip(*batches, strict=True)
-    known = [one for one in groups if one is not None]
-    return np.concatenate(pixels), np.concatenate(labels), np.concatenate(known) if known else None
+    present = [group for group in groups if group is not None]
+    return np.concatenate(pixels), np.concatenate(labels), np.concatenate(present) if present else None
 
 
 def _read_binary(path: Path, version: Version) -> tuple[np.ndarray, Labels, Labels | None]:
@@ -179,3 +180,90 @@ def _field(batch: object, key: bytes, path: Path) -> list | np.ndarray:
     if not isinstance(value, list | np.ndarray):
         raise UserError(f"{str(path)!r} holds no {key.decode()!r}, so it is not one of CIFAR's files.")
     return value
+
+
+# Reads the pickles of CIFAR's python version without executing anything in them.
+#
+# A pickle is a program: it can import and call whatever it names. This reader admits the three names by which an array
+# is spelled, and puts records of its own in their place, so that not even NumPy's unpickling runs; any other name
+# ends the reading.
+
+_ELEMENTS = {"u1": np.uint8, "i8": np.int64}
+
+
+def read_pickle(path: Path) -> object:
+    """Return the content of ``path``: containers, strings (as bytes), numbers, arrays of bytes or integers.
+
+    Raises:
+        UserError: the file is damaged, or asks for anything else.
+    """
+    try:
+        with path.open("rb") as file:
+            return _arrays(_Reader(file, path).load())
+    except UserError:
+        raise
+    except Exception as error:  # damaged opcodes make the reader raise almost anything
+        raise UserError(f"{str(path)!r} is damaged, or not one of CIFAR's python files.") from error
+
+
+class _Dtype:
+    """Takes the place of ``numpy.dtype(code, align, copy)``."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        self.element = _ELEMENTS[code.decode() if isinstance(code, bytes) else code]
+
+    def __setstate__(self, state: tuple) -> None:
+        if state[1] in (">", b">"):
+            raise ValueError("big-endian")
+
+
+class _Array:
+    """Takes the place of ``numpy.ndarray``, and of the function that makes an empty one to be filled."""
+
+    def __init__(self, *_: object) -> None:
+        self.values: np.ndarray | None = None
+
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, dtype, is_fortran, raw = state
+        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes):
+            raise TypeError("not an array of numbers")
+        values = np.frombuffer(raw, dtype=dtype.element)
+        if math.prod(shape) != values.size:
+            raise ValueError("shape and size differ")
+        self.values = values.reshape(shape, order="F" if is_fortran else "C")
+
+
+class _Reader(pickle.Unpickler):
+    # Python 2 wrote the published files with an old NumPy; a new NumPy spells the same function otherwise.
+    _ADMITTED = {  # noqa: RUF012 - read only
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
+    }
+
+    def __init__(self, file: Any, path: Path) -> None:
+        super().__init__(file, encoding="bytes")
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        admitted = self._ADMITTED.get((module, name))
+        if admitted is None:
+            self._refuse(f"{module}.{name}")
+        return admitted
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        self._refuse(f"object {pid!r}")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise UserError(
+            f"{str(self._path)!r} asks for {what}, which none of CIFAR's files needs: nothing of it was run; "
+            "download the file again."
+        )
+
+
+def _arrays(value: Any) -> Any:
+    """Return ``value`` with arrays instead of their placeholder records (dictionaries only)."""
+    if isinstance(value, dict):
+        return {key: _arrays(item) for key, item in value.items()}
+    return value.values if isinstance(value, _Array) else value

@@ -1,4 +1,4 @@
-"""What ``huggingface`` and ``huggingface_stream`` share: where rows of ``datasets`` are, and what is in them."""
+"""Shared by ``huggingface`` and ``huggingface_stream``: the location and content of rows of ``datasets``."""
 
 import contextlib
 import io
@@ -12,7 +12,8 @@ from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example
 from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.characters import quoted
-from moeprobe.runtime.files import check_regular_files, expanded, is_folder
+from moeprobe.runtime.file_checks import check_regular_files
+from moeprobe.runtime.files import expanded, is_file, is_folder
 from moeprobe.runtime.hub import HOW, local_unless_allowed, may_download
 
 # What a data set may call a split; the first that is there is taken.
@@ -93,7 +94,7 @@ def library() -> Any:
 
 def is_saved(location: str) -> bool:
     """Whether ``save_to_disk`` wrote the folder."""
-    return any((expanded(location) / name).is_file() for name in _SAVED)
+    return any(is_file(expanded(location) / name) for name in _SAVED)
 
 
 def load(datasets: Any, location: str, **more: Any) -> Any:

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from moeprobe.errors import UserError
 from moeprobe.runtime.characters import is_unicode
-from moeprobe.runtime.files import open_regular
+from moeprobe.runtime.files import is_folder, open_regular
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 # Files that are no images (lists, descriptions) in a folder of images, whatever the number of those.
@@ -115,7 +115,7 @@ def list_folders(folder: Path) -> list[str]:
         return sorted(
             _checked(path.name, folder)
             for path in folder.iterdir()
-            if path.is_dir() and not path.name.startswith(".")
+            if is_folder(path) and not path.name.startswith(".")
         )
     except OSError as error:
         raise _unreadable(folder, error) from error
@@ -136,7 +136,7 @@ def _walk(root: Path) -> Iterator[str]:
     outside = {_identity(folder) for folder in root.resolve().parents}
     # Folders to be read: path, prefix of the names, identities of its parent folders.
     pending: list[tuple[Path, str, frozenset[tuple[int, int]]]] = [(root, "", frozenset())]
-    images = others = 0
+    images = extra = 0
     while pending:
         folder, prefix, above = pending.pop()
         identity = _identity(folder)
@@ -156,10 +156,10 @@ def _walk(root: Path) -> Iterator[str]:
                 images += 1
                 yield _checked(f"{prefix}{entry.name}", root)
             else:
-                others += 1
-        if others > _MOST_OTHERS + 10 * images:
+                extra += 1
+        if extra > _MOST_OTHERS + 10 * images:
             raise UserError(
-                f"Of the first {images + others:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
+                f"Of the first {images + extra:,} files in {str(root)!r} {images:,} are images, so it is no folder of "
                 "images; name the one that holds them, and look for links that lead out of it."
             )
 

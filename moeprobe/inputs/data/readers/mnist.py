@@ -7,6 +7,10 @@ Splits: test is the published test half; val the last twelfth of the training im
 of the files, which the publishers shuffled; train the rest.
 """
 
+import gzip
+import math
+import struct
+import zlib
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,9 +22,9 @@ from PIL import Image
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, as_labels, check_split, require_folder
-from moeprobe.inputs.data.readers import idx
-from moeprobe.runtime.files import is_folder
+from moeprobe.runtime.files import is_file, is_folder
 from moeprobe.runtime.hub import may_download
+from moeprobe.runtime.torchvision_compat import import_with_operators
 
 RESOLUTION = 28
 _VAL_SHARE = 12
@@ -29,7 +33,7 @@ DOWNLOADED = Path("~/.cache/moeprobe/data")
 _ROOTS = (DOWNLOADED, Path("data"), Path("~/data"), Path("~/datasets"))
 
 
-class Mnist(ImageDataset):
+class MnistFiles(ImageDataset):
     """One split of a data set in MNIST's format, held in memory as the published bytes.
 
     Attributes:
@@ -91,21 +95,21 @@ class Mnist(ImageDataset):
         """
         if location:
             root = require_folder(location, name=self.name, layout=" and ".join(self._stems(half)))
-            return self._search(_inside(root, self.published), half, place=repr(location))
+            return self._search(_inside(root, self.published), half, location=repr(location))
         images = self._stems(half)[0]
-        if may_download() and not any(idx.find(place, images) for place in self._usual_places()):
+        if may_download() and not any(find(folder, images) for folder in self._usual_places()):
             self._download()
-        return self._search(self._usual_places(), half, place="the usual places")
+        return self._search(self._usual_places(), half, location="the usual places")
 
     def _usual_places(self) -> list[Path]:
         """Return the folders where the files are looked for without a location."""
         roots = [_inside(root.expanduser(), self.published) for root in _ROOTS]
         return [*self.packaged, *chain.from_iterable(roots)]
 
-    def _search(self, folders: Sequence[Path], half: str, *, place: str) -> tuple[Path, tuple[Path, Path]]:
+    def _search(self, folders: Sequence[Path], half: str, *, location: str) -> tuple[Path, tuple[Path, Path]]:
         images, labels = self._stems(half)
         for folder in folders:
-            pair = idx.find(folder, images), idx.find(folder, labels)
+            pair = find(folder, images), find(folder, labels)
             if pair[0] and pair[1]:
                 return folder, (pair[0], pair[1])
             if pair[0] or pair[1]:
@@ -119,7 +123,7 @@ class Mnist(ImageDataset):
             )
             if way
         )
-        raise UserError(f"{images} of {self.name!r} is not in {place}: {ways}.")
+        raise UserError(f"{images} of {self.name!r} is not in {location}: {ways}.")
 
     def _download(self) -> None:
         """Fetch the published files through torchvision, which checks them.
@@ -127,8 +131,7 @@ class Mnist(ImageDataset):
         Raises:
             UserError: that fails; the sentence has torchvision's reason.
         """
-        from torchvision import datasets
-
+        datasets = import_with_operators("torchvision.datasets")
         root = DOWNLOADED.expanduser()
         try:
             getattr(datasets, self.published)(str(root), download=True, **self._download_keywords())
@@ -152,7 +155,7 @@ def _read_half(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[n
     Raises:
         UserError: a file is damaged, images have another size, or the files do not belong together.
     """
-    pixels, numbers = idx.read(images, num_dimensions=3), idx.read(labels, num_dimensions=1)
+    pixels, numbers = read(images, num_dimensions=3), read(labels, num_dimensions=1)
     if pixels.shape[1:] != (RESOLUTION, RESOLUTION):
         size = " x ".join(str(side) for side in pixels.shape[1:])
         raise UserError(f"{str(images)!r} holds images of {size} pixels; they should be 28 x 28.")
@@ -161,3 +164,44 @@ def _read_half(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[n
             f"{str(images)!r} has {len(pixels)} images but {str(labels)!r} {len(numbers)} labels."
         )
     return pixels, numbers
+
+
+# The idx format of the MNIST family: a big-endian header, then bytes; plain or packed with gzip.
+#
+# A file begins with two zero bytes, the type of its numbers (8: bytes) and the number of dimensions; then the length of
+# each dimension, 4 bytes each (Y. LeCun, C. Cortes and C. Burges, "The MNIST database of handwritten digits").
+
+_BYTES = 8
+_MOST = 2**31  # bytes of an array: EMNIST's largest has 547 million
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Return the file called ``name`` in a folder, or ``name.gz``; None where there is neither."""
+    return next((path for path in (folder / name, folder / f"{name}.gz") if is_file(path)), None)
+
+
+def read(path: Path, *, num_dimensions: int) -> NDArray[np.uint8]:
+    """Return the array of bytes that an idx file holds.
+
+    Raises:
+        UserError: the file cannot be read, is not in this format, has another number of dimensions, or fewer or more
+            bytes than its header says.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(4)
+            if header != bytes([0, 0, _BYTES, num_dimensions]):
+                raise UserError(f"{str(path)!r} is no idx file of bytes with {num_dimensions} dimensions.")
+            lengths = file.read(4 * num_dimensions)
+            shape = struct.unpack(f">{num_dimensions}I", lengths)
+            size = math.prod(shape)
+            if size > _MOST:
+                raise UserError(f"{str(path)!r} says that it holds {size} bytes, more than any of its kind.")
+            # One more than there should be: what follows is noticed, and never unpacked as a whole.
+            content = file.read(size + 1)
+    except (OSError, EOFError, struct.error, zlib.error) as error:
+        raise UserError(f"{str(path)!r} cannot be read: it is damaged or cut off.") from error
+    if len(content) != size:
+        kind = "more" if len(content) > size else f"{len(content)}"
+        raise UserError(f"{str(path)!r} should hold {size} bytes and holds {kind}; get it again.")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)

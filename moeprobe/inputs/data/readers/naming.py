@@ -1,12 +1,15 @@
 """Data sets by what a user calls them: ``name`` or ``name:location``."""
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from moeprobe.errors import UserError
-from moeprobe.inputs.data.base import SPLITS, Dataset
+from moeprobe.inputs.data.base import SPLITS, Dataset, Example, ImageDataset
+from moeprobe.inputs.data.readers.images import open_rgb
 from moeprobe.runtime.catalog import DATA, unknown
-from moeprobe.runtime.files import expanded, is_file, is_folder
+from moeprobe.runtime.files import expanded, is_file, is_folder, status
 from moeprobe.runtime.keywords import checked
 
 # Data sets that need no files of the user's.
@@ -16,7 +19,7 @@ _NO_PATH = ("huggingface", "huggingface_stream", "webdataset")
 _TEXTS = (".txt", ".jsonl", ".csv", ".json")
 
 
-def named(name: str) -> tuple[Any, str | None]:
+def resolve_name(name: str) -> tuple[Any, str | None]:
     """Return the class of a data set and its location.
 
     Raises:
@@ -29,8 +32,8 @@ def named(name: str) -> tuple[Any, str | None]:
     if is_folder(path):
         raise UserError(f"There is no data set {name!r}, but a folder. Did you mean 'folder:{name}'?")
     if is_file(path):
-        held = "text" if path.suffix in _TEXTS else "webdataset" if path.suffix == ".tar" else None
-        hint = f"Did you mean '{held}:{name}'?" if held else "Give its folder: folder:PATH."
+        kind_hint = "text" if path.suffix in _TEXTS else "webdataset" if path.suffix == ".tar" else None
+        hint = f"Did you mean '{kind_hint}:{name}'?" if kind_hint else "Give its folder: folder:PATH."
         raise UserError(f"There is no data set {name!r}, but a file. {hint}")
     raise UserError(unknown("data set", kind, DATA.names()))
 
@@ -42,7 +45,7 @@ def open_data(name: str, *, split: str = "test") -> Dataset:
     Raises:
         UserError: there is no such data set, split or location, or two of its examples have the same name.
     """
-    kind, location = named(name)
+    kind, location = resolve_name(name)
     dataset: Dataset = kind(split=split, location=location)
     if len(set(dataset.image_ids)) < len(dataset.image_ids):
         twice, number = Counter(dataset.image_ids).most_common(1)[0]
@@ -54,10 +57,30 @@ def open_data(name: str, *, split: str = "test") -> Dataset:
 
 def check_data(name: str, *, split: str) -> None:
     """Raise what ``open_data`` raises where a name, a place or a split is mistyped, without reading data that fit."""
-    named(name)
+    resolve_name(name)
     kind, _, location = name.partition(":")
     if kind in _NO_PATH:
         return
-    missing = not expanded(location).exists() if location else kind not in _BUILT_IN
+    missing = status(expanded(location)) is None if location else kind not in _BUILT_IN
     if missing or split not in SPLITS:
         open_data(name, split=split)
+
+
+# A handful of image files named one by one.
+
+
+class Files(ImageDataset):
+    """Image files of the user's own, without labels."""
+
+    def __init__(self, paths: Sequence[str | Path]) -> None:
+        self._paths = [Path(path) for path in paths]
+        for path in self._paths:
+            if not is_file(path):
+                raise UserError(f"There is no image file {path}.")
+        self.image_ids = [str(path) for path in self._paths]
+        self.class_names = None
+
+    def example(self, index: int) -> Example:
+        """Return image ``index``."""
+        path = self._paths[index]
+        return Example(open_rgb(path, name=str(path)), self.image_ids[index])

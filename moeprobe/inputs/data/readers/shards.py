@@ -25,7 +25,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ShardRecord:
     """One image of a shard: its key, its bytes (offset and size in the shard), its label if it has one."""
 
     key: str
@@ -97,7 +97,7 @@ def _expand(pattern: str) -> Iterator[str]:
         yield from _expand(pattern[: braces.start()] + choice + pattern[braces.end() :])
 
 
-def read_index(shard: Path) -> list[Record]:
+def read_index(shard: Path) -> list[ShardRecord]:
     """Return the records of ``shard`` that hold an image, in order.
 
     Raises:
@@ -131,7 +131,7 @@ def read_index(shard: Path) -> list[Record]:
         raise UserError(
             f"The shard {str(shard)!r} is truncated, or no uncompressed tar file: {error}."
         ) from error
-    return [Record(key, offset, size, labels.get(key)) for key, (offset, size) in images.items()]
+    return [ShardRecord(key, offset, size, labels.get(key)) for key, (offset, size) in images.items()]
 
 
 def _key(member: str) -> tuple[str, str]:

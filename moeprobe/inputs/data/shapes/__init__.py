@@ -5,7 +5,9 @@ What an image is belongs to its split and index alone, and is laid down in units
 alike for all classes: only the outline tells the class. Each class is its own mirror image, up to a rotation.
 """
 
+import colorsys
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,6 @@ from PIL import Image, ImageDraw
 
 from moeprobe.errors import UserError
 from moeprobe.inputs.data.base import Example, ImageDataset, check_split
-from moeprobe.inputs.data.shapes.outlines import OUTLINES
-from moeprobe.inputs.data.shapes.textures import draw_ground, draw_object, draw_palette
 from moeprobe.runtime.seeds import generator
 
 _RESOLUTIONS = range(16, 1025)
@@ -83,3 +83,177 @@ def _draw_coverage(
         corners = (center + radius * polygon @ rotation.T) * side - 0.5
         draw.polygon([tuple(corner) for corner in corners], fill=0 if number % 2 else 255)
     return np.asarray(canvas.reduce(_SUPERSAMPLING), dtype=np.float32) / 255
+
+
+# The outlines of ``shapes``: polygons inside the unit circle, each the mirror image of itself up to a rotation.
+
+_CURVE = 96  # corners of a curved outline
+_FLIP = np.array([1.0, -1.0])
+
+
+def _ring(num_points: int, *, radius: float = 1.0) -> np.ndarray:
+    """Return the corners of a regular polygon, the first of them straight up (y points down)."""
+    angle = 2 * np.pi * np.arange(num_points) / num_points
+    return radius * np.stack([np.sin(angle), -np.cos(angle)], axis=1)
+
+
+def _fit(points: np.ndarray) -> np.ndarray:
+    """Return ``points`` moved and scaled so that the middle of their bounding box is 0 and the farthest is at 1."""
+    points = points - (points.min(axis=0) + points.max(axis=0)) / 2
+    return points / np.linalg.norm(points, axis=1).max()
+
+
+def _star() -> np.ndarray:
+    corners = _ring(10)
+    corners[1::2] *= 0.42
+    return corners
+
+
+def _cross() -> np.ndarray:
+    arm = 0.3
+    quarter = np.array([(arm, -1), (arm, -arm), (1, -arm)])
+    turn = np.array([[0, 1], [-1, 0]])
+    return _fit(np.concatenate([quarter @ np.linalg.matrix_power(turn, k) for k in range(4)]))
+
+
+def _heart() -> np.ndarray:
+    t = 2 * np.pi * np.arange(_CURVE) / _CURVE
+    x = 16 * np.sin(t) ** 3
+    y = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
+    return _fit(np.stack([x, y], axis=1) * _FLIP)
+
+
+def _crescent() -> np.ndarray:
+    """Return the unit disc less another disc that is shifted: two arcs that meet at their tips."""
+    shift, radius = 0.42, 0.8
+    tip = (1 - radius**2 + shift**2) / (2 * shift)  # x where the circles cross
+    outer_tip = np.arccos(tip)
+    inner_tip = np.arccos((tip - shift) / radius)
+    outer = np.linspace(outer_tip, 2 * np.pi - outer_tip, _CURVE)
+    inner = np.linspace(2 * np.pi - inner_tip, inner_tip, _CURVE)
+    arcs = [np.stack([np.cos(outer), np.sin(outer)], axis=1)]
+    arcs.append(np.stack([shift + radius * np.cos(inner), radius * np.sin(inner)], axis=1))
+    return _fit(np.concatenate(arcs))
+
+
+def _arrow() -> np.ndarray:
+    half = np.array([(0, -1), (0.75, -0.15), (0.27, -0.15), (0.27, 0.95)])
+    return _fit(np.concatenate([half, half[:0:-1] * -_FLIP]))
+
+
+# name -> polygons filled in turn: object, hole.
+OUTLINES: dict[str, tuple[np.ndarray, ...]] = {
+    "arrow": (_arrow(),),
+    "circle": (_ring(_CURVE),),
+    "crescent": (_crescent(),),
+    "cross": (_cross(),),
+    "heart": (_heart(),),
+    "hexagon": (_ring(6),),
+    "ring": (_ring(_CURVE), _ring(_CURVE, radius=0.6)),
+    "square": (_ring(4),),
+    "star": (_star(),),
+    "triangle": (_ring(3),),
+}
+
+
+# The surfaces of ``shapes``: two-colored textures that look the same at every resolution.
+#
+# A pattern is a field (resolution, resolution) in 0..1 that mixes two colors; coordinates are in units of the image's
+# side, so a stripe is as wide a part of a small image as of a large one.
+
+_Pattern = Callable[[np.random.Generator, int], np.ndarray]
+Colors = tuple[np.ndarray, np.ndarray]  # two of (3,), RGB in 0..1
+
+# How far the object's color stays from the ground's (Euclidean, RGB in 0..1).
+_CONTRAST = 0.45
+_CANDIDATES = 32
+
+
+def draw_palette(random: np.random.Generator) -> tuple[Colors, Colors]:
+    """Return the colors of the ground and of the object: any two, as long as they can be distinguished."""
+    ground = _draw_color(random)
+    candidates = np.stack([_draw_color(random) for _ in range(_CANDIDATES)])
+    distance = np.linalg.norm(candidates - ground, axis=1)
+    enough = distance >= _CONTRAST
+    figure = candidates[int(np.argmax(enough) if enough.any() else np.argmax(distance))]
+    return _vary(random, ground), _vary(random, figure)
+
+
+def draw_ground(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
+    """Return a ground: a pattern under uneven light, (resolution, resolution, 3) float32."""
+    return _light(random, _draw_texture(random, colors, resolution), strength=0.12)
+
+
+def draw_object(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
+    """Return the surface that the object is cut from, like a ground, more strongly lit."""
+    return _light(random, _draw_texture(random, colors, resolution), strength=0.2)
+
+
+def _draw_color(random: np.random.Generator) -> np.ndarray:
+    hue, saturation, value = random.random(), random.uniform(0.1, 0.75), random.uniform(0.25, 0.95)
+    return np.array(colorsys.hsv_to_rgb(hue, saturation, value), dtype=np.float32)
+
+
+def _vary(random: np.random.Generator, color: np.ndarray) -> Colors:
+    """Return the two colors of a texture, on either side of ``color`` so that their mean stays."""
+    step = random.uniform(0.06, 0.16) * np.sign(random.uniform(-1, 1, size=3))
+    step = np.minimum(np.abs(step), np.minimum(color, 1 - color)) * np.sign(step)
+    return (color - step).astype(np.float32), (color + step).astype(np.float32)
+
+
+def _draw_texture(random: np.random.Generator, colors: Colors, resolution: int) -> np.ndarray:
+    pattern = _PATTERNS[int(random.integers(len(_PATTERNS)))]
+    first, second = colors
+    return first + (second - first) * pattern(random, resolution)[:, :, None]
+
+
+def _light(random: np.random.Generator, surface: np.ndarray, *, strength: float) -> np.ndarray:
+    """Return ``surface`` brightened towards one side and darkened towards the other."""
+    along = _axis(random.uniform(0, 2 * np.pi), surface.shape[0])
+    return surface * (1 + strength * along)[:, :, None]
+
+
+def _axis(angle: float, resolution: int) -> np.ndarray:
+    """Return each pixel center's coordinate along a direction, 0 in the middle of the image."""
+    center = (np.arange(resolution, dtype=np.float32) + 0.5) / resolution - 0.5
+    return np.float32(np.cos(angle)) * center[None, :] + np.float32(np.sin(angle)) * center[:, None]
+
+
+def _wave(random: np.random.Generator, angle: float, resolution: int) -> np.ndarray:
+    """Return a sine of 3 to 9 periods across the image, in -1..1."""
+    frequency, phase = random.uniform(3, 9), random.uniform(0, 2 * np.pi)
+    return np.sin(np.float32(2 * np.pi * frequency) * _axis(angle, resolution) + np.float32(phase))
+
+
+def _stripes(random: np.random.Generator, resolution: int) -> np.ndarray:
+    return 0.5 + 0.5 * _wave(random, random.uniform(0, np.pi), resolution)
+
+
+def _checks(random: np.random.Generator, resolution: int) -> np.ndarray:
+    angle = random.uniform(0, np.pi)
+    waves = _wave(random, angle, resolution) * _wave(random, angle + np.pi / 2, resolution)
+    # Steep, not a step: a step would alias, and differ between resolutions.
+    return 0.5 + 0.5 * np.clip(4 * waves, -1, 1)
+
+
+def _clouds(random: np.random.Generator, resolution: int) -> np.ndarray:
+    """Return smooth noise of three octaves, in 0..1."""
+    total = np.zeros((resolution, resolution), dtype=np.float32)
+    for octave, weight in enumerate((0.5, 0.3, 0.2)):
+        cells = 4 * 2**octave
+        lattice = Image.fromarray(random.random((cells, cells), dtype=np.float32))
+        total += weight * np.asarray(lattice.resize((resolution, resolution), Image.Resampling.BICUBIC))
+    return np.clip(1.8 * (total - 0.5) + 0.5, 0, 1)
+
+
+def _grain(random: np.random.Generator, resolution: int) -> np.ndarray:
+    """Return fine noise, in 0..1: 32 grains across the image whatever its resolution."""
+    lattice = Image.fromarray(random.random((32, 32), dtype=np.float32))
+    return np.clip(np.asarray(lattice.resize((resolution, resolution), Image.Resampling.BICUBIC)), 0, 1)
+
+
+def _plain(random: np.random.Generator, resolution: int) -> np.ndarray:
+    return np.full((resolution, resolution), 0.5, dtype=np.float32)
+
+
+_PATTERNS: tuple[_Pattern, ...] = (_stripes, _checks, _clouds, _grain, _plain)

@@ -19,7 +19,7 @@ _TRANSLATION = 100 / 224
 
 
 def _rotate(amount: float, size: int) -> Map:
-    return geometry.about(geometry.rotation(_ROTATION * amount), size / 2, size / 2)
+    return geometry.around(geometry.rotation(_ROTATION * amount), size / 2, size / 2)
 
 
 def _shear_x(amount: float, size: int) -> Map:

@@ -56,7 +56,8 @@ class Hash(LimitedRouter):
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; ``noise`` must be None."""
-        assert noise is None, "a hash takes no noise"
+        if noise is not None:
+            raise ValueError("A hash router takes no noise.")
         assert self.top_k is not None
         with without_autocast(tokens), torch.no_grad():
             priority = priorities(self._codes(tokens), self.num_experts)

@@ -64,8 +64,8 @@ class Priority(LinearRouter):
                 selected = top_choices(gates, self.top_k)
                 plan = plan_token_choice(gates, selected, capacity=None)
             else:
-                selected, held = assign(gates.detach(), top_k=self.top_k, capacity=capacity)
-                plan = plan_choices(gates, selected, held, capacity=capacity)
+                selected, accepted = assign(gates.detach(), top_k=self.top_k, capacity=capacity)
+                plan = plan_choices(gates, selected, accepted, capacity=capacity)
         return Decision(
             logits=logits.clean,
             noisy_logits=logits.noisy,
@@ -91,24 +91,24 @@ def assign(gates: Tensor, *, top_k: int, capacity: int) -> tuple[Tensor, Tensor]
         capacity: tokens of a group that an expert may have.
     """
     num_groups, group_size, num_experts = gates.shape
-    wishes = gates.argsort(dim=-1, descending=True, stable=True)
+    preferences = gates.argsort(dim=-1, descending=True, stable=True)
     # A pair's cell in a table with the tokens of each expert in its own order, best first.
     ranked = gates.transpose(1, 2).argsort(dim=-1, descending=True, stable=True)
-    place = torch.empty_like(ranked).scatter(
+    rank = torch.empty_like(ranked).scatter(
         -1, ranked, torch.arange(group_size, device=gates.device).expand_as(ranked)
     )
-    cell = (wishes * group_size + place.transpose(1, 2).gather(-1, wishes)).flatten(1)
-    refused = torch.zeros_like(wishes, dtype=torch.bool)
+    cell = (preferences * group_size + rank.transpose(1, 2).gather(-1, preferences)).flatten(1)
+    refused = torch.zeros_like(preferences, dtype=torch.bool)
     while True:
-        asks = ~refused & ((~refused).cumsum(-1) <= top_k)
-        table = torch.zeros_like(cell, dtype=torch.bool).scatter(1, cell, asks.flatten(1))
+        proposals = ~refused & ((~refused).cumsum(-1) <= top_k)
+        table = torch.zeros_like(cell, dtype=torch.bool).scatter(1, cell, proposals.flatten(1))
         table = table.view(num_groups, num_experts, group_size)
         # Who asks now yields only to better ones: with C better ones ahead, asking later would be in vain too.
         ahead = table.cumsum(-1, dtype=torch.int32) - table.int()
-        refused = (ahead >= capacity).flatten(1).gather(1, cell).view_as(asks)
-        if not (asks & refused).any():
+        refused = (ahead >= capacity).flatten(1).gather(1, cell).view_as(proposals)
+        if not (proposals & refused).any():
             break
-    missing = top_k - asks.sum(-1, keepdim=True)
-    listed = asks | (~asks & ((~asks).cumsum(-1) <= missing))
+    missing = top_k - proposals.sum(-1, keepdim=True)
+    listed = proposals | (~proposals & ((~proposals).cumsum(-1) <= missing))
     order = listed.byte().argsort(dim=-1, descending=True, stable=True)[..., :top_k]
-    return wishes.gather(-1, order), asks.gather(-1, order)
+    return preferences.gather(-1, order), proposals.gather(-1, order)

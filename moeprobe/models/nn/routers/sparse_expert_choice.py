@@ -57,7 +57,8 @@ class SparseExpertChoice(LinearRouter):
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; there is no noise."""
-        assert noise is None
+        if noise is not None:
+            raise ValueError("A router by sparse transport takes no noise.")
         group_size = tokens.shape[1]
         with without_autocast(tokens):
             logits = self._logits(tokens, None)

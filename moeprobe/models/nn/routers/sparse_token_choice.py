@@ -53,7 +53,8 @@ class SparseTokenChoice(LinearRouter):
 
     def forward(self, tokens: Tensor, noise: Tensor | None = None) -> Decision:
         """Route tokens ``(G, S, D)``; there is no noise."""
-        assert noise is None
+        if noise is not None:
+            raise ValueError("A router by sparse transport takes no noise.")
         assert self.top_k is not None
         with without_autocast(tokens):
             logits = self._logits(tokens, None).clean

@@ -1,1 +1,1 @@
-"""Training objectives: what is added to the supervised loss, one objective per file."""
+"""Training objectives: terms added to the supervised loss, one objective per file."""

@@ -21,9 +21,9 @@ from moeprobe.models.nn.losses import gshard_loss, importance_loss, load_loss, z
 from moeprobe.models.nn.routers.base import Decision
 
 
-def whole(own: Tensor) -> Tensor:
+def local_total(partial_sum: Tensor) -> Tensor:
     """Return a sum over all rows there are."""
-    return own
+    return partial_sum
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Views:
     source_size: NDArray[np.float64]
     grid: PatchGrid
     num_prefix_tokens: int
-    total: Callable[[Tensor], Tensor] = whole
+    total: Callable[[Tensor], Tensor] = local_total
 
     def of(self, images: slice) -> "Views":
         """Return the views of some of the images."""
-        maps = [one[images] for one in self.to_source]
+        maps = [view_maps[images] for view_maps in self.to_source]
         return dataclasses.replace(self, to_source=maps, source_size=self.source_size[images])
 
 

@@ -13,8 +13,8 @@ from moeprobe.models.training.objectives.base import (
     Term,
     Views,
     balancing_terms,
+    local_total,
     paired_gates,
-    whole,
 )
 from moeprobe.models.training.objectives.prc import paired_tokens
 
@@ -52,7 +52,7 @@ class Jsd(Objective):
 
 
 def mean_divergence(
-    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = local_total
 ) -> Tensor:
     """Return the mean over pairs of ½ KL(p‖m) + ½ KL(q‖m), m = (p + q) / 2, for gates ``(B, M, E)``."""
     middle = (gates1 + gates2) / 2

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates, whole
+from moeprobe.models.training.objectives.base import Objective, Term, Views, local_total, paired_gates
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def paired_tokens(views: Views) -> tuple[NDArray[np.int64], NDArray[np.int64], N
 
 
 def correlation(
-    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = local_total
 ) -> tuple[Tensor, Tensor]:
     """Return S ``(E, E)`` of equation 3 from gates ``(B, M, E)``, and the number of pairs; without one, S is zero.
 

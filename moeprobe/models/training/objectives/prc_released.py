@@ -16,7 +16,7 @@ from torch import Tensor
 from moeprobe.errors import UserError
 from moeprobe.inputs import geometry
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, paired_gates, whole
+from moeprobe.models.training.objectives.base import Objective, Term, Views, local_total, paired_gates
 from moeprobe.models.training.objectives.prc import consistency_terms, correlation
 
 
@@ -62,7 +62,7 @@ class PrcReleased(Objective):
 
 
 def slot_diagonal(
-    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = whole
+    gates1: Tensor, gates2: Tensor, valid: Tensor, total: Callable[[Tensor], Tensor] = local_total
 ) -> Tensor:
     """Return the mean of (D_je − 1)² for gates ``(B, M, E)`` that are zero where there is no pair."""
     products, pairs = total((gates1 * gates2).sum(0)), total(valid.sum())

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from moeprobe.errors import UserError
 from moeprobe.models.nn.routers.base import Decision
-from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained, whole
+from moeprobe.models.training.objectives.base import Objective, Term, Views, check_trained, local_total
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def token_variation(gates: Tensor, *, epsilon: float) -> Tensor:
     return _inverse(gates, -1, epsilon).mean()
 
 
-def image_variation(gates: Tensor, *, epsilon: float, total: Callable[[Tensor], Tensor] = whole) -> Tensor:
+def image_variation(
+    gates: Tensor, *, epsilon: float, total: Callable[[Tensor], Tensor] = local_total
+) -> Tensor:
     """Return the mean over experts of μ / (σ² + ε) over images, of gates ``(B, P, E)`` summed over patches.
 
     ``total`` sums over the whole batch, of which the images may be a part.

@@ -5,6 +5,8 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
+from moeprobe.metrics.analyses.fewshot import FEWSHOT_ACCURACY
+from moeprobe.metrics.analyses.output import ACCURACY
 from moeprobe.metrics.costs import (
     ACTIVE_PARAMETERS,
     FLOPS_PER_IMAGE,
@@ -12,14 +14,17 @@ from moeprobe.metrics.costs import (
     STEP_SECONDS_IN_TURN,
     TRAINING_DIVERGED,
 )
-from moeprobe.metrics.fewshot import FEWSHOT_ACCURACY
-from moeprobe.metrics.output import ACCURACY
 from moeprobe.metrics.registry import find
 from moeprobe.results.figures import panels
-from moeprobe.results.figures.tradeoff.experts import draw_experts
-from moeprobe.results.figures.tradeoff.groups import groups, setting
-from moeprobe.results.figures.tradeoff.numbers import TRAINING_TIME, numbers_of, shared_kappa
-from moeprobe.results.figures.tradeoff.rows import draw_rows
+from moeprobe.results.figures.tradeoff.rows import (
+    TRAINING_TIME,
+    draw_experts,
+    draw_rows,
+    groups,
+    numbers_of,
+    setting,
+    shared_kappa,
+)
 from moeprobe.results.figures.tradeoff.times import draw_published, draw_times
 
 __all__ = ["draw", "draw_published", "numbers_of", "setting", "shared_kappa"]
@@ -35,7 +40,7 @@ _LOADED = (
     "Time: median step × steps, as each training took it; compare what one machine did under the same load"
 )
 _IN_TURN = (
-    "Time: median of forward and backward passes × steps, all routers timed in turn (moeprobe bench models), without "
+    "Time: median of forward and backward passes × steps, all routers timed in turn (benchmarks.speed models), without "
     "updates"
 )
 _BARS = "Marks: mean over training seeds; bars: lowest to highest of them"
@@ -54,8 +59,8 @@ def draw(table: pd.DataFrame) -> dict[str, Figure]:
     datasets = list(dict.fromkeys(table["dataset"]))
     for dataset in datasets:
         end = "" if len(datasets) == 1 else f"-{dataset.replace(':', '-').replace('/', '-')}"
-        found = _figures(table[table["dataset"] == dataset])
-        figures |= {f"{name}{end}": figure for name, figure in found.items()}
+        of_dataset = _figures(table[table["dataset"] == dataset])
+        figures |= {f"{name}{end}": figure for name, figure in of_dataset.items()}
     return figures
 
 
@@ -64,8 +69,8 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     kinds = {name: rows["metric"].iloc[0] for name, rows in numbers.items()}
     reached = {name: rows for name, rows in numbers.items() if kinds[name] in _OF_OUTPUT}
     routing = {name: rows for name, rows in numbers.items() if kinds[name] not in (*_OF_OUTPUT, *_COSTS)}
-    found = panels.select(table, metric=ACCURACY.name)
-    drawn = found if len(found) else table
+    accuracies = panels.select(table, metric=ACCURACY.name)
+    shown_rows = accuracies if len(accuracies) else table
     lacking = dict.fromkeys(panels.select(table, metric=TRAINING_DIVERGED.name)["checkpoint"], "diverged")
     several = any(len(group.cells) > 1 for group in all_groups)
     bars = _BARS if several else "Bars: 95 % over images"
@@ -74,27 +79,31 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     figure = draw_rows(reached | _costs(table), all_groups, lacking=lacking)
     figures = {
         "tradeoff": panels.finish(
-            figure, drawn, title="What is reached, and what it costs", notes=[bars], mark=_WIDTH
+            figure, shown_rows, title="What is reached, and what it costs", notes=[bars], mark=_WIDTH
         )
     }
     if routing:
         kappa = shared_kappa(table)
         notes = [] if kappa is None else [f"κ is that of {find(kappa).metric.label}, against pooled chance"]
         figures["steadiness"] = panels.finish(
-            draw_rows(routing, all_groups, lacking=lacking), drawn,
+            draw_rows(routing, all_groups, lacking=lacking), shown_rows,
             title="How steady and how even the routing is: first MoE layer",
             notes=[*notes, bars], mark=_WIDTH,
         )  # fmt: skip
     if len({group.experts for group in all_groups if not math.isnan(group.experts)}) > 1:
         steady = {name: rows for name, rows in routing.items() if name.startswith("κ")}
-        shown = [*list(reached.items())[:1], *list(steady.items())[:1]]
+        numbers_drawn = [*list(reached.items())[:1], *list(steady.items())[:1]]
         figures["experts"] = panels.finish(
-            draw_experts(dict(shown), all_groups), drawn, title="How many experts", notes=[bars], mark=None
+            draw_experts(dict(numbers_drawn), all_groups),
+            shown_rows,
+            title="How many experts",
+            notes=[bars],
+            mark=None,
         )
     if TRAINING_TIME in numbers:
         against = {name: rows for name, rows in reached.items() if name == "accuracy" or "-shot" in name}
         figures["time"] = panels.finish(
-            draw_times(against, numbers[TRAINING_TIME], all_groups), drawn, title="Accuracy against training time",
+            draw_times(against, numbers[TRAINING_TIME], all_groups), shown_rows, title="Accuracy against training time",
             notes=[_IN_TURN if kinds[TRAINING_TIME] == STEP_SECONDS_IN_TURN.name else _LOADED, bars], mark=None,
         )  # fmt: skip
     return figures
@@ -102,12 +111,12 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 
 def _costs(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return what trainings cost, in the units of the figure, by the titles of its panels."""
-    found = {}
+    costs = {}
     in_turn = STEP_SECONDS_IN_TURN.name in set(table["metric"])
     for name, (title, unit) in _COSTS.items():
         if name == (STEP_SECONDS.name if in_turn else STEP_SECONDS_IN_TURN.name):
             continue
         rows = panels.select(table, metric=name).set_index("checkpoint")
         if len(rows):
-            found[title] = rows.assign(value=rows["value"] * unit)
-    return found
+            costs[title] = rows.assign(value=rows["value"] * unit)
+    return costs

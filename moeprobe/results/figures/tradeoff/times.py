@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 
 from moeprobe.results.figures import panels
 from moeprobe.results.figures.direct import Named, beside
-from moeprobe.results.figures.tradeoff.groups import Group, groups, spread
-from moeprobe.results.figures.tradeoff.rows import MARKS
+from moeprobe.results.figures.tradeoff.rows import MARKS, Group, groups, spread
 from moeprobe.results.palette import COLORS
 
 _WIDTH, _HEIGHT = 4.6, 3.0
@@ -32,17 +31,17 @@ def draw_times(numbers: dict[str, pd.DataFrame], time: pd.DataFrame, all_groups:
     width = _WIDTH + _LETTER * max(0, longest - _LETTERS)
     figure, axes = panels.panels(len(numbers), len(settings), width=width, height=_HEIGHT, sharey=False)
     for row, (name, rows) in enumerate(numbers.items()):
-        for column, some in enumerate(settings.values()):
+        for column, members in enumerate(settings.values()):
             panel = axes[row, column]
-            _points(panel, some, time, rows)
-            names = dict.fromkeys(group.setting for group in some if not np.isnan(group.size))
+            _points(panel, members, time, rows)
+            names = dict.fromkeys(group.setting for group in members if not np.isnan(group.size))
             panel.set_title(", ".join(names) if row == 0 else "")
             panel.set(ylabel=name if column == 0 else "", xlabel="time of the training steps, s")
         ends = np.array([panel.get_ylim() for panel in axes[row]])
         for panel in axes[row]:
             panel.set_ylim(ends[:, 0].min(), ends[:, 1].max())
-        for column, some in enumerate(settings.values()):
-            _name(axes[row, column], some, time, rows)
+        for column, members in enumerate(settings.values()):
+            _name(axes[row, column], members, time, rows)
     return figure
 
 
@@ -56,11 +55,11 @@ def draw_published(paper: pd.DataFrame) -> Figure:
     figure, axes = panels.panels(len(_TASKS), len(architectures), width=_WIDTH, height=_HEIGHT, sharey=False)
     for row, (task, title) in enumerate(_TASKS.items()):
         for column, architecture in enumerate(architectures):
-            here = paper[(paper["task"] == task) & (paper["architecture"] == architecture)]
-            time = here[[*key, "checkpoint"]].merge(days, on=key, how="left").set_index("checkpoint")
+            values = paper[(paper["task"] == task) & (paper["architecture"] == architecture)]
+            time = values[[*key, "checkpoint"]].merge(days, on=key, how="left").set_index("checkpoint")
             time = time.assign(value=time["tpuv3_days"], ci_low=np.nan, ci_high=np.nan)
-            panel, rows = axes[row, column], here.set_index("checkpoint")
-            all_groups = groups(here)
+            panel, rows = axes[row, column], values.set_index("checkpoint")
+            all_groups = groups(values)
             _points(panel, all_groups, time, rows)
             _name(panel, all_groups, time, rows)
             panel.set_title(architecture if row == 0 else "")
@@ -69,24 +68,24 @@ def draw_published(paper: pd.DataFrame) -> Figure:
         names = dict.fromkeys(group.setting for group in all_groups if group.size == size)
         axes[0, 0].plot([], [], MARKS[number], color="#606060", label=", ".join(names))
     figure.suptitle("The paper's values, not ours: Routers in Vision MoE (Liu et al.)")
-    return panels.below(
+    return panels.add_caption(
         figure,
         "Tables 1–4, 6, 8. Pretraining on JFT-300M, 32 experts, every second block; no intervals are published. Lines "
         "join the two budgets of a router; L/16 has one of sparse_expert_choice and of soft_moe.",
     )
 
 
-def _colors(some: Sequence[Group]) -> dict[str, str]:
-    labels = dict.fromkeys(group.label for group in some)
+def _colors(members: Sequence[Group]) -> dict[str, str]:
+    labels = dict.fromkeys(group.label for group in members)
     return {label: _COLORS[number % len(_COLORS)] for number, label in enumerate(labels)}
 
 
-def _points(axes: Axes, some: Sequence[Group], time: pd.DataFrame, rows: pd.DataFrame) -> None:
+def _points(axes: Axes, members: Sequence[Group], time: pd.DataFrame, rows: pd.DataFrame) -> None:
     """Draw the mean of each group with the ranges of its seeds, and a line through the budgets of one router."""
-    sizes = list(dict.fromkeys(group.size for group in some))
-    for label, color in _colors(some).items():
+    sizes = list(dict.fromkeys(group.size for group in members))
+    for label, color in _colors(members).items():
         through = []
-        for group in [group for group in some if group.label == label]:
+        for group in [group for group in members if group.label == label]:
             x, y = spread(group, time), spread(group, rows)
             if x is None or y is None:
                 continue
@@ -99,11 +98,11 @@ def _points(axes: Axes, some: Sequence[Group], time: pd.DataFrame, rows: pd.Data
     axes.margins(x=0.08, y=0.08)
 
 
-def _name(axes: Axes, some: Sequence[Group], time: pd.DataFrame, rows: pd.DataFrame) -> None:
+def _name(axes: Axes, members: Sequence[Group], time: pd.DataFrame, rows: pd.DataFrame) -> None:
     """Write the name of each router beside the last of its points."""
-    named = {}
-    for group in some:
+    labels = {}
+    for group in members:
         x, y = spread(group, time), spread(group, rows)
         if x is not None and y is not None:
-            named[group.label] = Named(x.mean, y.mean, group.label, _colors(some)[group.label])
-    beside(axes, list(named.values()), height=_HEIGHT - 0.6)
+            labels[group.label] = Named(x.mean, y.mean, group.label, _colors(members)[group.label])
+    beside(axes, list(labels.values()), height=_HEIGHT - 0.6)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from moeprobe import api
-from moeprobe.errors import UserError
+from moeprobe.errors import RunWarning, UserError
 from moeprobe.models.checkpoints import checkpoint
 from moeprobe.models.checkpoints.vmoe import find, import_vmoe
 from moeprobe.models.checkpoints.vmoe_export import export_vmoe
@@ -24,7 +24,7 @@ from moeprobe.models.config import ModelConfig
 from moeprobe.models.nn.build import build_model
 from moeprobe.models.nn.capture import capture
 from tests.commands import names_in
-from tests.golden import assert_golden, oracle, oracle_path
+from tests.golden import assert_golden, golden, golden_checkpoint
 from tests.models.checkpoints import making
 from tests.models.nn.released import forward, random_parameters, to_state_dict
 
@@ -53,9 +53,9 @@ def written(folder: Path, parameters: dict[str, NDArray[Any]], **how: Any) -> Pa
 
 @pytest.mark.golden
 @pytest.mark.parametrize("name", ["small_1shard", "small_4shards"])
-def test_released_parameters(name: str) -> None:
-    found = find(oracle_path(f"ckpt/{name}.index")).read()
-    expected = to_state_dict(oracle("ckpt/expected_params.npz"))
+def test_released_parameters(name: str, tmp_path: Path) -> None:
+    found = find(golden_checkpoint(name, tmp_path)).read()
+    expected = to_state_dict(golden("model_small/params.npz"))
     assert set(found) == set(expected)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
@@ -66,10 +66,10 @@ def test_released_parameters(name: str) -> None:
 )
 def test_released_model(tmp_path: Path, variant: str) -> None:
     """The imported checkpoint, loaded as a probe loads it, on images in [0, 1]."""
-    expected = oracle(f"model_small/{variant}.npz")
-    setting = oracle("model_small/summary.json")[variant]["config"]
+    expected = golden(f"model_small/{variant}.npz")
+    setting = golden("model_small/summary.json")[variant]["config"]
     import_vmoe(
-        oracle_path("ckpt/small_4shards.index"),
+        golden_checkpoint("small_4shards", tmp_path),
         tmp_path / "released",
         top_k=setting.get("K", 2),
         eval_capacity_factor=setting["capacity_factor"],
@@ -78,7 +78,7 @@ def test_released_model(tmp_path: Path, variant: str) -> None:
     )
     model, info = checkpoint.load(tmp_path / "released")
     assert sum(parameter.numel() for parameter in model.parameters()) == 252_298
-    images = torch.from_numpy(oracle("model_small/images.npz")["images"].transpose(0, 3, 1, 2).copy())
+    images = torch.from_numpy(golden("model_small/images.npz")["images"].transpose(0, 3, 1, 2).copy())
     with torch.no_grad(), capture(model.eval()) as decisions:
         assert_golden(model(images), expected["logits"])
     for name, decision in decisions.items():
@@ -231,8 +231,17 @@ def test_settings_that_do_not_fit(tmp_path: Path, setting: dict[str, Any], words
 def test_folders_that_are_taken(tmp_path: Path) -> None:
     source = written(tmp_path, random_parameters())
     import_vmoe(source, tmp_path / "c")
-    with pytest.raises(UserError, match="holds a checkpoint; add overwrite=True"):
+    before = (tmp_path / "c" / "last.safetensors").read_bytes()
+    with pytest.warns(RunWarning, match="c is finished; add --overwrite to repeat it"):
         import_vmoe(source, tmp_path / "c")
+    other = written(tmp_path / "other", random_parameters())
+    for again in (
+        lambda: import_vmoe(source, tmp_path / "c", top_k=1),
+        lambda: import_vmoe(other, tmp_path / "c"),
+    ):
+        with pytest.raises(UserError, match="holds a checkpoint; add overwrite=True"):
+            again()
+    assert (tmp_path / "c" / "last.safetensors").read_bytes() == before
     inside = making.write(tmp_path / "c" / "vmoe", *making.content(making.nested(random_parameters())))
     with pytest.raises(UserError, match="which would be replaced"):
         import_vmoe(inside, tmp_path / "c", overwrite=True)
@@ -253,10 +262,10 @@ def test_folders_that_are_taken(tmp_path: Path) -> None:
         export_vmoe(tmp_path / "c", tmp_path / "out", shards=2)
     files = export_vmoe(tmp_path / "c", tmp_path / "out", shards=2, overwrite=True).files
     assert sorted(tmp_path.glob("out.*")) == sorted(files)
-    before = {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")}
+    untouched = {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")}
     with pytest.raises(UserError, match="was not exported by moeprobe"):
         export_vmoe(tmp_path / "c", source, overwrite=True)
-    assert {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")} == before
+    assert {path.name: path.read_bytes() for path in source.parent.glob(f"{source.name}.*")} == untouched
     with pytest.raises(UserError, match="is a folder; give the beginning"):
         export_vmoe(tmp_path / "c", tmp_path)
     with pytest.raises(UserError, match=r"1 to 99,999 shards; got 0"):

@@ -59,12 +59,12 @@ class SparseTransport:
     def potentials(self, similarity: Tensor, *, row_sum: float, max_nonzeros: int) -> Tensor:
         """Return the potentials of the columns ``(G, M)`` after Adam's steps up the semi-dual."""
         num_groups, num_rows, num_columns = similarity.shape
-        wanted = num_rows * row_sum / num_columns
+        column_sum = num_rows * row_sum / num_columns
         potentials = similarity.new_zeros(num_groups, num_columns)
         mean, square = torch.zeros_like(potentials), torch.zeros_like(potentials)
         for step in range(1, self.iterations + 1):
             scores = (similarity + potentials[:, None]) / (row_sum * self.gamma)
-            gradient = wanted - row_sum * project(scores, max_nonzeros=max_nonzeros).sum(1)
+            gradient = column_sum - row_sum * project(scores, max_nonzeros=max_nonzeros).sum(1)
             mean = _BETAS[0] * mean + (1 - _BETAS[0]) * gradient
             square = _BETAS[1] * square + (1 - _BETAS[1]) * gradient**2
             scale = (square / (1 - _BETAS[1] ** step)).sqrt() + _EPSILON
@@ -89,5 +89,5 @@ def project(scores: Tensor, *, max_nonzeros: int) -> Tensor:
     threshold = excess.gather(-1, positive - 1) / positive
     # The same as a stable sort, at a quarter of its time.
     above, tied = scores > best[..., -1:], scores == best[..., -1:]
-    kept = above | (tied & (tied.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    return (scores - threshold).clamp_min(0).masked_fill(~kept, 0)
+    support = above | (tied & (tied.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    return (scores - threshold).clamp_min(0).masked_fill(~support, 0)

@@ -1,0 +1,190 @@
+"""What every command writes and says, as hashes: two trees that behave alike have the same.
+
+    python -m benchmarks.fingerprints build/before.json          # in one tree
+    python -m benchmarks.fingerprints build/after.json           # in another
+    python -m benchmarks.fingerprints build/before.json --against build/after.json
+
+Commands run on committed digits checkpoints, with few images. Kept are the SHA-256 of every table, array and picture,
+of what ``run.json`` and sidecars say except versions, times and paths, of every ``--help`` and ``--json``, and of what
+about two hundred wrong inputs are answered.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from moeprobe.cli.app import app
+from moeprobe.runtime.files import write_json
+
+REFERENCE = Path(__file__).parents[1] / "checkpoints" / "reference"
+MODELS = (
+    "digits-baseline-k2-seed0",
+    "digits-prc-k2-seed0",
+    "digits-baseline-k1-seed0",
+    "digits-prc-k1-seed0",
+)
+# What a command is given apart from checkpoints, a small ``--limit`` and a folder.
+COMMANDS: dict[str, list[str]] = {
+    "match-ratio": [],
+    "noise-sweep": ["--sigmas", "0,0.2"],
+    "sweep": ["--view", "brightness"],
+    "confidence": [],
+    "eval": [],
+    "routes": [],
+    "overlay": ["--severity", "0.2"],
+    "discontinuity": ["--limit", "4"],
+    "contagion": [],
+    "s-matrix": [],
+    "determinism": [],
+    "precision": ["--formats", "int8"],
+    "attack": ["--limit", "8"],
+    "fewshot": ["--shots", "1", "--limit", "40"],
+    "trace": [],
+    "correspond": [],
+}
+# Options that are wrong, or have a wrong value, for any command that knows them.
+WRONG = (
+    ["--no-such-option"],
+    *([option, value] for option, value in {
+        "--limit": "0", "--seed": "x", "--data": "digitz", "--device": "gpu", "--layers": "nowhere",
+        "--batch-size": "0", "--group-images": "0", "--split": "tst", "--workers": "-1", "--view": "randomcrop",
+        "--severities": "a", "--capacity": "some",
+    }.items()),
+    ["--limit", "x"],
+)  # fmt: skip
+# Keys of JSON that differ from run to run, or from machine to machine.
+_VARYING = {
+    "versions", "python", "platform", "machine", "git", "commit", "command", "seconds", "wall_seconds", "started",
+    "images_per_second", "created", "time", "device", "host", "training_seconds", "step_seconds", "load_at_start",
+    "load_at_end", "moeprobe",
+}  # fmt: skip
+
+
+def main() -> None:
+    """Write the fingerprints of this tree, or compare those of two."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--against", type=Path, help="fingerprints to compare these with; nothing is run")
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="comma-separated; default: all")
+    options = parser.parse_args()
+    if options.against is not None:
+        differing = differences(*(json.loads(path.read_text()) for path in (options.file, options.against)))
+        print("\n".join(differing) or "the same")
+        sys.exit(bool(differing))
+    os.environ["COLUMNS"] = "100"
+    hashes = fingerprints(options.commands.split(","))
+    options.file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(options.file, hashes)
+    print(f"{len(hashes)} hashes in {options.file}")
+
+
+def fingerprints(commands: list[str]) -> dict[str, str]:
+    """Return the hash of everything that these commands write and print, by what it is."""
+    models = [str(REFERENCE / name) for name in MODELS]
+    hashes = {f"help {name}": _hash(text) for name, text in _helps()}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name in commands:
+            extra = COMMANDS[name] if "--limit" in COMMANDS[name] else [*COMMANDS[name], "--limit", "24"]
+            of_two = [name, *models[:2], *extra]
+            hashes |= _outcome(f"{name} --out", [*of_two, "--out", str(root / name)], root)
+            hashes |= {f"{name}: {path}": text for path, text in _files(root / name)}
+            if name not in ("trace", "overlay"):
+                hashes |= _outcome(f"{name} --json", [name, models[2], *extra, "--json"], root)
+        if "match-ratio" in commands:
+            given = ["compare", str(root / "match-ratio"), "--out", str(root / "compare")]
+            hashes |= _outcome("compare", given, root) | {
+                f"compare: {path}": text for path, text in _files(root / "compare")
+            }
+            given = ["report", str(root / "match-ratio"), "--out", str(root / "report")]
+            hashes |= _outcome("report", given, root) | {
+                f"report: {path}": text for path, text in _files(root / "report")
+            }
+        for line in wrong_inputs(models[0]):
+            hashes |= _outcome(f"wrong: {' '.join(line)}".replace(str(REFERENCE), "REFERENCE"), line, root)
+    return hashes
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return what is in one alone, and what differs, a line each."""
+    lines = [f"gone: {name}" for name in before if name not in after]
+    lines += [f"new: {name}" for name in after if name not in before]
+    return lines + [f"differs: {name}" for name in before if name in after and before[name] != after[name]]
+
+
+def wrong_inputs(model: str) -> Iterator[list[str]]:
+    """Yield command lines that must be refused: of each command those of ``WRONG`` whose option it knows."""
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        known = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
+        for options in WRONG:
+            if options[0] in known or options[0] == "--no-such-option":
+                yield [name, model, *options]
+        yield [name, "no/such/folder"]
+
+
+def _helps() -> Iterator[tuple[str, str]]:
+    runner = CliRunner()
+    yield "moeprobe", runner.invoke(app, ["--help"]).output
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        yield name, runner.invoke(app, [name, "--help"]).output
+        for inner in getattr(command, "commands", ()):
+            yield f"{name} {inner}", runner.invoke(app, [name, inner, "--help"]).output
+
+
+def _outcome(what: str, arguments: list[str], root: Path) -> dict[str, str]:
+    result = CliRunner().invoke(app, arguments)
+    output = result.output
+    if "--json" in arguments and result.exit_code == 0:
+        output = json.dumps(_without_varying(json.loads(result.stdout)), sort_keys=True)
+    text = output.replace(str(root), "ROOT").replace(str(REFERENCE), "REFERENCE")
+    return {what: f"{result.exit_code} {_hash(_without_times(text))}"}
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".json":
+            yield (
+                name,
+                _hash(
+                    json.dumps(_without_varying(json.loads(path.read_text())), sort_keys=True).replace(
+                        str(folder.parent), "ROOT"
+                    )
+                ),
+            )
+        elif path.suffix in (".csv", ".parquet", ".png", ".npz", ".md"):
+            content = path.read_bytes().replace(str(folder.parent).encode(), b"ROOT")
+            yield name, hashlib.sha256(content).hexdigest()
+
+
+def _without_varying(content: Any) -> Any:
+    """Return JSON without what varies from run to run."""
+    if isinstance(content, dict):
+        return {key: _without_varying(value) for key, value in content.items() if key not in _VARYING}
+    if isinstance(content, list):
+        return [_without_varying(item) for item in content]
+    return content
+
+
+def _without_times(text: str) -> str:
+    return re.sub(r"\d+(\.\d+)? (images/s|seconds|s|min)\b|\d+:\d\d(:\d\d)?", "TIME", text)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Running a race: values first, then times, in interleaved rounds."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.speed.race import Contestant, Race
+from benchmarks.speed.values import check_values
+from moeprobe.runtime.progress import Progress
+
+Measured = dict[str, NDArray[np.float64]]
+_MOST_REPEATS = 1000
+# Seconds from which work needs no warming up: the call whose values are compared is its first round.
+_LONG = 5.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How time is taken.
+
+    Attributes:
+        shortest: seconds; work that takes less is repeated within a round.
+        wait: called around every call, until the device is done.
+        now: the time in seconds.
+    """
+
+    shortest: float
+    wait: Callable[[], object]
+    now: Callable[[], float] = time.perf_counter
+
+
+def cpu_seconds() -> float:
+    """Return what this process, all threads of it, and its finished children have computed."""
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
+
+
+def measure(race: Race, *, rounds: int, clock: Clock, watcher: Progress) -> Measured:
+    """Return contestant -> ``(rounds,)`` what was measured of one call of its work, in the race's unit.
+
+    Everyone's values are compared first, and one more round warms up; for work that takes long, the first call is the
+    first round. Another one begins each round.
+
+    Args:
+        race: what is run.
+        rounds: measured rounds.
+        clock: how time is taken.
+        watcher: receives the progress, round by round.
+
+    Raises:
+        DisagreementError: contestants compute different values.
+    """
+    watcher.start(race.name, rounds + 2)
+    returned: dict[str, object] = {}
+    long: dict[str, float] = {}
+    for one in race.contestants:
+        begun = time.perf_counter()
+        taken, returned[one.name] = _call(race, one, clock)
+        if time.perf_counter() - begun > _LONG:
+            long[one.name] = one.scale * taken
+    check_values(race, returned)
+    returned.clear()
+    watcher.advance(1)
+    repeats = {one.name: 1 if one.name in long else _repeats(race, one, clock) for one in race.contestants}
+    watcher.advance(1)
+    measured: Measured = {one.name: np.empty(rounds) for one in race.contestants}
+    for number in range(rounds):
+        start = number % len(race.contestants)
+        for one in [*race.contestants[start:], *race.contestants[:start]]:
+            first = long.get(one.name) if number == 0 else None
+            measured[one.name][number] = (
+                _measure_one(race, one, repeats[one.name], clock) if first is None else first
+            )
+        watcher.advance(1)
+    return measured
+
+
+def ratios(measured: Mapping[str, NDArray[np.float64]], of: str, against: str) -> NDArray[np.float64]:
+    """Return, round by round, the time of one contestant over that of another."""
+    return measured[of] / measured[against]
+
+
+def _repeats(race: Race, one: Contestant, clock: Clock) -> int:
+    """Return how often the work is done in a round; finding out warms up."""
+    taken = _call(race, one, clock)[0]
+    if race.meter is not None or taken >= clock.shortest:
+        return 1
+    return min(_MOST_REPEATS, math.ceil(clock.shortest / max(taken, 1e-9)))
+
+
+def _measure_one(race: Race, one: Contestant, repeats: int, clock: Clock) -> float:
+    return one.scale * sum(_call(race, one, clock)[0] for _ in range(repeats)) / repeats
+
+
+def _call(race: Race, one: Contestant, clock: Clock) -> tuple[float, object]:
+    """Return what was measured of one call, and what it returned."""
+    if one.before is not None:
+        one.before()
+    clock.wait()
+    start = clock.now()
+    returned = one.work()
+    clock.wait()
+    return clock.now() - start if race.meter is None else race.meter(returned), returned

@@ -1,0 +1,142 @@
+"""``moeprobe compare``."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from moeprobe.cli.front.early import check_comparison
+from moeprobe.cli.front.options import Common, CommonOptions, Full, numbers, with_common_options
+from moeprobe.probes.registry import USUAL, comparable
+
+if TYPE_CHECKING:
+    from moeprobe.studies.compare import Comparison
+
+FAILED = 3
+
+
+# None = what the probe usually has.
+@with_common_options(CommonOptions(defaults={"group_images": None}))
+def compare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B...",
+            help="Folders of finished runs, or checkpoints; the first checkpoint is the reference.",
+        ),
+    ],
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"For checkpoints: one of {', '.join(comparable())}; default {USUAL}. Runs with that command's "
+            "defaults."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="For checkpoints: data set; default: the one they were trained on.")
+    ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(help="For checkpoints: the view of match-ratio or sweep; default random_crop."),
+    ] = None,
+    severities: Annotated[
+        str | None, typer.Option(help="For checkpoints: comma-separated severities of a sweep.")
+    ] = None,
+    margin: Annotated[
+        float,
+        typer.Option(
+            help="For shares, κ and gates: intervals that contain 0 and lie inside ± margin count as no difference."
+        ),
+    ] = 0.02,
+    fail_if_worse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="Exit with 3 if this metric is worse anywhere, or has collapsed where the reference has not.",
+        ),
+    ] = None,
+    fail_unless_no_worse_than: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MARGIN",
+            help="With --fail-if-worse: exit with 3 unless the metric is shown to be worse by less than this "
+            "everywhere.",
+        ),
+    ] = None,
+    full: Full = False,
+    *,
+    common: Common,
+) -> None:
+    """Is B really better than A? Paired differences, with intervals that hold for all layers and severities at once.
+
+    Says identical, better, worse, no difference (inside the margin), cannot tell (and what these images could have
+    shown), or collapsed. Exit code 3 if --fail-if-worse fails.
+
+    Example: `moeprobe compare checkpoints/demo-baseline checkpoints/demo-prc --probe match-ratio --out reports/compare`
+    """
+    request: dict[str, Any] = {
+        "probe": probe,
+        "data": data,
+        "view": view,
+        "severities": numbers(severities, "--severities"),
+    }
+    check_comparison(sources, request, common.changes)
+    # Not by the API, which imports torch: finished runs are compared without.
+    from moeprobe.cli.front.plan import print_plan
+    from moeprobe.cli.front.screen import Bar
+    from moeprobe.studies import compare as comparing
+
+    if common.dry_run:
+        print_plan(comparing.plan_comparison(sources, **request, **common.changes), as_json=common.json)
+        return
+    with Bar() as bar:
+        comparison = comparing.compare(
+            sources,
+            **request,
+            margin=margin,
+            fail_if_worse=fail_if_worse,
+            fail_unless_no_worse_than=fail_unless_no_worse_than,
+            watcher=bar,
+            **common.changes,
+        )
+    _show(comparison, common, common.options().out, fail_if_worse, full=full)
+    if len(comparison.failures):
+        raise typer.Exit(FAILED)
+
+
+def _show(
+    comparison: "Comparison", common: Common, out: object, fail_if_worse: str | None, *, full: bool
+) -> None:
+    import json
+    from pathlib import Path
+
+    from moeprobe.cli.front.comparison import failures, footing, tables
+    from moeprobe.cli.front.screen import console, print_files, print_warnings, records
+    from moeprobe.results.layouts.verdicts import sentences
+
+    if common.json:
+        content = {
+            "comparison": records(comparison.table),
+            "verdicts": records(comparison.verdicts),
+            "failures": records(comparison.failures),
+            "sidecar": comparison.sidecar,
+            "out": None if out is None else str(out),
+        }
+        print(json.dumps(content, ensure_ascii=False))
+        return
+    screen = console()
+    for text in sentences(comparison.verdicts, comparison.table, extra=fail_if_worse):
+        screen.print(text, soft_wrap=True)
+    for table in tables(comparison.table, extra=fail_if_worse, full=full):
+        screen.print(table)
+    screen.print(footing(comparison), style="dim")
+    print_warnings(screen, comparison.sidecar)
+    if fail_if_worse is not None:
+        screen.print(
+            failures(comparison, fail_if_worse, comparison.sidecar["fail_unless_no_worse_than"]),
+            style="bold",
+            soft_wrap=True,
+        )
+    if out is None:
+        screen.print("Nothing was written; add --out FOLDER to keep all differences and the forest plot.")
+    else:
+        print_files(screen, Path(str(out)))

@@ -1,0 +1,30 @@
+"""``moeprobe doctor``."""
+
+from typing import Annotated
+
+import typer
+
+
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check the installation: what is installed, what is wrong with it, and which devices there are.
+
+    Example: `moeprobe doctor`
+    """
+    import json as json_module
+
+    from rich.text import Text
+
+    from moeprobe.cli.front.screen import console
+    from moeprobe.runtime.doctor import examine
+
+    findings = examine()
+    if json:
+        print(json_module.dumps([{"level": f.level, "subject": f.subject, "text": f.text} for f in findings]))
+        return
+    screen = console()
+    colors = {"ok": "green", "note": "yellow", "wrong": "red"}
+    for finding in findings:
+        mark = Text(f"{finding.level:<6}", style=colors[finding.level])
+        screen.print(mark.append(finding.subject, style="bold").append(f": {finding.text}", style="default"))
+    if any(finding.level == "wrong" for finding in findings):
+        raise typer.Exit(2)

@@ -1,0 +1,179 @@
+"""A command for each probe, made of its declaration."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from moeprobe.cli.front.early import check_arguments, check_folder
+from moeprobe.cli.front.finished import result_of
+from moeprobe.cli.front.options import (
+    Checkpoints,
+    Common,
+    CommonOptions,
+    Data,
+    Full,
+    ShardOption,
+    fields_for,
+    keyword,
+    require_folder,
+    with_parameters,
+)
+from moeprobe.errors import UserError
+from moeprobe.probes.base import Layout, Probe
+from moeprobe.probes.engine.shard import Shard
+from moeprobe.runtime import distributed
+
+_FILES = (Layout.TRACES, Layout.OVERLAYS)  # whose result is no table of values
+# Layouts with a short form.
+_SHORT = (Layout.SIDE_BY_SIDE, Layout.ALONG_SEVERITY)
+
+
+def probe_command(kind: type[Probe[Any]]) -> Callable[..., None]:
+    """Return the command of a probe: CHECKPOINT..., --data, its own fields, then the options that all share."""
+    probe_fields = fields_for(kind)
+    common_options = CommonOptions(defaults=kind.defaults, helps=kind.option_help)
+    shared = {
+        "checkpoints",
+        "data",
+        "full",
+        "shard",
+        *(option.name for option in common_options.parameters()),
+    }
+    for field in probe_fields:
+        if field.name in shared or field.name == "help":
+            raise UserError(
+                f"The field {field.name} of the probe {kind.__name__} is called as an option that all commands have; "
+                "give it another name."
+            )
+
+    def command(
+        *, checkpoints: list[str], data: str | None, shard: str | None, full: bool = False, **typed: Any
+    ) -> None:
+        common = common_options.read(typed)
+        options = common.options()
+        part = None if shard is None else Shard.read(shard)
+        if part is not None and distributed.launched():
+            raise UserError("Processes that torchrun starts take their own shards; leave --shard out.")
+        check_arguments(typed | {"checkpoints": checkpoints, "data": data}, split=options.split)
+        if not common.dry_run and distributed.rank() == 0:
+            check_folder(options.out, overwrite=options.overwrite)
+        probe = kind(**{field.name: field.read(typed[field.name]) for field in probe_fields})
+        probe.check_options(options)
+        if common.dry_run:
+            _print_plan(probe, checkpoints, data, common, part)
+            return
+        if part is not None:
+            _measure_shard(probe, checkpoints, data, common, part)
+            return
+        if not kind.printed:
+            require_folder(options.out, json=common.json, command=kind.name)
+        if distributed.launched():
+            _run_together(probe, checkpoints, data, common, full=full)
+        else:
+            _run(probe, checkpoints, data, common, full=full)
+
+    command.__doc__, command.__name__ = kind.__doc__, kind.name
+    return with_parameters(
+        command,
+        [
+            keyword("checkpoints", Checkpoints),
+            keyword("data", Data, None),
+            *(field.parameter() for field in probe_fields),
+            keyword("shard", ShardOption, None),
+            *([keyword("full", Full, False)] if kind.layout in _SHORT else []),
+            *common_options.parameters(),
+        ],
+    )
+
+
+def _run(probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool) -> None:
+    """Run a probe with a progress bar, and print its result."""
+    from moeprobe.cli.front.screen import Bar
+    from moeprobe.probes.engine.run import run
+
+    options = common.options()
+
+    def compute() -> Any:
+        with Bar() as bar, _kept(options.out if probe.resumes else None):
+            return run(probe, checkpoints, data=data, options=options, watcher=bar)
+
+    result = _result_of(probe, compute)
+    from moeprobe.cli.front.show import show
+
+    show(probe, result, out=options.out, as_json=common.json, full=full)
+
+
+def _run_together(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, *, full: bool
+) -> None:
+    """Run a probe as one of several processes, of which the first prints."""
+    from moeprobe.cli.front.screen import Bar
+    from moeprobe.probes.engine.ranks import run_together
+    from moeprobe.runtime.progress import Progress
+
+    options = common.options()
+    first = distributed.rank() == 0
+
+    def compute() -> Any:
+        with (
+            distributed.together() as ranks,
+            Bar() if first else contextlib.nullcontext(Progress()) as watcher,
+            _kept(options.out if probe.resumes and first else None),
+        ):
+            return run_together(probe, checkpoints, data=data, options=options, ranks=ranks, watcher=watcher)
+
+    result = _result_of(probe, compute)
+    if first:
+        from moeprobe.cli.front.show import show
+
+        show(probe, result, out=options.out, as_json=common.json, full=full)
+
+
+def _result_of(probe: Probe[Any], compute: Callable[[], Any]) -> Any:
+    """Return what a probe finds, or what it found where it is finished, if that is a table of values."""
+    return compute() if probe.layout in _FILES else result_of(compute)
+
+
+@contextlib.contextmanager
+def _kept(out: Path | None) -> Iterator[None]:
+    """Say at Ctrl-C that what was measured is kept in a folder."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if out is not None:
+            error.add_note(f"What was measured is kept in {out}; the same command goes on from there.")
+        raise
+
+
+def _measure_shard(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, shard: Shard
+) -> None:
+    """Measure a shard with a progress bar, and print where it is."""
+    from moeprobe.cli.front.screen import Bar, console
+    from moeprobe.probes.engine.merging import measure_shard
+
+    options = common.options()
+    with Bar() as bar, _kept(options.out):
+        measured = measure_shard(probe, checkpoints, shard, data=data, options=options, watcher=bar)
+    sidecar = measured.sidecar
+    if common.json:
+        print(json.dumps({"sidecar": sidecar, "out": str(measured.path)}, ensure_ascii=False))
+        return
+    console().print(
+        f"Shard {shard}: {sidecar['images']:,} of {sidecar['images_of_run']:,} images measured, in {measured.path}. "
+        f"When all are done: moeprobe merge FOLDER... --out FOLDER.",
+        soft_wrap=True,
+    )
+
+
+def _print_plan(
+    probe: Probe[Any], checkpoints: list[str], data: str | None, common: Common, shard: Shard | None
+) -> None:
+    from moeprobe.probes.engine.run import plan
+
+    timed = plan(probe, checkpoints, data=data, options=common.options(), shard=shard)
+    from moeprobe.cli.front.plan import print_plan
+
+    print_plan(timed, as_json=common.json, least=probe.at_least, before=probe.ends_with)

@@ -1,0 +1,67 @@
+"""``moeprobe report``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table as Screen
+
+    from moeprobe.results.layouts.cells import Table
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Output folders of finished runs, in the order of the report."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder for report.html, report.md and report-files/; not inside a run.")
+    ] = Path("reports/report"),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing report; other files stay.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Put finished runs on one page to share: a self-contained report.html, and report.md.
+
+    The page holds a summary, each run's table and figures, its CSVs, and the provenance.
+
+    Example: `moeprobe report reports/demo/match-ratio reports/demo/eval --out reports/my-report`
+    """
+    import json as json_module
+
+    from moeprobe.cli.front.screen import console, records
+    from moeprobe.studies.report import report as make
+    from moeprobe.studies.report.summary import headline_table
+
+    document = make(runs, out=out, overwrite=overwrite)
+    if json:
+        files = [str(path) for path in document.files]
+        content = {"headlines": records(document.headlines), "files": files}
+        print(json_module.dumps(content, ensure_ascii=False))
+        return
+    screen = console()
+    headlines = headline_table(document.runs)
+    if headlines is not None:
+        screen.print(*_screen(headlines, screen.width))
+        screen.print(headlines.note, style="dim", soft_wrap=True)
+    size = document.files[0].stat().st_size / 1e6
+    screen.print(
+        f"Written to {out}/: report.html ({size:.1f} MB, to be sent as it is), report.md (goes with report-files/).",
+        soft_wrap=True,
+    )
+
+
+def _screen(table: "Table", width: int) -> "list[Screen]":
+    from rich.table import Table as Screen
+
+    from moeprobe.cli.front.tables import fit
+
+    screen = Screen(title=table.caption, title_justify="left", title_style="bold")
+    for number, column in enumerate(table.columns):
+        screen.add_column(column, justify="right" if table.numeric_columns[number] else "left")
+    for row in table.rows:
+        screen.add_row(*(f"{cell.text} {cell.between}".rstrip() for cell in row))
+    return fit(screen, keys=2, width=width)

@@ -1,0 +1,1 @@
+"""What all commands share: options, the screen, errors and the start of the process."""

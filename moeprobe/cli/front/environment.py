@@ -1,0 +1,118 @@
+"""Set up the process of a command: streams that can write all characters, no window for figures, large pages."""
+
+import codecs
+import errno
+import os
+import sys
+import unicodedata
+import warnings
+from collections.abc import Callable, Sequence
+
+from moeprobe.errors import RunWarning, UserError
+from moeprobe.runtime.characters import in_one_line, is_unicode
+from moeprobe.runtime.memory import ask_for_huge_pages
+
+# Exit code where the user's input is wrong.
+USER_ERROR = 2
+_PYTHONS = warnings.formatwarning
+# Signs that have no ASCII letters in them, as somebody without them would write them.
+_PLAIN = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "→": "->", "←": "<-", "×": "x", "±": "+/-", "≥": ">=", "≤": "<=", "≠": "!=",
+    "≈": "~", "·": "*", "•": "*", "’": "'", "‘": "'", "“": '"', "”": '"', "κ": "kappa", "σ": "sigma", "Δ": "Delta",
+    "α": "alpha", "β": "beta", "λ": "lambda", "μ": "mu", "µ": "u", "ε": "eps", "∞": "inf", "✓": "yes", "✗": "no",
+}  # fmt: skip
+
+
+def prepare(arguments: Sequence[str]) -> str | None:
+    """Make the streams write whatever their encoding lacks in other characters; keep figures off the screen.
+
+    Tables are written in plain letters then, and JSON with its own escapes, so that it says the same.
+
+    Returns:
+        What is wrong with the arguments, None where nothing is.
+    """
+    os.environ["MPLBACKEND"] = "agg"
+    ask_for_huge_pages()
+    warnings.formatwarning = _formatted
+    codecs.register_error("moeprobe.plain", _replacing(_in_plain_letters))
+    codecs.register_error("moeprobe.json", _replacing(_escaped))
+    handler = "moeprobe.json" if "--json" in arguments else "moeprobe.plain"
+    for stream, errors in ((sys.stdout, handler), (sys.stderr, "moeprobe.plain")):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=errors)
+    wrong = next((argument for argument in arguments if not is_unicode(argument)), None)
+    return None if wrong is None else f"The argument {wrong!r} is not UTF-8; rename what it names."
+
+
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning of ours as a sentence, and those of libraries with their place, as Python does."""
+    if issubclass(category, RunWarning):
+        return f"Warning: {in_one_line(str(message))}\n"
+    return _PYTHONS(message, category, filename, lineno, line)
+
+
+def say(error: UserError) -> None:
+    """Print the sentence of an error on one line, whatever names it holds."""
+    sys.stderr.write(f"Error: {in_one_line(error.sentence)}\n")
+
+
+def _replacing(replace: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    """Return an error handler that replaces each character."""
+
+    def handle(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(map(replace, error.object[error.start : error.end])), error.end
+
+    return handle
+
+
+def _in_plain_letters(character: str) -> str:
+    decomposed = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return _PLAIN.get(character) or decomposed or "?"
+
+
+def _escaped(character: str) -> str:
+    """Return a character as JSON writes it in ASCII: one or two units of UTF-16."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+# Errors of the operating system, wherever they are raised, as one sentence: a disk that fails is no bug.
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What libraries that are not written in Python say without a number of their own: Arrow, safetensors, torch.
+_SAID = tuple(
+    os.strerror(number)
+    for number in (
+        errno.EIO, errno.ESTALE, errno.EACCES, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOMEM,
+        errno.EINTR, *_NO_ROOM,
+    )
+)  # fmt: skip
+_LONGEST = 300
+
+
+def system_error(error: BaseException) -> UserError | None:
+    """Return what to say of an error that the operating system reported; None of any other."""
+    if isinstance(error, BrokenPipeError):
+        return None  # whoever reads the output has read enough: no error
+    if isinstance(error, OSError) and error.errno is not None:
+        return _of_system(error)
+    phrase = next((words for words in _SAID if words in str(error)), None)
+    if phrase is None:
+        return None
+    # The last line: an error of a loader process begins with its traceback.
+    line = in_one_line([line for line in str(error).splitlines() if phrase in line][-1].strip())
+    return UserError(f"Reading or writing a file failed: {line[:_LONGEST].rstrip('.')}.")
+
+
+def _of_system(error: OSError) -> UserError:
+    reason = error.strerror or os.strerror(error.errno or 0)
+    if error.errno in _NO_ROOM:
+        where = f" for {error.filename}" if error.filename else ""
+        return UserError(f"No room is left to write{where} ({reason}); make some, or write elsewhere.")
+    what = error.filename if isinstance(error.filename, str | os.PathLike) else "a file"
+    return UserError(f"Cannot read or write {what}: {reason}.")

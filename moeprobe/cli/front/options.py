@@ -1,0 +1,307 @@
+"""The arguments and options that commands share."""
+
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from moeprobe.cli.front.early import check_arguments
+from moeprobe.errors import UserError
+from moeprobe.probes.base import NONE, OUT_OF_FIGURES, Arg, arg_of, fields_of, flag_of
+from moeprobe.probes.engine.options import Options
+from moeprobe.runtime import hub
+
+Checkpoints = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CHECKPOINT...",
+        help="Run folders (their last checkpoint) or .safetensors files, with settings such as PATH,top_k=1 or "
+        "PATH,experts=off; hf:PATH_OR_NAME of Hugging Face; or py:package.module:factory@settings.yaml; with two or "
+        "more, the first is the reference.",
+    ),
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="Data set: NAME or NAME:LOCATION, e.g. folder:photos or text:lines.txt; default: the one that the "
+        "checkpoints were trained on."
+    ),
+]
+
+
+def _allow(context: typer.Context, allowed: bool) -> bool:
+    if allowed:
+        context.with_resource(hub.downloads())
+    return allowed
+
+
+Download = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        callback=_allow,
+        help="Download hf: and huggingface: names from the hub if they are not cached.",
+    ),
+]
+Images = Annotated[str | None, typer.Option(help="Names of images of the data set, comma-separated.")]
+File = Annotated[list[str] | None, typer.Option(help="An image file of your own; may be repeated.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print all numbers, not only the verdict and the headlines.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the number of passes and the time they take; run nothing.")
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="NUMBER/OF",
+        help="Measure only this part of the images, e.g. 2/8, into --out; moeprobe merge puts the parts together.",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help=arg_of(Options, "overwrite").help)]
+IntervalSeed = Annotated[int, typer.Option(help="Seed of the intervals.")]
+OutOfFigures = Annotated[Path | None, typer.Option(help=OUT_OF_FIGURES)]
+Svg = Annotated[bool, typer.Option("--svg", help=arg_of(Options, "svg").help)]
+# Fields of ``Options`` that the command line settles itself.
+_NOT_TYPED = ("figures", "command")
+
+
+@dataclass(frozen=True)
+class Common:
+    """The shared options as typed: those of the library by the names of ``Options``, and those about the output."""
+
+    changes: dict[str, Any]
+    json: bool
+    dry_run: bool
+
+    def options(self) -> Options:
+        """Return them as the library takes them.
+
+        Raises:
+            UserError: one is out of range.
+        """
+        return Options(**self.changes)
+
+
+class CommonOptions:
+    """The options that probes share, as the parameters of a command.
+
+    Args:
+        defaults: other defaults than those of ``Options``, by name; None = not given unless typed.
+        helps: other sentences, by name.
+    """
+
+    def __init__(self, *, defaults: Mapping[str, Any] = NONE, helps: Mapping[str, str] = NONE) -> None:
+        self._fields = fields_for(Options, defaults=defaults, helps=helps, but=_NOT_TYPED)
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return what typer makes options of."""
+        return [
+            *(field.parameter() for field in self._fields),
+            keyword("download", Download, False),
+            keyword("json", AsJson, False),
+            keyword("dry_run", DryRun, False),
+        ]
+
+    def read(self, typed: dict[str, Any]) -> Common:
+        """Return the shared options of what was typed, and take them out of it.
+
+        Raises:
+            UserError: a word is none of the choices.
+        """
+        typed.pop("download")
+        read = {field.name: field.read(typed.pop(field.name)) for field in self._fields}
+        # None where it is no value of the field: nothing was typed.
+        changes = {
+            field.name: read[field.name]
+            for field in self._fields
+            if read[field.name] is not None or NoneType in get_args(field.annotation)
+        }
+        return Common(changes | {"command": command_line()}, typed.pop("json"), typed.pop("dry_run"))
+
+
+def with_common_options(
+    options: CommonOptions,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the shared options; they reach it as one ``Common`` in its parameter ``common``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        own_parameters = [
+            keyword(name, hints[name], parameter.default)
+            for name, parameter in inspect.signature(command).parameters.items()
+            if name != "common"
+        ]
+
+        @functools.wraps(command)
+        def wrapper(**typed: Any) -> None:
+            common = options.read(typed)
+            check_arguments(typed, split=common.options().split)
+            command(**typed, common=common)
+
+        return with_parameters(wrapper, [*own_parameters, *options.parameters()])
+
+    return decorate
+
+
+def with_parameters(
+    command: Callable[..., None], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """Return a command whose parameters are these, as typer reads them."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def command_line() -> str:
+    """Return the command line as typed, for the sidecar."""
+    return shlex.join(["moeprobe", *sys.argv[1:]])
+
+
+def require_folder(out: Path | None, *, json: bool, command: str) -> None:
+    """Refuse a command that draws and has no folder to draw into."""
+    if out is None and not json:
+        raise typer.BadParameter(
+            f"name a folder for the figures, e.g. --out reports/{command}", param_hint="--out"
+        )
+
+
+# Options of the command line, made of the fields that a probe or ``Options`` declares.
+
+# How a sequence is typed, and read: the option repeated for each value, or all values comma-separated.
+_REPEATED = Sequence[str | Path]
+_NUMBERS = (Sequence[float], Sequence[int])
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field as an option.
+
+    Attributes:
+        name: of the field.
+        annotation: of the field, without its ``Arg``.
+        arg: how it is typed.
+        flag: the option.
+        default: what it is where it is not typed; ``inspect.Parameter.empty`` = it must be.
+    """
+
+    name: str
+    annotation: Any
+    arg: Arg
+    flag: str
+    default: Any
+
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter that typer makes the option of."""
+        if self.annotation is bool and self.arg.choices is None:
+            option = typer.Option(self.flag, help=self.arg.help)
+        else:
+            # Named only where it is not what typer makes of the parameter's name.
+            option = typer.Option(*([self.flag] if self.arg.flag else []), help=self.arg.help)
+        return keyword(self.name, Annotated[self._typed(), option], self._typed_default())
+
+    def read(self, typed: Any) -> Any:
+        """Return the value of what was typed.
+
+        Raises:
+            UserError: it is none of the choices, or no list of numbers.
+        """
+        if self.arg.choices is not None:
+            if typed not in self.arg.choices:
+                raise UserError(f"{self.flag} is {' or '.join(self.arg.choices)}; got {typed!r}.")
+            return self.arg.choices[typed]
+        kinds = self._kinds()
+        if _REPEATED in kinds:
+            return typed or []
+        if any(kind in kinds for kind in _NUMBERS):
+            return numbers(typed, self.flag)
+        if Sequence[str] in kinds:
+            return names(typed)
+        return typed
+
+    def _kinds(self) -> tuple[Any, ...]:
+        return (self.annotation, *get_args(self.annotation))
+
+    def _typed(self) -> Any:
+        kinds = self._kinds()
+        if self.arg.choices is not None:
+            return str
+        if _REPEATED in kinds:
+            return list[str] | None
+        if tuple[str, ...] in kinds or Sequence[str] in kinds or any(kind in kinds for kind in _NUMBERS):
+            return str if isinstance(self.default, Sequence) and self.default else str | None
+        return self.annotation
+
+    def _typed_default(self) -> Any:
+        if self.arg.choices is not None:
+            return next(word for word, value in self.arg.choices.items() if value == self.default)
+        if isinstance(self.default, Sequence) and not isinstance(self.default, str):
+            return ",".join(map(str, self.default)) or None
+        return self.default
+
+
+def fields_for(
+    kind: type,
+    *,
+    defaults: Mapping[str, Any] = NONE,
+    helps: Mapping[str, str] = NONE,
+    but: Sequence[str] = (),
+) -> list[Field]:
+    """Return the fields of a probe, or of ``Options``, as options.
+
+    Args:
+        kind: the dataclass.
+        defaults: other defaults than its own, by name.
+        helps: other sentences than its own, by name.
+        but: fields that are not typed.
+    """
+    own = {
+        field.name: inspect.Parameter.empty if field.default is MISSING else field.default
+        for field in fields(kind)
+    }
+    return [
+        Field(
+            name,
+            annotation,
+            replace(arg_of(kind, name), help=helps.get(name, arg_of(kind, name).help)),
+            flag_of(kind, name),
+            defaults.get(name, own[name]),
+        )
+        for name, annotation in fields_of(kind).items()
+        if name not in but
+    ]
+
+
+def keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return a parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def names(text: str | None) -> list[str]:
+    """Return comma-separated names, none for None."""
+    return [part.strip() for part in text.split(",")] if text else []
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Return comma-separated numbers, None for None.
+
+    Raises:
+        UserError: something in it is no number.
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise UserError(
+            f"{option} takes numbers separated by commas, e.g. 0,0.1,0.2; got {text!r}."
+        ) from None

@@ -1,0 +1,22 @@
+"""The cost of a run, as ``--dry-run`` prints it."""
+
+import dataclasses
+import json
+
+from moeprobe.cli.front.screen import console
+from moeprobe.inputs.modality import IMAGE
+from moeprobe.probes.engine.work import Plan
+
+
+def print_plan(plan: Plan, *, as_json: bool, least: bool = False, before: str = "the statistics") -> None:
+    """Print what a run would take ``before`` what comes last; ``least``: more passes than are known beforehand."""
+    if as_json:
+        print(json.dumps(dataclasses.asdict(plan)))
+        return
+    bound = " at least" if least else ""
+    total = plan.checkpoints * plan.images * plan.passes
+    console().print(
+        f"{plan.checkpoints} checkpoint{'s' if plan.checkpoints != 1 else ''} x {IMAGE.format_count(plan.images)} "
+        f"x {plan.passes} forward passes = {total:,} passes{bound}, about {plan.seconds:,.1f} s before {before}, "
+        f"judging by {IMAGE.format_count(plan.timed_images)}. Nothing was written."
+    )

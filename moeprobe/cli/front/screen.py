@@ -1,0 +1,228 @@
+"""What is printed: tables a person can read, or JSON, and a progress bar on long work."""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from moeprobe.errors import UserError
+from moeprobe.inputs.modality import modality_of, sources
+from moeprobe.runtime import progress
+from moeprobe.runtime.characters import harmless
+from moeprobe.runtime.filenames import REQUEST
+from moeprobe.runtime.files import is_file
+from moeprobe.runtime.records import RECORD
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from moeprobe.results.folder import Result
+
+_PIPE_WIDTH = 160
+# More files than this are not listed one by one.
+_MOST_FILES = 20
+
+
+class Screen(Console):
+    """A console whose terminal no printed name steers, and that takes a closed pipe (``| head``) for enough."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as text; escaped before its width is measured."""
+        return super().render_str(harmless(text), **options)
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the pieces of whatever is printed; those of rich itself, such as a bar's cursor, may steer."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Stop in silence."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0)
+
+
+def console() -> Console:
+    """Return the console of the results; wide where nobody's window limits it."""
+    return Screen(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+
+
+class Bar(progress.Progress):
+    """A progress bar on standard error, silent when that is not a terminal; ``unit`` is what it counts."""
+
+    def __init__(self, unit: str = "images") -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TimeRemainingColumn(),
+            console=Screen(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def start(self, description: str, total: int) -> None:
+        """Begin a piece of work of ``total`` units."""
+        self._task = self._progress.add_task(description, total=total)
+
+    def advance(self, count: int) -> None:
+        """Report ``count`` more."""
+        self._progress.advance(self._task, count)
+
+
+def print_result(
+    result: "Result", *, out: Path | None, as_json: bool, show: Callable[["Result"], Sequence[Table | str]]
+) -> None:
+    """Print the tables of a result and the folder of its files, or everything as JSON."""
+    if as_json:
+        comparison = result.comparison
+        print(
+            json.dumps(
+                {
+                    "table": records(result.table),
+                    "comparison": None if comparison is None else records(comparison),
+                    "sidecar": result.sidecar,
+                    "out": None if out is None else str(out),
+                },
+                ensure_ascii=False,
+            )
+        )
+        return
+    screen = console()
+    for part in show(result):
+        screen.print(part, soft_wrap=isinstance(part, str))
+    screen.print(footing(result), style="dim", soft_wrap=True)
+    print_warnings(screen, result.sidecar)
+    if out is None:
+        screen.print("Nothing was written; add --out FOLDER to keep tables and figures.")
+    else:
+        print_files(screen, out)
+
+
+def print_warnings(screen: Console, sidecar: "dict[str, Any]") -> None:
+    """Print the warnings about the checkpoints."""
+    for name, info in sidecar["checkpoints"].items():
+        if "warning" in info:
+            screen.print(f"Warning: {name} {info['warning']}", style="bold yellow", soft_wrap=True)
+
+
+def records(table: "pd.DataFrame") -> list[dict[str, Any]]:
+    """Return a table as JSON records; empty values are null."""
+    return json.loads(table.to_json(orient="records", double_precision=10))
+
+
+def print_files(screen: Console, out: Path) -> None:
+    """Name every file of an output folder; of many, those on its top level, and count the others."""
+    try:
+        files = [
+            path.relative_to(out)
+            for path in sorted(out.rglob("*"))
+            if is_file(path) and path.name not in (REQUEST, RECORD)
+        ]
+    except (UserError, OSError):  # all of it is written; only the names are not known
+        files = []
+    names = [str(file) for file in files]
+    if len(files) > _MOST_FILES:
+        inside = Counter(file.parts[0] for file in files if len(file.parts) > 1)
+        names = [str(file) for file in files if len(file.parts) == 1]
+        names += [f"{folder}/ ({count} file{'s' if count > 1 else ''})" for folder, count in inside.items()]
+    screen.print(f"Written to {out}/: {', '.join(names)}", soft_wrap=True)
+
+
+def footing(result: "Result") -> str:
+    """Return the notes on what the numbers rest on."""
+    from moeprobe.inputs.open import mirroring_omitted
+    from moeprobe.probes.engine.origins import same_as_training  # not before a probe has run: it brings torch
+
+    request, table = result.sidecar["request"], result.table
+    images, modality = max(table["images"]), modality_of(table["tokens"], data=request["data"])
+    parts = [
+        sources(images, modality, data=request["data"], split=request["split"]),
+        f"[low, high]: 95 % interval over {modality.plural}"
+        if table["ci_low"].notna().any()
+        else f"no intervals: they need at least 20 {modality.plural}",
+        f"seed {request['seed']}",
+    ]
+    if same_as_training(result.sidecar):
+        parts.append(f"checkpoints trained on {request['data']}")
+    parts += _skipped(result.sidecar["skipped_images"])
+    parts += _nothing_of(request, table)
+    parts += _layers_apart(table)
+    parts += _random(table)
+    parts += [f"not measured: {note}" for note in result.sidecar.get("notes", [])]
+    if request["trained_capacity"]:
+        for name, checkpoint in request["checkpoints"].items():
+            group = f", {checkpoint['group_images']} image(s) per group"
+            limit = (
+                "evaluates without a limit"
+                if checkpoint["capacity"] == "none"
+                else checkpoint["capacity"] + group
+            )
+            parts.append(f"capacity of {name}: {limit}")
+    if not request["labels_used"] and "output" in request["analyses"]:
+        parts.append("no accuracy: the data have no labels, or not those of the model")
+    if mirroring_omitted(request["view"]):
+        parts.append("no mirroring: these images have a handedness")
+    return "; ".join(parts) + "."
+
+
+def _skipped(names: "list[str]") -> list[str]:
+    if not names:
+        return []
+    first = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return [f"{len(names)} unreadable image{'s' if len(names) > 1 else ''} skipped: {first}"]
+
+
+def _nothing_of(request: "dict[str, Any]", table: "pd.DataFrame") -> list[str]:
+    """Return a sentence where a checkpoint has no row."""
+    without = [name for name in request["checkpoints"] if name not in set(table["checkpoint"])]
+    return [f"nothing that was measured applies to the routers of {', '.join(without)}"] if without else []
+
+
+def _random(table: "pd.DataFrame") -> list[str]:
+    """Return a sentence for each checkpoint that does not repeat itself."""
+    from moeprobe.results.phrases import random_router
+    from moeprobe.results.tables import FLOORS, agreement_of
+
+    first = agreement_of(table)
+    # A cosine of the same weights is one but for its rounding.
+    again = table[(table["view"] == FLOORS[0]) & (table["metric"] == first) & (table["value"] < 1 - 1e-6)]
+    return [
+        random_router(name, rows["value"].min(), first=first)
+        for name, rows in again.groupby("checkpoint", sort=False)
+    ]
+
+
+def _layers_apart(table: "pd.DataFrame") -> list[str]:
+    """Return a sentence where checkpoints differ in their MoE layers, so that differences are missing."""
+    routing = table[table["layer"] != ""]
+    layers = {
+        name: list(dict.fromkeys(rows["layer"])) for name, rows in routing.groupby("checkpoint", sort=False)
+    }
+    if len({tuple(names) for names in layers.values()}) < 2:
+        return []
+    common = set.intersection(*map(set, layers.values()))
+    per_model = "; ".join(f"{name} has {', '.join(names)}" for name, names in layers.items())
+    which = (
+        "differences only in the MoE layers they share"
+        if common
+        else "no MoE layer in common in which this is measured, so no differences"
+    )
+    return [f"{which} ({per_model})"]

@@ -1,0 +1,259 @@
+"""Result tables for the screen: what is read first. Every line is in table.csv."""
+
+import dataclasses
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from rich.cells import cell_len
+from rich.table import Column, Table
+
+from moeprobe.cli.front.screen import console
+from moeprobe.inputs.modality import ORDINARY, modality_of
+from moeprobe.metrics.reading_order import output_along_severity, routing_along_severity
+from moeprobe.metrics.registry import find
+from moeprobe.results.layouts import cells
+from moeprobe.results.layouts import side_by_side as layouts
+from moeprobe.results.layouts.along_severity import (
+    BY_REGION,
+    REGION_COLUMNS,
+    noise_floor,
+    regional,
+    severity_table,
+)
+from moeprobe.results.phrases import ATTRIBUTION, attribution
+from moeprobe.results.tables import FLOORS, agreement_of, set_match_of
+
+if TYPE_CHECKING:
+    from moeprobe.results.folder import Result
+
+
+def side_by_side(
+    result: "Result", *, title: str, only: Collection[tuple[str, str]] | None = None
+) -> list[Table | str]:
+    """Return one table: a line per layer and metric, a column per checkpoint, the differences last; then what it omits.
+
+    Numbers about single experts are too many for a screen. ``only`` are (metric, null), of patches, tokens of texts and
+    the output; None = what is read first of all tokens.
+    """
+    result = of_all_experts(result)
+    table, comparison = result.table, result.comparison
+    first, *other_models = dict.fromkeys(table["checkpoint"])
+    agreement = agreement_of(table)
+    columns = zip(table["metric"], table["null"], strict=True)
+    selected = pd.Series(
+        [
+            find(name).read_first(null, first=agreement) if only is None else (name, null) in only
+            for name, null in columns
+        ],
+        index=table.index,
+    )
+    if only is not None:
+        selected &= table["tokens"].isin([*ORDINARY, ""])
+    layout = layouts.side_by_side(
+        table[selected],
+        comparison,
+        [(name, first) for name in other_models] if comparison is not None and len(comparison) else [],
+        caption=title,
+        modality=modality_of(table["tokens"], data=result.sidecar["request"]["data"]),
+        severities=False,
+    )
+    stacked = console().width < 42 + 26 * (2 * len(other_models) + 1)
+    rendered = on_screen(layout, title=title, stacked=stacked)
+    return [*rendered, layout.note] if layout.note else [*rendered]
+
+
+def of_all_experts(result: "Result") -> "Result":
+    """Return a result without the numbers about single experts."""
+    tables = [
+        None if table is None else table[table["expert"].isna()]
+        for table in (result.table, result.comparison)
+    ]
+    return dataclasses.replace(result, table=tables[0], comparison=tables[1])
+
+
+def along_severity(result: "Result", *, title: str) -> list[Table]:
+    """Return a table per layer and one of the output: a line per checkpoint and severity."""
+    result = of_all_experts(result)
+    floor = _floor_table(result)
+    result = dataclasses.replace(result, table=result.table[~result.table["view"].isin(FLOORS)])
+    patches = result.table[result.table["tokens"].isin(ORDINARY)]
+    tables: list[Table] = []
+    columns = routing_along_severity(
+        agreement_of(result.table), modality_of(result.table["tokens"]), sets=set_match_of(result.table)
+    )
+    for layer, rows in patches.groupby("layer", sort=False):
+        tables += severity_tables(
+            result, rows, columns, f"{title}: {layer}, {modality_of(rows['tokens']).tokens}"
+        )
+    tables += _by_region(result, title=title)
+    output = result.table[result.table["layer"] == ""]
+    if len(output):
+        tables += severity_tables(result, output, output_along_severity(), f"{title}: output")
+    if output["metric"].isin([name for columns in ATTRIBUTION.values() for name, _, _ in columns]).any():
+        gates = result.sidecar["request"]["replayed_gates"]
+        for name, columns in ATTRIBUTION.items():
+            tables += severity_tables(result, output, columns, f"{title}: {attribution(name, gates)}")
+    return [*tables, *floor]
+
+
+def _floor_table(result: "Result") -> list[Table]:
+    """Return a table of how far the clean images match themselves; none where that was not measured."""
+    modality = modality_of(result.table["tokens"])
+    floor = noise_floor(result.table, dtype=result.sidecar.get("floor_dtype"), modality=modality)
+    if floor is None:
+        return []
+    images = int(result.table[result.table["view"].isin(FLOORS)]["images"].max())
+    what = (
+        f"{find(agreement_of(result.table)).full_label()} of {images} clean {modality.plural} with themselves"
+    )
+    title = f"{floor.caption}: {what}, {modality.tokens}"
+    return on_screen(floor, title=title, stacked=console().width < _PLACE + 4 * _INTERVAL)
+
+
+def _by_region(result: "Result", *, title: str) -> list[Table]:
+    """Return a table per layer: kappa by what the patches show; none where that is not known."""
+    first = agreement_of(result.table)
+    comparison = None if result.comparison is None else regional(result.comparison, first)
+    by_region = dataclasses.replace(result, table=regional(result.table, first), comparison=comparison)
+    return [
+        table
+        for layer, rows in by_region.table.groupby("layer", sort=False)
+        for table in severity_tables(by_region, rows, REGION_COLUMNS, f"{title}: {layer}, {BY_REGION}")
+    ]
+
+
+# Columns of characters that a checkpoint and a severity take, and a stacked interval.
+_PLACE, _INTERVAL = 34, 21
+
+
+def severity_tables(
+    result: "Result", rows: pd.DataFrame, columns: tuple[tuple[str, str, str], ...], title: str
+) -> list[Table]:
+    """Return the columns that were measured, in as many tables as a narrow window takes."""
+    measured = set(zip(rows["metric"], rows["null"], strict=True))
+    columns = tuple(column for column in columns if column[:2] in measured)
+    per_table = max(1, (console().width - _PLACE) // _INTERVAL)
+    parts = [columns[start : start + per_table] for start in range(0, len(columns), per_table)]
+    compared = result.comparison
+    if compared is not None:
+        compared = compared[compared["layer"].isin(set(rows["layer"]))]
+        compared = compared[compared["tokens"].isin(set(rows["tokens"]))]
+    modality = modality_of(rows["tokens"])
+    layouts_by_part = [
+        (part, severity_table(rows, compared, part, caption=title, modality=modality)) for part in parts
+    ]
+    return [
+        table
+        for part, layout in layouts_by_part
+        if layout is not None
+        for table in on_screen(layout, title=title, stacked=console().width < 40 + 25 * len(part))
+    ]
+
+
+# Tables of cells on the screen.
+
+
+def on_screen(table: cells.Table, *, title: str, stacked: bool) -> list[Table]:
+    """Return a table as one or several that fit the window; ``stacked`` puts intervals below their values.
+
+    Of how many nothing was seen is said where no line has to be folded for it.
+    """
+    width = console().width
+    rich_table = _made(table, title=title, stacked=stacked, counts=True)
+    if not _fits(rich_table, width):
+        rich_table = _made(table, title=title, stacked=stacked, counts=False)
+    return fit(rich_table, keys=table.keys, width=width)
+
+
+def _made(table: cells.Table, *, title: str, stacked: bool, counts: bool) -> Table:
+    number = len(table.columns) - table.details
+    rich_table = Table(title=title, title_justify="left", title_style="bold")
+    for column, heading in enumerate(table.columns[:number]):
+        numeric = table.numeric_columns[column]
+        rich_table.add_column(heading.replace(" − ", " −\n"), justify="right" if numeric else "left")
+    previous = None
+    for row in table.rows:
+        keys = [cell.text for cell in row[: table.place]]
+        if previous not in (None, keys):
+            rich_table.add_section()
+        shown_keys = ["" for _ in keys] if keys == previous else keys
+        texts = (text(cell, stacked=stacked, counts=counts) for cell in row[table.place : number])
+        rich_table.add_row(*shown_keys, *texts)
+        previous = keys
+    return rich_table
+
+
+def text(cell: cells.Cell, *, stacked: bool, counts: bool) -> str:
+    """Return the text of a cell, with its interval and, with ``counts``, of how many nothing was seen."""
+    line = "\n" if stacked and cell.between.startswith("[") else " "
+    parts = [cell.screen or cell.text, cell.between, cell.count if counts else ""]
+    return line.join(part for part in parts if part)
+
+
+# Tables that fit a window: names fold, numbers are never cut, and what still does not fit goes into another table.
+
+# A name may be folded to this many characters, and a heading of numbers to fewer.
+_NAME, _HEADING = 12, 8
+# Width of a column in addition to its text: a space on either side and a border.
+_AROUND = 3
+
+
+def fit(table: Table, *, keys: int, width: int) -> list[Table]:
+    """Return a table as one or several that fit ``width`` characters.
+
+    Args:
+        table: cells and headings are text.
+        keys: how many columns, from the first one on, identify a line; they are in every part.
+        width: of the window.
+    """
+    first, values = table.columns[:keys], table.columns[keys:]
+    least = [*(min(_longest_word(column), _NAME) for column in first), *map(_longest_word, values)]
+    space = width - 1
+    parts: list[list[int]] = [[]]
+    for number in range(keys, keys + len(values)):
+        if parts[-1] and _taken([*least[:keys], *(least[i] for i in [*parts[-1], number])]) > space:
+            parts.append([])
+        parts[-1].append(number)
+    return [_part(table, [*range(keys), *columns], least, space) for columns in parts]
+
+
+def _fits(table: Table, width: int) -> bool:
+    """Whether all columns fit without a line of a cell being folded."""
+    return _taken([_longest_line(column, headed=False) for column in table.columns]) < width
+
+
+def _part(table: Table, columns: Sequence[int], least: Sequence[int], space: int) -> Table:
+    """Return some columns of a table, as wide as they need or as there is room for, the narrowest growing first."""
+    widths = {number: least[number] for number in columns}
+    for headed in (False, True):  # what is in the cells first
+        wanted_widths = {number: _longest_line(table.columns[number], headed=headed) for number in columns}
+        while _taken(list(widths.values())) < space:
+            growing = [number for number in columns if widths[number] < wanted_widths[number]]
+            if not growing:
+                break
+            widths[min(growing, key=widths.__getitem__)] += 1
+    part = Table(title=table.title, title_justify=table.title_justify, title_style=table.title_style)
+    for number, width in widths.items():
+        column = table.columns[number]
+        part.add_column(column.header, justify=column.justify, overflow="fold", width=width)
+    for line, texts in enumerate(zip(*(table.columns[number].cells for number in columns), strict=True)):
+        part.add_row(*texts, end_section=table.rows[line].end_section)
+    return part
+
+
+def _taken(widths: Sequence[int]) -> int:
+    return sum(widths) + _AROUND * len(widths)
+
+
+def _longest_word(column: Column) -> int:
+    """Return the width of a column's longest word; a heading may be folded, as long as something of it is read."""
+    words = [word for cell in column.cells for word in str(cell).split()]
+    heading = [min(cell_len(word), _HEADING) for word in str(column.header).split()]
+    return max([*map(cell_len, words), *heading], default=1)
+
+
+def _longest_line(column: Column, *, headed: bool) -> int:
+    cells = [column.header, *column.cells] if headed else column.cells
+    lines = [line for cell in cells for line in str(cell).splitlines()]
+    return max(map(cell_len, lines), default=1)

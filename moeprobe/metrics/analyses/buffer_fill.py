@@ -1,0 +1,60 @@
+"""How full are the experts' buffers? Where tokens choose and room is limited: places that stand empty are computed too.
+
+Prefix tokens take places as patches do, so it is about all tokens of an image; a table says it of patches alone, to be
+read beside the choices without room (``dropped``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+BUFFER_FILL = Metric(
+    "buffer_fill",
+    about="share of the experts' places that tokens of the view (or of both random views) take, prefix tokens too; "
+    "where tokens choose and capacity is limited",
+    label="places taken",
+)
+
+
+class BufferFill(LayerAnalysis):
+    """Share of the experts' places that are taken, where tokens choose and capacity is limited."""
+
+    measures = (BUFFER_FILL,)
+    signature = "places"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose and there is a limit: experts that choose fill all places."""
+        return layer.tokens_choose and layer.places is not None
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return the places per image (of a group of several, its share of them), and the choices that take one."""
+        import torch
+
+        capacities, loads = [], []
+        for layer in pair.views:
+            assert layer.places is not None
+            # Of an image that is left out no token is valid.
+            present = layer.valid.any(1)
+            capacities.append(layer.places.where(present, 0))
+            loads.append((layer.processed & (layer.selected >= 0)).flatten(1).sum(1).where(present, 0))
+        columns = {"places": torch.stack(capacities).sum(0), "places_taken": torch.stack(loads).sum(0)}
+        return {pair.view.modality.token: columns}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the share."""
+        capacity = columns["places"].astype(np.float64)
+        trials = capacity.round().astype(np.int64)
+        return [BUFFER_FILL.raw(Ratio(columns["places_taken"].astype(np.float64), capacity), trials)]

@@ -1,0 +1,130 @@
+"""Which tokens does an expert lose? Of those it processes in the reference, the share that it does not in the view.
+
+Over all experts (each expert's tokens count), and expert by expert (column ``expert``). It is about what was processed,
+so a token that its expert drops for lack of room is lost too. Chance is the churn if the view's tokens were
+reassigned: pooled, an expert processes any token as often as it does on the whole; image, it processes another patch
+of the same image. kappa is 1 − churn / chance, so that 1 is steady and 0 is chance, as everywhere.
+
+Patch tokens only. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.chance.within_image import per_trial
+from moeprobe.metrics.stats.kappa import Complement, Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.statistic import Share, Statistic
+from moeprobe.metrics.token_kinds import ProductsOfOthers, double, patches, take_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+CHURN = Metric(
+    "churn",
+    about="of the tokens that an expert processes, the share that it does not process in the view; over all experts, "
+    "and for each in the column expert",
+    label="churn: tokens an expert lost",
+    short="churn",
+    better="less",
+    nulls=("pooled", "image"),
+    rank=23,
+    along="others",
+    secondary=True,
+    one_expert=True,
+)
+
+
+class Churn(LayerAnalysis):
+    """Share of an expert's tokens whose corresponding token it does not process."""
+
+    measures = (CHURN,)
+    signature = "churn_pairs"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether experts process some of the tokens, and there is more than one."""
+        return layer.top_k > 0 and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return pairs per image, and what each expert processes of them on either and on both sides, ``(B, E)``."""
+        paired = patches(pair)
+        reference, view = (
+            take_tokens(layer.processed_mask, token) & paired.present[..., None]
+            for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+        )
+        every = paired.present[..., None].expand_as(view)
+        products = ProductsOfOthers(paired, aligned=pair.aligned)
+        kept_by_others, had_by_others = (
+            products.sums(double(reference), double(side)).long() for side in (view, every)
+        )
+        return {
+            pair.view.modality.token: {
+                "churn_pairs": paired.present.sum(1),
+                "churn_reference": reference.sum(1),
+                "churn_view": view.sum(1),
+                "churn_kept": (reference & view).sum(1),
+                "churn_kept_by_others": kept_by_others,
+                "churn_had_by_others": had_by_others,
+            }
+        }
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the churn over all experts, with chance and kappa, and of each."""
+        pairs = columns["churn_pairs"].astype(np.float64)
+        reference, view, stays = (
+            columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
+        )
+        trials = columns["churn_reference"].sum(1)
+        had, stayed = reference.sum(1), stays.sum(1)
+        # Share of assignments that stay: as they do, and as they would by chance, of the same images.
+        nulls: dict[str, tuple[Statistic, Statistic, NDArray[np.generic]]] = {
+            "pooled": (
+                Share(stayed, had),
+                MeanProduct(reference, view, had, pairs),
+                trials,
+            ),
+        }
+        other_patches = _by_others(columns, aligned=aligned)
+        if other_patches is not None:
+            by_others, has_others = per_trial(*other_patches, had), other_patches[1] > 0
+            nulls["image"] = Share(stayed * has_others, had * has_others), by_others, trials * has_others
+        metrics = [CHURN.raw(Share(had - stayed, had), trials)]
+        for null, (stay, chance, null_trials) in nulls.items():
+            metrics += CHURN.against(null, Complement(chance), Kappa(stay, chance), null_trials)
+        return metrics + [
+            CHURN.raw(
+                Share(reference[:, expert] - stays[:, expert], reference[:, expert]),
+                columns["churn_reference"][:, expert],
+                expert=expert,
+            )
+            for expert in range(reference.shape[1])
+        ]
+
+
+def _by_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array] | None:
+    """Return what experts keep and have of other patches of the image, ``(n,)`` each.
+
+    Runs from before these were counted have them only where nothing moved: there no two pairs share a patch.
+    """
+    if "churn_had_by_others" in columns:
+        stays, assignments = (
+            columns[f"churn_{name}_by_others"].astype(np.float64) for name in ("kept", "had")
+        )
+        return stays, assignments
+    if not aligned:
+        return None
+    reference, view, stayed = (
+        columns[f"churn_{name}"].astype(np.float64) for name in ("reference", "view", "kept")
+    )
+    return (reference * view - stayed).sum(1), reference.sum(1) * (columns["churn_pairs"] - 1)

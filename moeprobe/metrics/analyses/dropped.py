@@ -1,0 +1,60 @@
+"""Which choices find no room at their expert? Where tokens choose and capacity is limited, what is lost.
+
+A choice is lost at an expert that is full, whatever becomes of the token's other choices; a token that loses all of
+them is one without an expert (``unserved``). With unlimited capacity, as routers whose tokens do not depend on one
+another are probed unless told otherwise, nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+DROPPED = Metric(
+    "dropped",
+    about="share of the choices of the view's tokens (or of both random views) that find no room at their expert; "
+    "where tokens choose",
+    label="choices without room",
+)
+
+
+class Dropped(LayerAnalysis):
+    """Share of the choices that find no room at their expert, where tokens choose."""
+
+    measures = (DROPPED,)
+    signature = "choices"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose: experts that choose take as many as they have room for."""
+        return layer.tokens_choose
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return the choices per image, and how many of them are dropped, for patches."""
+        import torch
+
+        choices, lost = [], []
+        for layer in pair.views:
+            part = slice(layer.num_prefix_tokens, None)
+            is_choice = (layer.selected[:, part] >= 0) & layer.valid[:, part, None]
+            choices.append(is_choice.flatten(1).sum(1))
+            lost.append((is_choice & ~layer.processed[:, part]).flatten(1).sum(1))
+        columns = {"choices": torch.stack(choices).sum(0), "dropped": torch.stack(lost).sum(0)}
+        return {pair.view.modality.token: columns}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the share."""
+        choices = columns["choices"]
+        share = Share(columns["dropped"].astype(np.float64), choices.astype(np.float64))
+        return [DROPPED.raw(share, choices)]

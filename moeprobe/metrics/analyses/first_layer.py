@@ -1,0 +1,44 @@
+"""In which layer do tokens that are routed otherwise differ first? See ``touched``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.analyses.touched import Differences
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FIRST_LAYER_SHARE = Metric(
+    "first_layer_share",
+    about="of the tokens that differ in any layer, the share that differs in this layer first",
+    label="touched tokens that first differ here",
+    short="first here",
+)
+
+
+class FirstLayer(ModelAnalysis[Differences]):
+    """Of the tokens that differ in any layer, the share that first differs in each layer."""
+
+    measures = (FIRST_LAYER_SHARE,)
+    signature = "first_anywhere"
+
+    def __init__(self, layer: int = 0) -> None:
+        self._layer = layer
+
+    def sums(self, subject: Differences) -> dict[str, Tensor]:
+        """Return how many tokens of each text differ in the layer and in none before, and how many do anywhere."""
+        differs = subject.differs & subject.trial
+        first = differs[self._layer] & ~differs[: self._layer].any(0)
+        return {"first_here": first.sum(1), "first_anywhere": differs.any(0).sum(1)}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the share."""
+        trials = columns["first_anywhere"]
+        share = Share(columns["first_here"].astype(np.float64), trials.astype(np.float64))
+        return [FIRST_LAYER_SHARE.raw(share, trials)]

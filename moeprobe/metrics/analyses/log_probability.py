@@ -1,0 +1,82 @@
+"""How probable a language model finds the texts that it reads, and how far that moves.
+
+Axes: B texts, T tokens, n texts of a whole run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.statistic import Ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOG_PROBABILITY = Metric(
+    "log_probability",
+    about="mean natural logarithm of the probability of a text's tokens, each given those before it",
+    label="log-probability of a token",
+    better="more",
+    unit="nats",
+    margin=False,
+)
+GAP = Metric(
+    "log_probability_gap",
+    about="mean absolute difference of a token's log-probability from that of the original model",
+    label="difference of log-probability",
+    better="less",
+    unit="nats",
+    margin=False,
+)
+K3 = Metric(
+    "k3_divergence",
+    about="mean of exp(d) − 1 − d over the tokens, d the difference of their log-probability: k3 on these "
+    "tokens, which estimates the Kullback-Leibler divergence (Schulman) only where the original model generated them",
+    label="k3 on these tokens",
+    better="less",
+    unit="nats",
+    margin=False,
+)
+
+
+@dataclass(frozen=True)
+class LogProbabilities:
+    """Of tokens ``(B, T)``, NaN where a token has none: of the reference (None = there is none), and of the view."""
+
+    reference: Tensor | None
+    view: Tensor
+
+
+class LogProbability(ModelAnalysis[LogProbabilities]):
+    """Log-probability of the tokens of texts, and how far it is from that of the original model."""
+
+    measures = (LOG_PROBABILITY, GAP, K3)
+    signature = "scored_tokens"
+
+    def sums(self, subject: LogProbabilities) -> dict[str, Tensor]:
+        """Return sums over the tokens of each text."""
+        has_score = ~subject.view.isnan()
+        columns = {
+            "scored_tokens": has_score.sum(1),
+            LOG_PROBABILITY.name: subject.view.nan_to_num().double().sum(1),
+        }
+        if subject.reference is not None:
+            # What the reference finds likely, as the view finds it: tokens are the reference's.
+            log_ratio = (subject.view - subject.reference).where(has_score, 0.0).double()
+            columns[GAP.name] = log_ratio.abs().sum(1)
+            columns[K3.name] = (log_ratio.expm1() - log_ratio).sum(1)
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the means over all tokens."""
+        count = columns["scored_tokens"]
+        return [
+            metric.raw(Ratio(columns[metric.name].astype(np.float64), count.astype(np.float64)), count)
+            for metric in (LOG_PROBABILITY, GAP, K3)
+            if metric.name in columns
+        ]

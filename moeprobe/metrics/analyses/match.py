@@ -1,0 +1,154 @@
+"""Do corresponding patches choose the same experts? Table 4 of the PRC paper.
+
+* top-1 match: same first expert;
+* top-k match: same first, same second, ... in order;
+* top-k set match: the same set of k, in any order (the paper's "order-agnostic").
+
+Each comes with its chance levels: with the two sides' own marginals (pooled); where the grid does not move,
+with the marginals of each patch position, since a position embedding alone can route; and with another patch of the
+same image (image), since a router may know little but which image it is in. On request, with other images of the same
+class (class; at the same position where the grid does not move), since a router may know little but the class. Where
+token ids are known, with the same token in other texts (token), since a router may know little but the token.
+
+The columns keep each image's choices (a few bytes per corresponding patch), because intervals of the chance levels
+need them: sums alone do not say how often two independent images agree at the same position.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric, MetricFamily
+from moeprobe.metrics.nulls import against_chance, strata, tokens_of
+from moeprobe.metrics.stats.alike import CODES, ascending, encode, same
+from moeprobe.metrics.stats.chance.trials import Trials
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.token_kinds import TOKEN_ID, Paired, by_token_kind, choices, num_experts, numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+_NULLS = ("pooled", "position", "image", "class", "token")
+TOP1_MATCH = Metric(
+    "top1_match",
+    about="share of corresponding tokens that choose the same first expert",
+    label="top-1 match",
+    short="top-1",
+    better="more",
+    nulls=_NULLS,
+    rank=1,
+    agreement=True,
+)
+
+
+def _in_order(depth: str) -> Metric:
+    return Metric(
+        f"top{depth}_match",
+        about=f"share of corresponding tokens that choose the same first {depth} experts, in the same order",
+        label=f"top-{depth} match",
+        short=f"top-{depth}",
+        better="more",
+        nulls=_NULLS,
+    )
+
+
+def _as_set(depth: str) -> Metric:
+    return Metric(
+        f"top{depth}_set_match",
+        about=f"share of corresponding tokens that choose the same {depth} experts, in any order",
+        label=f"top-{depth} match, any order",
+        short=f"top-{depth} any order",
+        better="more",
+        nulls=_NULLS,
+    )
+
+
+TOP_K = MetricFamily("top{k}_match", r"top([2-9]|[1-9]\d+)_match", _in_order, example=("2",))
+TOP_K_SET = MetricFamily("top{k}_set_match", r"top([2-9]|[1-9]\d+)_set_match", _as_set, example=("2",))
+
+
+class Match(LayerAnalysis):
+    """Share of corresponding patches that choose the same experts, with its chance level and kappa."""
+
+    measures = (
+        TOP1_MATCH,
+        TOP_K,
+        TOP_K_SET,
+    )
+    signature = "trials"
+    trial_lists = ("reference_selected", "view_selected", TOKEN_ID)
+
+    def __init__(self, *, class_null: bool = False) -> None:
+        self._class_null = class_null
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether tokens choose experts, and there is more than one."""
+        return layer.tokens_choose and layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return matches and trials per image, for patches (also by what they show, if known) and prefix tokens."""
+        return {tokens: _count(pair, paired) for tokens, paired in by_token_kind(pair).items()}
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return match, chance and kappa for each kind of match."""
+        reference, view = (columns[f"{side}_selected"] for side in ("reference", "view"))
+        first = [side[..., 0].astype(np.int64) for side in (reference, view)]
+        image, position = np.nonzero((first[0] >= 0) & (first[1] >= 0))
+        num_places, trials = reference.shape[1], columns["trials"].astype(np.float64)
+        label = columns["label"] if self._class_null else None
+        nulls = strata(
+            image, position, num_places=num_places, aligned=aligned, label=label, token=columns.get(TOKEN_ID)
+        )
+        # A prefix token has no other in its image.
+        tokens = tokens_of(columns, image, position, aligned=aligned) if num_places > 1 else None
+        # From -1, no choice, up: one more than there are experts.
+        base = num_experts(columns) + 1
+        rows = [side[image, position].astype(np.int64) + 1 for side in (reference, view)]
+        metrics: list[Estimator] = []
+        for metric, depth, ordered in kinds(reference.shape[-1]):
+            if metric.name not in columns:
+                continue
+            match = Share(columns[metric.name].astype(np.float64), trials)
+            metrics.append(metric.raw(match, columns["trials"]))
+            leading = [row[:, :depth] if ordered else ascending(row[:, :depth]) for row in rows]
+            codes = (encode(row, base=base) for row in leading)
+            similarity = same(*codes, size=min(base**depth, CODES))
+            of_metric = Trials(image, similarity, num_images=len(trials))
+            metrics += against_chance(metric, of_metric, nulls, tokens=tokens)
+        return metrics
+
+
+def kinds(top_k: int) -> list[tuple[Metric, int, bool]]:
+    """Return (metric, k, ordered) for k <= min(K, 2) and k = K."""
+    depths = sorted({1, min(top_k, 2), top_k})
+    return [(TOP1_MATCH, 1, True)] + [
+        (make(str(depth)), depth, ordered)
+        for depth in depths
+        if depth > 1
+        for make, ordered in ((_in_order, True), (_as_set, False))
+    ]
+
+
+def _count(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+    selections = choices(pair, paired)
+    reference, view = selections.values()
+    trial = (reference[..., 0] >= 0) & (view[..., 0] >= 0)
+    columns = {"trials": trial.sum(1)}
+    top_k, is_ordered = reference.shape[-1], pair.reference.ordered and pair.view.ordered
+    for metric, depth, ordered in kinds(top_k):
+        if depth == pair.view.num_experts and not ordered:
+            continue  # every token chooses the set of all experts: no measurement
+        if not is_ordered and (ordered or depth < top_k):
+            continue  # which choice came first is not known
+        first, second = reference[..., :depth], view[..., :depth]
+        if not ordered:
+            first, second = first.sort(-1).values, second.sort(-1).values
+        columns[metric.name] = ((first == second).all(-1) & trial).sum(1)
+    return columns | selections | numbers(pair, paired)

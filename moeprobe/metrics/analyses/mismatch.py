@@ -1,0 +1,104 @@
+"""How far the log-probabilities of a server are from the model's own, and how much of that its routing explains.
+
+The model scores the tokens that a server generated twice: as it routes them itself, and with the server's choices of
+experts. What is left the second time is the rest: attention, other kernels, other precision.
+
+Axes: B requests, T tokens, n requests of a whole run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.part_of import PartOf
+from moeprobe.metrics.stats.statistic import Ratio
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Nats per token that are the rounding of log-probabilities in float32; of k3, d² / 2 of as much.
+_ROUNDING = 1e-5
+_FLOORS = {"mismatch": _ROUNDING, "mismatch_k3": _ROUNDING**2 / 2}
+_SAID = {
+    "mismatch": ("mean absolute difference of log-probability between the server and", "difference from the server"),
+    "mismatch_k3": ("mean of exp(d) − 1 − d, d the difference of log-probability between the server and",
+                    "k3 divergence from the server"),
+}  # fmt: skip
+
+
+def _metric(name: str, description: str, label: str, *, share: bool = False) -> Metric:
+    return Metric(name, about=description, label=label, unit="other" if share else "nats", margin=False)
+
+
+def _metrics() -> dict[tuple[str, str], Metric]:
+    """Return the metrics by what is measured and of which part."""
+    metrics = {}
+    for name, (description, label) in _SAID.items():
+        metrics[name, "own"] = _metric(name, f"{description} the model with its own routing", label)
+        metrics[name, "rest"] = _metric(
+            f"{name}_rest", f"{description} the model with the server's routing", "  with its routing"
+        )
+        metrics[name, "routing"] = _metric(
+            f"{name}_routing",
+            f"{name} minus {name}_rest: the part that vanishes with the server's routing",
+            "  of routing",
+        )
+        metrics[name, "share"] = _metric(
+            f"{name}_routing_share",
+            f"{name}_routing divided by {name}: below 0 where the server's routing makes it worse; none where {name} "
+            f"or its interval reaches {_FLOORS[name]:g} nats, which is rounding",
+            "  share of routing",
+            share=True,
+        )
+    return metrics
+
+
+_METRICS = _metrics()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Log-probabilities ``(B, T)`` of the server, of the model, and of the model with the server's routing; or NaN."""
+
+    server: Tensor
+    model: Tensor
+    replayed: Tensor
+
+
+class Mismatch(ModelAnalysis[Scores]):
+    """Mismatch of log-probabilities between server and model: the whole, its routing, and the rest."""
+
+    measures = tuple(_METRICS.values())
+    signature = "mismatch_tokens"
+
+    def sums(self, subject: Scores) -> dict[str, Tensor]:
+        """Return sums over the tokens of each request ``(B,)``."""
+        has_scores = ~(subject.server.isnan() | subject.model.isnan() | subject.replayed.isnan())
+        columns = {"mismatch_tokens": has_scores.sum(1)}
+        for part, view in (("own", subject.model), ("rest", subject.replayed)):
+            log_ratio = (view - subject.server).where(has_scores, 0.0).double()
+            columns[f"mismatch_{part}"] = log_ratio.abs().sum(1)
+            columns[f"mismatch_k3_{part}"] = (log_ratio.expm1() - log_ratio).sum(1)
+        return columns
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the means over all tokens, their difference, and its share."""
+        trials = columns["mismatch_tokens"]
+        count = trials.astype(np.float64)
+        estimators = []
+        for name in _SAID:
+            model, replayed = (columns[f"{name}_{part}"].astype(np.float64) for part in ("own", "rest"))
+            for part, above, denominator in (
+                ("own", model, count),
+                ("rest", replayed, count),
+                ("routing", model - replayed, count),
+            ):
+                estimators.append(_METRICS[name, part].raw(Ratio(above, denominator), trials))
+            share = PartOf(model - replayed, model, count, _FLOORS[name])
+            estimators.append(_METRICS[name, "share"].raw(share, trials))
+        return estimators

@@ -1,0 +1,120 @@
+"""How many tokens are routed otherwise in at least one layer, and where does it begin?
+
+Beside it stands what layers that differ independently of each other would give, 1 − Π_l (1 − p_l): where fewer tokens
+are touched, differences gather on the same tokens.
+
+Sequences only. Axes: L layers, B texts, J tokens, n texts of a whole run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.metrics.base import Columns, Estimator, ModelAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.entries import AnyOf, Observed
+from moeprobe.metrics.stats.statistic import Ratio, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAIRS_DIFFER = Metric(
+    "pairs_differ",
+    about="share of the pairs of a token and a layer in which the token's set of experts differs",
+    label="pairs of token and layer that differ",
+    short="pairs differ",
+    better="less",
+    rank=15,
+)
+TOKENS_TOUCHED = Metric(
+    "tokens_touched",
+    about="share of the tokens whose set of experts differs in at least one layer",
+    label="tokens touched in at least one layer",
+    short="touched",
+    better="less",
+    rank=16,
+    headline=True,
+)
+INDEPENDENT = Metric(
+    "tokens_touched_independent",
+    about="what tokens_touched would be if layers differed independently of each other, 1 − Π (1 − p) over the layers",
+    label="  by independent layers",
+)
+TOUCHED_RATIO = Metric(
+    "tokens_touched_ratio",
+    about="tokens_touched divided by tokens_touched_independent: below 1 where differences gather on the same tokens",
+    label="  observed / independent",
+    unit="other",
+)
+SEQUENCES_TOUCHED = Metric(
+    "sequences_touched",
+    about="share of the sequences in which any token differs in any layer",
+    label="sequences touched",
+    better="less",
+)
+FIRST_POSITION = Metric(
+    "first_touched_position",
+    about="position, from 0, of the first token that differs in any layer, on average over the sequences that have "
+    "one; sequences without one, mostly the short ones, have no part in it",
+    label="first position touched",
+    unit="count",
+)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What differs in some kind of tokens: ``differs`` ``(L, B, J)`` in each layer, ``trial`` ``(B, J)`` of which."""
+
+    differs: Tensor
+    trial: Tensor
+
+
+class Touched(ModelAnalysis[Differences]):
+    """Pairs of token and layer that differ, tokens touched in at least one layer, and where differences begin."""
+
+    measures = (
+        PAIRS_DIFFER,
+        TOKENS_TOUCHED,
+        INDEPENDENT,
+        TOUCHED_RATIO,
+        SEQUENCES_TOUCHED,
+        FIRST_POSITION,
+    )
+    signature = "touched_trials"
+
+    def sums(self, subject: Differences) -> dict[str, Tensor]:
+        """Return counts per text ``(B,)``, and by layer ``(B, L)``."""
+        differs = subject.differs & subject.trial
+        affected = differs.any(0)
+        has_affected = affected.any(1)
+        # The first True; of a text without one it is no place.
+        first = affected.long().argmax(1)
+        return {
+            "touched_trials": subject.trial.sum(1),
+            "touched": affected.sum(1),
+            "touched_by_layer": differs.sum(2).T,
+            "touched_texts": has_affected.long(),
+            "touched_any_trial": subject.trial.any(1).long(),
+            "touched_first": first * has_affected,
+        }
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return the shares, the share by independent layers, and the mean first place."""
+        trials = columns["touched_trials"]
+        number = trials.astype(np.float64)
+        affected, by_layer = (columns[name].astype(np.float64) for name in ("touched", "touched_by_layer"))
+        texts, any_trial = columns["touched_texts"], columns["touched_any_trial"]
+        independent = AnyOf(by_layer, number)
+        return [
+            PAIRS_DIFFER.raw(Share(by_layer.sum(1), number * by_layer.shape[1]), trials * by_layer.shape[1]),
+            TOKENS_TOUCHED.raw(Share(affected, number), trials),
+            INDEPENDENT.raw(independent, trials),
+            TOUCHED_RATIO.raw(Observed(affected, independent), trials),
+            SEQUENCES_TOUCHED.raw(Share(texts.astype(np.float64), any_trial.astype(np.float64)), any_trial),
+            FIRST_POSITION.raw(
+                Ratio(columns["touched_first"].astype(np.float64), texts.astype(np.float64)), texts
+            ),
+        ]

@@ -1,0 +1,244 @@
+"""How far do the weights of a token move? For every router: what the combination gives each expert for it.
+
+* ``weight_distance``: Jensen-Shannon distance of the weights, each side's divided by their sum: the root of the
+  divergence in bits, 0 = the same, 1 = no expert in common;
+* ``weight_cosine``: cosine of the weights, 1 = the same up to a factor, 0 = no expert in common.
+
+A pair of which a side has no weights (no expert took the token, or all dropped it) is no trial; their share of all
+pairs is ``unweighted``, given where that can be.
+
+Chance. The mean cosine of independent tokens is the product of two mean vectors, so sums say what it is: pooled, and
+within the image (another patch of the same image). The distance has no such sum: it comes with that of the other
+patches of the same image alone. kappa of the distance is 1 − distance / chance, so that 1 is steady and 0 is chance, as
+everywhere. At a position there is no null here: it would take every token's weights.
+
+Source: Lin 1991, Endres and Schindelin 2003. Axes: B images, J pairs of tokens, E experts, n images of a whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeprobe.inputs.modality import ORDINARY
+from moeprobe.metrics.base import Columns, Estimator, LayerAnalysis
+from moeprobe.metrics.declaration import Metric
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.chance.within_image import per_trial
+from moeprobe.metrics.stats.divergence import FewShares, jensen_shannon_distance, shares
+from moeprobe.metrics.stats.kappa import Complement, Kappa
+from moeprobe.metrics.stats.mean_product import MeanProduct
+from moeprobe.metrics.stats.statistic import Share
+from moeprobe.metrics.token_kinds import (
+    Paired,
+    ProductsOfOthers,
+    by_token_kind,
+    double,
+    pairs_apart,
+    take_tokens,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from moeprobe.routing.pairs import LayerPair
+    from moeprobe.routing.record import LayerRouting
+
+
+# Rows of K entries are quicker compared as such where K² is at most so many times E.
+_FEW = 2
+
+WEIGHT_COSINE = Metric(
+    "weight_cosine",
+    about="cosine of the combine weights of corresponding tokens: 1 = the same up to a factor, 0 = no expert in common",
+    label="cosine of the weights",
+    short="weight cosine",
+    better="more",
+    nulls=("pooled", "image"),
+    rank=4,
+    agreement=True,
+    secondary=True,
+    one_expert=True,
+)
+WEIGHT_DISTANCE = Metric(
+    "weight_distance",
+    about="Jensen-Shannon distance (base 2) of the combine weights of corresponding tokens, each side's divided by "
+    "their sum: 0 = the same, 1 = no expert in common",
+    label="JS distance of the weights",
+    short="JS distance",
+    better="less",
+    unit="distance",
+    nulls=("image",),
+    rank=22,
+    along="others",
+    secondary=True,
+    # It has no pooled kappa of its own.
+    collapse_of="weight_cosine",
+    one_expert=True,
+)
+UNWEIGHTED = Metric(
+    "unweighted",
+    about="share of pairs in which a side has no weights, which weight_cosine and weight_distance leave out",
+    label="pairs without weights",
+)
+
+
+class Weights(LayerAnalysis):
+    """Jensen-Shannon distance and cosine of the combine weights of corresponding tokens."""
+
+    measures = (
+        WEIGHT_COSINE,
+        WEIGHT_DISTANCE,
+        UNWEIGHTED,
+    )
+    signature = "weight_pairs"
+
+    def applies(self, layer: LayerRouting) -> bool:
+        """Whether there is more than one expert to weight."""
+        return layer.num_experts > 1
+
+    def sums(self, pair: LayerPair) -> dict[str, dict[str, Tensor]]:
+        """Return summed distances, cosines and unit vectors per image, for patches and prefix tokens."""
+        return {
+            tokens: _sums(pair, paired)
+            for tokens, paired in by_token_kind(pair).items()
+            if tokens in (*ORDINARY, "prefix")
+        }
+
+    def estimators(self, columns: Columns, *, aligned: bool) -> list[Estimator]:
+        """Return both means with their chance levels and kappa."""
+        trials = columns["weight_trials"].astype(np.int64)
+        number = trials.astype(np.float64)
+        distance, cosine = (columns[name].astype(np.float64) for name in ("weight_distance", "weight_cosine"))
+        reference, view = (columns[f"weight_{side}"].astype(np.float64) for side in ("reference", "view"))
+        mean_cosine = Share(cosine, number)
+        metrics = [
+            WEIGHT_COSINE.raw(mean_cosine, trials),
+            *WEIGHT_COSINE.chance_and_kappa(
+                "pooled", MeanProduct(reference, view, number, number), mean_cosine, trials
+            ),
+        ]
+        other_pairs = _of_others(columns, aligned=aligned)
+        if other_pairs is not None:
+            pairs, *totals = other_pairs
+            has_others = pairs > 0
+            by_chance, apart = (per_trial(total, pairs, number) for total in totals)
+            cosine_share, distance_share = (
+                Share(total * has_others, number * has_others) for total in (cosine, distance)
+            )
+            metrics += WEIGHT_COSINE.chance_and_kappa("image", by_chance, cosine_share, trials * has_others)
+        metrics.append(WEIGHT_DISTANCE.raw(Share(distance, number), trials))
+        if other_pairs is not None:
+            kappa = Kappa(Complement(distance_share), Complement(apart))
+            metrics += WEIGHT_DISTANCE.against("image", apart, kappa, trials * has_others)
+        if "unweighted" in columns:
+            every = columns["weight_pairs"]
+            share = Share(columns["unweighted"].astype(np.float64), every.astype(np.float64))
+            metrics.append(UNWEIGHTED.raw(share, every))
+        return metrics
+
+
+def _of_others(columns: Columns, *, aligned: bool) -> tuple[Array, Array, Array] | None:
+    """Return the pairs of trials without a token in common, and their summed cosines and distances, ``(n,)`` each.
+
+    A prefix token has no other in its image. Runs from before the pairs were counted have them only where nothing
+    moved: there no two trials share a patch.
+    """
+    if "weight_others" in columns:
+        pairs, cosine, distance = (
+            columns[f"weight_{name}"].astype(np.float64)
+            for name in ("others", "cosine_others", "distance_others")
+        )
+        return pairs, cosine, distance
+    if not aligned or "weight_distance_others" not in columns:
+        return None
+    trials, cosine, distance, reference, view = (
+        columns[f"weight_{name}"].astype(np.float64)
+        for name in ("trials", "cosine", "distance_others", "reference", "view")
+    )
+    return trials * (trials - 1), (reference * view).sum(1) - cosine, distance
+
+
+def _sums(pair: LayerPair, paired: Paired) -> dict[str, Tensor]:
+
+    sides = [
+        take_tokens(layer.weights, token)
+        for layer, token in ((pair.reference, paired.reference), (pair.view, paired.view))
+    ]
+    weighted = [(side > 0).any(-1) for side in sides]
+    trial = paired.present & weighted[0] & weighted[1]
+    # Masked, not multiplied: padding may hold NaN.
+    reference, view = (side.masked_fill(~trial[..., None], 0) for side in sides)
+    unit_reference, unit_view = (_unit(double(side)) for side in (reference, view))
+    # Exactly 1 where nothing has moved: sums of rounded products would call one unmoved router better than another.
+    unmoved = (reference == view).all(-1) & trial
+    cosine = (unit_reference * unit_view).sum(-1).masked_fill(unmoved.to(unit_reference.device), 1)
+    # A row is one expert: a distance of 1 from all that have another.
+    single = pair.reference.top_k == pair.view.top_k == 1
+    parts = [] if single else [shares(side) for side in (reference, view)]
+    apart = (
+        double(trial) - cosine if single else double(jensen_shannon_distance(*parts).masked_fill(~trial, 0))
+    )
+    columns = {
+        "weight_pairs": paired.present.sum(1),
+        "weight_trials": trial.sum(1),
+        "weight_distance": apart.sum(1),
+        "weight_cosine": cosine.sum(1),
+        "weight_reference": unit_reference.sum(1),
+        "weight_view": unit_view.sum(1),
+    }
+    if pair.view.top_k > 0:
+        columns["unweighted"] = (paired.present & ~trial).sum(1)
+    if trial.shape[1] > 1:
+        # Places without any trial (of texts that are shorter) add nothing.
+        has_trial = trial.any(0)
+        trials = Paired(paired.reference[:, has_trial], paired.view[:, has_trial], trial[:, has_trial])
+        units = [side[:, has_trial] for side in (unit_reference, unit_view)]
+        every = double(trials.present[..., None])
+        products = ProductsOfOthers(trials, aligned=pair.aligned)
+        number, cosine = products.sums(every, every), products.sums(*units)
+        columns |= {
+            "weight_others": number.long(),
+            "weight_distance_others": (
+                number - cosine
+                if single
+                else _distances_of_others(
+                    trials, [side[:, has_trial] for side in parts], top_k=_entries(pair)
+                )
+            ),
+            "weight_cosine_others": cosine,
+        }
+    return columns
+
+
+def _entries(pair: LayerPair) -> int:
+    """Return how many weights a token has at most, on either side; 0 where it may have one for every expert."""
+    sides = pair.reference.top_k, pair.view.top_k
+    return max(sides) if min(sides) > 0 else 0
+
+
+def _distances_of_others(paired: Paired, parts: Sequence[Tensor], *, top_k: int) -> Tensor:
+    """Return the summed distances ``(B,)`` of each pair, on one side, from all others, on the other."""
+    num_experts, dtype = parts[0].shape[-1], parts[0].dtype
+    few = 0 < top_k**2 <= _FEW * num_experts
+    rows = [FewShares.of(double(part), entries=top_k) for part in parts] if few else []
+    total = double(parts[0].new_zeros(len(parts[0])))
+    for each in pairs_apart(paired, entries=1 if few else num_experts):
+        if few:
+            reference, view = rows[0].at(each.images, each.rows), rows[1].at(each.images)
+            distances = reference.distances(view, dtype=dtype)
+        else:
+            sides = parts[0][each.images, each.rows, None], parts[1][each.images, None]
+            distances = double(jensen_shannon_distance(*sides))
+        total[each.images] += distances.masked_fill(~each.apart.to(distances.device), 0).sum((1, 2))
+    return total
+
+
+def _unit(weights: Tensor) -> Tensor:
+    """Return vectors ``(..., E)`` of length one; of length 0 where there is nothing, exactly one-hot of one expert."""
+    largest = weights.amax(-1, keepdim=True)
+    scaled = weights / largest.where(largest > 0, 1)
+    length = scaled.square().sum(-1, keepdim=True).sqrt()
+    return scaled / length.where(length > 0, 1)

@@ -1,0 +1,125 @@
+"""What a chance level follows from, as counts that add up over blocks of images: value, and slopes for influences.
+
+Axes: s strata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moeprobe.metrics.stats.arrays import Array
+from moeprobe.metrics.stats.chance.trials import Counts
+from moeprobe.metrics.stats.statistic import divide
+
+# How a chance level follows from the trials of each stratum, the pairs to draw from, and how alike those pairs are.
+#
+# c = Σ_s (N_s / P_s) Q_s / Σ_s N_s, with N_s the trials of stratum s, P_s its pairs of trials of two
+# images, and Q_s how alike the tokens of these pairs are. Strata without such a pair take no part. Axes: s
+# strata.
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What can be drawn.
+
+    Attributes:
+        trials: N_s ``(s,)``.
+        own_pairs: pairs of trials of one image ``(s,)``, which are not drawn.
+    """
+
+    trials: Array
+    own_pairs: Array
+
+    @cached_property
+    def pairs(self) -> Array:
+        """P_s."""
+        return self.trials**2 - self.own_pairs
+
+    @cached_property
+    def share(self) -> Array:
+        """N_s / P_s; 0 where there is no pair."""
+        return divide(self.trials, self.pairs, empty=0.0)
+
+    @cached_property
+    def num_trials(self) -> float:
+        """Trials in strata with a pair."""
+        return float(self.trials[self.share > 0].sum())
+
+    def level(self, agreement: Array) -> float:
+        """Return c, given Q_s."""
+        # Rounding may leave a collapsed router a hair above one.
+        return float(np.clip(divide((self.share * agreement).sum(), self.num_trials), 0.0, 1.0))
+
+    def slopes(self, agreement: Array) -> tuple[Array, Array]:
+        """Return the derivatives of c · Σ N by a trial and by a pair of trials of one image, given Q_s."""
+        rate = divide(agreement, self.pairs, empty=0.0)
+        in_all = np.nan_to_num(self.level(agreement)) * (self.share > 0)
+        return (1 - 2 * self.share * self.trials) * rate - in_all, self.share * rate
+
+
+@dataclass(frozen=True)
+class ChanceTotals:
+    """What follows from a block: trials and pairs of tokens by stratum, and codes by stratum and side.
+
+    Attributes:
+        trials: N_s, trials of each stratum s.
+        own_pairs: pairs of trials of one image.
+        own_hits: how alike these are, summed.
+        codes: for each of ``Alike`` its weight, its number of codes, and how often either side has each code.
+    """
+
+    trials: Counts
+    own_pairs: Counts
+    own_hits: Counts
+    codes: tuple[tuple[float, int, Counts, Counts], ...]
+
+    def __add__(self, other: ChanceTotals) -> ChanceTotals:
+        """Return the totals of both."""
+        return ChanceTotals(
+            self.trials + other.trials,
+            self.own_pairs + other.own_pairs,
+            self.own_hits + other.own_hits,
+            tuple(
+                (weight, size, reference + more_reference, view + more_view)
+                for (weight, size, reference, view), (_, _, more_reference, more_view) in zip(
+                    self.codes, other.codes, strict=True
+                )
+            ),
+        )
+
+    @cached_property
+    def draws(self) -> Draws:
+        """What can be drawn from each stratum."""
+        return Draws(self.trials.values, self.own_pairs.values)
+
+    @cached_property
+    def value(self) -> float:
+        """The chance level."""
+        return self.draws.level(self._agreement)
+
+    @cached_property
+    def slopes(self) -> tuple[Array, Array, list[tuple[Array, Array]]]:
+        """Derivatives of c · Σ N by a trial, by a pair of trials of one image, and by a code on either side."""
+        of_codes = []
+        for weight, size, reference, view in self.codes:
+            sides = []
+            for side, opposite in ((reference, view), (view, reference)):
+                keys = side.every_key()
+                sides.append(weight * self.trials.at(keys // size, self.draws.share) * opposite.at(keys))
+            of_codes.append((sides[0], sides[1]))
+        return *self.draws.slopes(self._agreement), of_codes
+
+    @cached_property
+    def _agreement(self) -> Array:
+        similarity = -self.own_hits.values
+        index = Counts(np.arange(len(self.trials.values), dtype=np.float64), self.trials.keys)
+        for weight, size, reference, view in self.codes:
+            keys = reference.every_key()
+            stratum = index.at(keys // size).astype(np.int64)
+            similarity = similarity + weight * np.bincount(
+                stratum, weights=reference.values * view.at(keys), minlength=len(similarity)
+            )
+        return similarity

@@ -1,0 +1,156 @@
+"""Pairs of tokens, image by image, and how alike the two tokens of each are.
+
+What several chance levels need of the same trials is computed once, here. Axes: M trials, n images.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.alike import Alike, of_pairs, within
+from moeprobe.metrics.stats.arrays import Array, Integers
+from moeprobe.metrics.stats.replicates import MAX_UNDEFINED, MIN_IMAGES
+
+
+class Trials:
+    """The trials of n images.
+
+    Args:
+        image: ``(M,)`` image of each, ascending.
+        alike: what makes the reference's token and the view's of a trial alike.
+        num_images: n.
+    """
+
+    def __init__(self, image: Integers, similarity: Alike, *, num_images: int) -> None:
+        self.image, self.alike, self.num_images = image, similarity, num_images
+
+    @cached_property
+    def number(self) -> Integers:
+        """How many each image has ``(n,)``."""
+        return np.bincount(self.image, minlength=self.num_images)
+
+    @cached_property
+    def hits(self) -> Array:
+        """How alike the two tokens of each are ``(M,)``."""
+        return of_pairs(self.alike)
+
+    @cached_property
+    def hits_of_image(self) -> Array:
+        """The same, summed over an image ``(n,)``."""
+        return self.by_image(self.hits)
+
+    @cached_property
+    def within(self) -> Array:
+        """How alike all references and all views of an image are ``(n,)``, each with each, itself too."""
+        return within(self.alike, self.image, self.num_images)
+
+    def by_image(self, values: Array) -> Array:
+        """Return the sums of values ``(M,)`` over the trials of each image ``(n,)``."""
+        present, start = self._starts
+        sums = np.zeros(self.num_images)
+        if len(start):
+            sums[present] = np.add.reduceat(values, start)
+        return sums
+
+    @cached_property
+    def _starts(self) -> tuple[Integers, Integers]:
+        """Which images have trials, and where these begin."""
+        present = np.flatnonzero(self.number)
+        return present, (np.cumsum(self.number) - self.number)[present]
+
+
+# How often each of many keys occurs, as a table that adds up: one place per key where there are few, else sorted.
+
+# Keys up to which each has a place of its own.
+_DENSE = 2**22
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums by key; without ``keys`` entry i belongs to key i, else keys ascend."""
+
+    values: Array
+    keys: Integers | None = None
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """Return the sums of both."""
+        if self.keys is None:
+            return Counts(self.values + other.values)
+        assert other.keys is not None
+        keys, number = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        values = np.concatenate([self.values, other.values])
+        return Counts(np.bincount(number, weights=values, minlength=len(keys)).astype(np.float64), keys)
+
+    def every_key(self) -> Integers:
+        """Return the key of each entry."""
+        return np.arange(len(self.values)) if self.keys is None else self.keys
+
+    def at(self, keys: Integers, values: Array | None = None) -> Array:
+        """Return the entries at ``keys``, of ``values`` in the place of the sums where given; 0 where there is none."""
+        values = self.values if values is None else values
+        if self.keys is None:
+            return values[keys]
+        if len(self.keys) == 0:
+            return np.zeros(keys.shape)
+        index = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)
+        return np.where(self.keys[index] == keys, values[index], 0.0)
+
+
+def count(keys: Integers, size: int, weights: Array | None = None) -> Counts:
+    """Return how often keys from 0 to ``size`` − 1 occur, or the sums of their ``weights``."""
+    if size <= _DENSE:
+        return Counts(np.bincount(keys, weights=weights, minlength=size).astype(np.float64))
+    different, number = np.unique(keys, return_inverse=True)
+    return Counts(
+        np.bincount(number, weights=weights, minlength=len(different)).astype(np.float64), different
+    )
+
+
+# Within what chance is drawn: all trials, those at one patch position, those of images of one class.
+#
+# Axes: M trials (pairs of tokens).
+
+# Strata are below this.
+STRATA = 2**24
+
+
+@dataclass(frozen=True)
+class Strata:
+    """The stratum of each trial.
+
+    Attributes:
+        number: ``(M,)`` its number.
+        size: numbers are below this.
+        single: whether an image has one trial in a stratum at most.
+    """
+
+    number: Integers
+    size: int = STRATA
+    single: bool = False
+
+    def take(self, rows: NDArray[np.generic]) -> "Strata":
+        """Return the strata of some of the trials."""
+        return Strata(self.number[rows], self.size, self.single)
+
+
+def are_thin(stratum: Integers, trials: NDArray[np.floating], *, size: int, num_images: int) -> bool:
+    """Whether strata of so few images that resamples may lack them hold more than 1 % of the trials.
+
+    Args:
+        stratum: of each pair of an image and one of its strata.
+        trials: of each such pair. Those of a stratum of one image have no chance level, and do not count.
+        size: numbers of strata are below this.
+        num_images: n; fewer than ``MIN_IMAGES`` are not resampled.
+    """
+    if num_images < MIN_IMAGES:
+        return False
+    of_pair = count(stratum, size).at(stratum)
+    thin = trials[(of_pair > 1) & (of_pair < MIN_IMAGES)].sum()
+    return bool(thin > MAX_UNDEFINED * trials[of_pair > 1].sum())
+
+
+def undivided(num_trials: int) -> Strata:
+    """Return one stratum that holds all trials."""
+    return Strata(np.zeros(num_trials, dtype=np.int64), size=1)

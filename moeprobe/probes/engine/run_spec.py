@@ -1,0 +1,145 @@
+"""The specification of a run, and the views made of each input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeprobe.adapters.base import AnyFraming
+from moeprobe.inputs.data.base import Dataset
+from moeprobe.inputs.views.base import PairView, Recipe, SeverityView
+from moeprobe.metrics.base import Analysis, CornerAnalysis, OutputAnalysis
+from moeprobe.probes.engine.layers import chosen_layers, layer_label
+from moeprobe.probes.engine.shard import Shard
+from moeprobe.routing.capabilities import Traceable
+from moeprobe.runtime.seeds import generator
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a run measures of every checkpoint: which images, which views, which analyses.
+
+    ``view`` None asks about the clean images alone. ``indices`` are the images in the order in which they are run.
+    ``labeled`` False ignores the data's labels (they are not those of the model). ``replayed_gates`` says how an
+    analysis of corners weights the experts of a replayed routing (see ``routing.Replayable``). ``floor_images``: how
+    many of the images, from the first one on, are run again unchanged for the noise floor (see ``noise_floor``).
+    ``allow_not_finite``: inputs whose gates or scores are no numbers are left out, and not refused (see ``finite``).
+    ``shard``: the part of the images that is run; None = all. ``shards``: folders of the part files of all shards, in
+    their order, which are put together in place of running anything; empty = there are none.
+    """
+
+    dataset: Dataset
+    indices: Sequence[int]
+    view_name: str
+    view: PairView | SeverityView | None
+    severities: tuple[float, ...]
+    analyses: tuple[Analysis, ...]
+    seed: int
+    layers: tuple[str, ...] | None = None
+    batch_size: int = 64
+    workers: int = 0
+    skip_bad_images: bool = False
+    labeled: bool = True
+    replayed_gates: str = "recomputed"
+    floor_images: int = 0
+    allow_not_finite: bool = False
+    shard: Shard | None = None
+    shards: tuple[Path, ...] = ()
+
+    @property
+    def num_passes(self) -> int:
+        """Forward passes per image."""
+        if self.view is None:
+            return 1
+        if self.is_pair:
+            return 2
+        assert isinstance(self.view, SeverityView)
+        return 1 + (3 if self.corners else 1) * sum(
+            severity != self.view.severities[0] for severity in self.severities
+        )
+
+    def layers_of(self, model: Traceable) -> list[str] | None:
+        """Return those of the layers asked for that the model has, in its order; None = all it has."""
+        return None if self.layers is None else chosen_layers(model.layer_names, self.layers)
+
+    def label_of(self, model: Traceable, layer: str) -> str:
+        """Return what tables call one of the model's layers."""
+        return layer_label(layer, model.layer_names, self.layers)
+
+    @property
+    def corners(self) -> bool:
+        """Whether pixels and routing are exchanged, which takes two passes more."""
+        return any(isinstance(analysis, CornerAnalysis) for analysis in self.analyses)
+
+    @property
+    def of_output(self) -> bool:
+        """Whether the model's output is measured."""
+        return any(isinstance(analysis, OutputAnalysis) for analysis in self.analyses)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the patches of its views never move."""
+        return self.view is not None and self.view.aligned
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two random views are compared, and not a view with the clean image."""
+        return isinstance(self.view, PairView) and not self.severities
+
+
+def choose_images(dataset: Dataset, *, limit: int | None, seed: int) -> list[int]:
+    """Return the images of a run: a seeded random subset of ``limit``, or all, in an order that the seed fixes.
+
+    The subset belongs to the images' names, so it is the same for every checkpoint and any order on disk. The images
+    of a stream are taken as they lie in its shards.
+    """
+    names = np.asarray(dataset.image_ids)
+    by_name = np.argsort(names, kind="stable")
+    order = generator(seed, "choose images").permutation(by_name)
+    return dataset.in_order([int(index) for index in (order if limit is None else order[:limit])])
+
+
+def recipe(spec: RunSpec, framing: AnyFraming) -> Recipe:
+    """Return what makes the views of one image, or text: the reference first."""
+    if spec.view is None:
+        return partial(_clean, framing=framing)
+    if spec.is_pair:
+        assert isinstance(spec.view, PairView)
+        return partial(_pair, view=spec.view, name=spec.view_name, framing=framing, seed=spec.seed)
+    assert isinstance(spec.view, SeverityView)
+    return partial(
+        _severities,
+        view=spec.view,
+        name=spec.view_name,
+        severities=spec.severities,
+        framing=framing,
+        seed=spec.seed,
+    )
+
+
+def _clean(source: Any, image_id: str, *, framing: AnyFraming) -> list[Any]:
+    return [framing.clean(source)]
+
+
+def _pair(
+    source: Any, image_id: str, *, view: PairView, name: str, framing: AnyFraming, seed: int
+) -> list[Any]:
+    return list(view.pair(source, framing=framing, rng=generator(seed, name, image_id)))
+
+
+def _severities(
+    source: Any,
+    image_id: str,
+    *,
+    view: SeverityView,
+    name: str,
+    severities: tuple[float, ...],
+    framing: AnyFraming,
+    seed: int,
+) -> list[Any]:
+    rng = generator(seed, name, image_id)
+    # The first severity of a view changes nothing: that is the reference, and is not run twice.
+    return view.perturb(source, framing=framing, severities=(view.severities[0], *severities), rng=rng)

@@ -1,0 +1,271 @@
+"""What is wrong with recorded routing as such: choices that no router makes, named as people know them.
+
+It is told of rows as they are written or read, and holds a few numbers per layer and per input. A *fault* says that
+numbers about the trace would be about the capture; what is only missing has no part in any number, and is no fault.
+
+Axes: N tokens of several inputs, K choices.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.recordings.faults import (
+    OF_CHOICES,
+    OF_INPUTS,
+    Finding,
+    constant_layers,
+    first_names,
+    layers_alike,
+    nothing,
+    zero_layers,
+)
+from moeprobe.recordings.frozen import BITS, FrozenChoices, bits_of_zeros
+
+# What marks an empty place in buffers of 8 bits.
+_FILL = 255
+
+
+@dataclass
+class _Layer:
+    """Counts of one layer over all inputs; tokens are those with an expert."""
+
+    num_experts: int
+    top_k: int
+    tokens: int = 0
+    zero: int = 0
+    twice: int = 0
+    beyond: int = 0
+    fill: int = 0
+    first: bytes = b""
+    constant: bool = True
+    digest: int = 0
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether all tokens are zero, and that is no chance."""
+        bits = bits_of_zeros(self.tokens, 1, self.top_k, self.num_experts)
+        return self.tokens == self.zero and bits >= BITS
+
+
+@dataclass
+class _Input:
+    """What all layers of an input have in common: the fewest of each."""
+
+    layers: int = 0
+    shortest: int = 2**31
+    longest: int = 0
+    prompt: int = -1
+    zeros_first: int = 2**31
+    unset_first: int = 2**31
+    holes: int = 0
+
+
+class CaptureCheck:
+    """A check of rows of a trace (``format.COLUMNS``), in any number of parts."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, _Layer] = {}
+        self._inputs: dict[str, _Input] = defaultdict(_Input)
+        self._frozen = FrozenChoices()
+
+    def add(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Look at rows; layers in which no token chooses, or none is known, are passed over."""
+        names = rows["layer"].to_pylist()
+        experts_choose = np.asarray(rows["experts_choose"].to_pylist())
+        has_choices = (rows["top_k"].to_numpy() > 0) & ~experts_choose & (rows["num_tokens"].to_numpy() > 0)
+        for name in dict.fromkeys(names):
+            of_layer = np.array([row_name == name for row_name in names]) & has_choices
+            if of_layer.any():
+                part = rows.filter(pa.array(of_layer))
+                self._add(name, pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part)
+
+    def _add(self, name: str, rows: pa.Table) -> None:
+        top_k, num_experts = rows["top_k"][0].as_py(), rows["num_experts"][0].as_py()
+        layer = self._layers.setdefault(name, _Layer(num_experts, top_k))
+        lists = rows["experts"].combine_chunks()
+        tokens = lists.value_lengths().to_numpy().astype(np.int64) // top_k
+        experts = lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, top_k)
+        present = experts >= 0
+        any_expert, zero = present.any(1), (experts == 0).all(1)
+        filled = (experts == _FILL).all(1) & (num_experts <= _FILL)
+        ordered = np.sort(experts, axis=1)
+        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1)
+        layer.tokens += int(any_expert.sum())
+        layer.zero += int(zero.sum())
+        layer.fill += int(filled.sum())
+        layer.twice += int((twice & ~zero & ~filled).sum())
+        layer.beyond += int((((experts >= num_experts) | (experts < -1)).any(1) & ~filled).sum())
+        sets = ordered[any_expert]
+        if len(sets):
+            layer.first = layer.first or sets[0].tobytes()
+            same = np.frombuffer(layer.first, sets.dtype) == sets
+            layer.constant &= bool(same.all())
+        self._add_inputs(layer, rows, tokens, ordered, zero, ~any_expert)
+
+    def _add_inputs(
+        self,
+        layer: _Layer,
+        rows: pa.Table,
+        tokens: NDArray[np.int64],
+        sets: NDArray[np.int16],
+        zero: NDArray[np.bool_],
+        unset: NDArray[np.bool_],
+    ) -> None:
+        starts = np.concatenate([[0], np.cumsum(tokens)])
+        positions = np.arange(starts[-1]) - np.repeat(starts[:-1], tokens)
+        zeros_first, unset_first = (
+            _first_without(which, positions, tokens, starts) for which in (zero, unset)
+        )
+        after = unset & (positions > np.repeat(unset_first, tokens))
+        holes = np.add.reduceat(after, starts[:-1]) if len(positions) else np.zeros(len(tokens), int)
+        generated = (
+            rows["generated"].to_pylist() if "generated" in rows.column_names else [None] * len(tokens)
+        )
+        token_ids = (
+            rows["token_ids"].to_pylist() if "token_ids" in rows.column_names else [None] * len(tokens)
+        )
+        # Rows of zeros and of 255 are no choices; they are said on their own.
+        is_choice = ~(unset | zero | (sets == _FILL).all(1))
+        for row, identity in enumerate(rows["id"].to_pylist()):
+            counts = self._inputs[identity]
+            counts.shortest, counts.longest = (
+                min(counts.shortest, int(tokens[row])),
+                max(counts.longest, int(tokens[row])),
+            )
+            counts.zeros_first = min(counts.zeros_first, int(zeros_first[row]))
+            counts.unset_first = min(counts.unset_first, int(unset_first[row]))
+            counts.holes = int(holes[row]) if not counts.layers else min(counts.holes, int(holes[row]))
+            counts.layers += 1
+            if (marks := generated[row]) is not None:
+                counts.prompt = marks.index(True) if True in marks else int(tokens[row])
+            span = slice(starts[row], starts[row + 1])
+            if marks is not None and layer.top_k < layer.num_experts:
+                ids = None if token_ids[row] is None else np.asarray(token_ids[row])
+                self._frozen.add(
+                    identity, sets[span], is_choice=is_choice[span], generated=np.asarray(marks), ids=ids
+                )
+            of_row = sets[span].tobytes() + identity.encode()
+            layer.digest ^= int.from_bytes(blake2b(of_row, digest_size=16).digest(), "little")
+
+    def findings(self) -> list[Finding]:
+        """Return what was found, faults first."""
+        if not self._layers:
+            return []
+        findings = self._of_capture() or [*self._of_choices(), *self._of_layers(), *self._frozen.findings()]
+        return findings + self._of_inputs() if not (findings and findings[0].empty) else findings
+
+    def _of_capture(self) -> list[Finding]:
+        """Return that nothing was captured."""
+        layers = list(self._layers.values())
+        tokens = sum(layer.tokens for layer in layers)
+        if not tokens:
+            return [nothing("all unset", 0)]
+        if all(layer.zero == layer.tokens for layer in layers):
+            bits = sum(bits_of_zeros(layer.tokens, 1, layer.top_k, layer.num_experts) for layer in layers)
+            if bits >= BITS:
+                return [nothing("all zero", tokens)]
+        return [nothing("255 fill", tokens)] if all(layer.fill == layer.tokens for layer in layers) else []
+
+    def _of_choices(self) -> list[Finding]:
+        """Return single choices that no router makes."""
+        findings = []
+        for name, field in zip(OF_CHOICES, ("fill", "twice", "beyond"), strict=True):
+            counts = {
+                layer: getattr(counts_of, field)
+                for layer, counts_of in self._layers.items()
+                if getattr(counts_of, field)
+            }
+            if counts:
+                total = sum(counts.values())
+                where = f"{total:,} choices of tokens in {first_names(list(counts))}"
+                findings.append(Finding(name, total, f"{where} {OF_CHOICES[name]}."))
+        return findings
+
+    def _of_layers(self) -> list[Finding]:
+        """Return layers that look as if no router of theirs had been captured."""
+        layers = self._layers
+        zeros = [name for name, layer in layers.items() if layer.is_zero]
+        findings = [zero_layers(zeros, sure=any(layers[name].top_k > 1 for name in zeros))] if zeros else []
+        several = {name: layer for name, layer in layers.items() if layer.tokens > BITS}
+        constant = [
+            name
+            for name, layer in several.items()
+            if layer.constant and name not in zeros and layer.top_k < layer.num_experts
+        ]
+        findings += [constant_layers(constant)] if constant else []
+        by_digest: dict[tuple[int, int], list[str]] = defaultdict(list)
+        for name, layer in several.items():
+            if not layer.constant:
+                by_digest[layer.tokens, layer.digest].append(name)
+        return findings + [layers_alike(same) for same in by_digest.values() if len(same) > 1]
+
+    def _of_inputs(self) -> list[Finding]:
+        """Return rows that are missing."""
+        inputs = list(self._inputs.values())
+        zeros = [entry for entry in inputs if self._is_no_routing(entry.zeros_first)]
+        unset = [entry for entry in inputs if entry.unset_first > 0]
+        counts = {
+            "rows missing": sum(entry.shortest != entry.longest for entry in inputs),
+            "inputs zero": sum(entry.zeros_first == entry.longest for entry in zeros),
+            "prompt rows zero": sum(
+                entry.prompt != 0 and entry.prompt <= entry.zeros_first < entry.longest for entry in zeros
+            ),
+            "leading rows zero": len(zeros),
+            "rows zero": self._zeros_later(sum(entry.zeros_first for entry in zeros)),
+            "prompt rows unset": sum(0 < entry.prompt <= entry.unset_first for entry in unset),
+            "leading rows unset": len(unset),
+            "rows unset": sum(entry.holes > 0 for entry in inputs),
+        }
+        counts["leading rows zero"] -= counts["inputs zero"] + counts["prompt rows zero"]
+        counts["leading rows unset"] -= counts["prompt rows unset"]
+        return [
+            Finding(name, counts[name], f"{counts[name]:,} {words}.", fault)
+            for name, (words, fault) in OF_INPUTS.items()
+            if counts[name]
+        ]
+
+    def _zeros_later(self, at_first: int) -> int:
+        """Return tokens that are zero, beyond those at inputs' beginnings, where an expert would be there twice."""
+        layers = self._layers.values()
+        if any(layer.is_zero for layer in layers):
+            return 0  # said of the layer
+        return max(layer.zero - at_first if layer.top_k > 1 else 0 for layer in layers)
+
+    def _is_no_routing(self, zeros: int) -> bool:
+        """Whether so many tokens of an input that are zero in all layers were not captured."""
+        layer = next(iter(self._layers.values()))
+        return bits_of_zeros(zeros, len(self._layers), layer.top_k, layer.num_experts) >= BITS
+
+
+def not_empty(check: CaptureCheck, source: str) -> list[Finding]:
+    """Return the findings of a check.
+
+    Raises:
+        UserError: nothing was captured.
+    """
+    findings = check.findings()
+    for finding in findings:
+        if finding.empty:
+            raise UserError(f"{source}: {finding.sentence[0].lower()}{finding.sentence[1:]}")
+    return findings
+
+
+def _first_without(
+    which: NDArray[np.bool_],
+    positions: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return the first place of each input where ``which`` ``(N,)`` does not hold; its length where there is none."""
+    if not len(positions):
+        return np.zeros_like(tokens)
+    first: NDArray[np.int64] = np.minimum.reduceat(
+        np.where(which, np.repeat(tokens, tokens), positions), starts[:-1]
+    )
+    return first

@@ -1,0 +1,292 @@
+"""Make a routing trace of the responses of inference servers that return routed experts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.recordings.capture_check import CaptureCheck
+from moeprobe.recordings.destination import check_destination, named_checkpoint
+from moeprobe.recordings.faults import Finding
+from moeprobe.recordings.findings import COUNTED, Findings
+from moeprobe.recordings.format import BY_TOKEN_ID, ORDERS, is_ordered, metadata, writing
+from moeprobe.recordings.log_probs import tokens_of
+from moeprobe.recordings.log_rows import Fault, Row, Tokens
+from moeprobe.recordings.model_config import MoeShape, read_moe_shape
+from moeprobe.recordings.packed import grouped
+from moeprobe.recordings.readers.base import Capture, Reader
+from moeprobe.recordings.responses import Gathered, identity, responses
+from moeprobe.recordings.rows import counts_of, order_by_weight, rows_of_counts
+from moeprobe.recordings.validate_capture import Routed, decode_choices
+from moeprobe.runtime.arguments import several
+from moeprobe.runtime.catalog import READERS
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.files import check_regular, is_file
+from moeprobe.runtime.keywords import checked
+from moeprobe.runtime.progress import Progress, progress_of
+
+
+@dataclass(frozen=True)
+class ImportedExperts:
+    """What came of responses: the file, and how many requests, layers and tokens (of a layer) are in it.
+
+    ``readers``: the dialects that were met. ``missing``: what was, a sentence each. ``findings``: what a check for
+    known faults of capture found in what is left. ``left_out``: requests
+    without any expert. ``unordered``: the layers of which it is not known which of a token's experts came first.
+    ``counted``: choices of which no token is known: of such files there is the load alone.
+    """
+
+    path: Path
+    requests: int
+    layers: list[str]
+    tokens: int
+    nbytes: int
+    readers: list[str]
+    missing: list[str]
+    findings: list[Finding]
+    left_out: list[str]
+    unordered: list[str]
+    counted: int
+
+
+@checked
+def import_routed_experts(
+    files: str | Path | Sequence[str | Path],
+    path: str | Path,
+    *,
+    model_config: str | Path,
+    reader: str | None = None,
+    ordered_by: str | None = None,
+    name: str | None = None,
+    data: str = "requests",
+    overwrite: bool = False,
+    watcher: Progress | None = None,
+) -> ImportedExperts:
+    """Make a trace from servers' responses that hold the experts of each token.
+
+    Args:
+        files: responses, as JSON lines or JSON.
+        path: of the new trace, ``.parquet``.
+        model_config: ``config.json`` of the model that was served: number of experts, and which layers have them.
+        reader: the responses' dialect, one of ``moeprobe.recordings.readers``; None = by their keys.
+        ordered_by: what the server orders a token's experts by, the best first, where that is known: one of
+            ``format.ORDERS``; None = they are sets.
+        name: of the model in tables; None = that of the trace.
+        data: what the tables call the requests.
+        overwrite: replace an earlier trace.
+        watcher: shows the bytes read.
+
+    Raises:
+        UserError: a response is not as its dialect has it, does not fit the model, or holds what no router can have
+            chosen; or files cannot be read or written.
+    """
+    sources, path = [Path(file) for file in several(files)], Path(path)
+    check_destination(path, overwrite=overwrite)
+    if not sources:
+        raise UserError("Name at least one file of responses.")
+    checkpoint = named_checkpoint(name or path.stem, data=data)
+    for source in sources:
+        if not is_file(source):
+            raise UserError(f"There is no file of responses {source}.")
+        check_regular(source)
+    if ordered_by not in (None, *ORDERS):
+        raise UserError(f"--ordered-by is one of {', '.join(ORDERS)}; got {ordered_by!r}.")
+    shape = read_moe_shape(Path(model_config))
+    readers = {
+        dialect: READERS.get(dialect)() for dialect in ([reader] if reader is not None else READERS.names())
+    }
+    reading = _Reading(
+        sources,
+        shape,
+        readers,
+        forced=reader is not None,
+        ordered_by=ordered_by,
+        watcher=progress_of(watcher),
+    )
+    check = CaptureCheck()
+    with writing(path) as file:
+        for rows in grouped(reading.rows(), progress=reading.watcher.advance):
+            check.add(rows)
+            file.write([rows])
+        reading.findings.check(", ".join(map(str, sources)), shape)
+        left_out = [*reading.findings.nulls, *reading.findings.without]
+        file.close(metadata(checkpoint=checkpoint, layers=shape.names, skipped=left_out, data=data))
+    return ImportedExperts(
+        path,
+        len(reading.names) - len(left_out),
+        shape.names,
+        reading.findings.tokens,
+        path.stat().st_size,
+        sorted(reading.used),
+        reading.findings.sentences(),
+        [finding for finding in check.findings() if finding.name not in COUNTED],
+        left_out,
+        [] if is_ordered(top_k=shape.top_k, ordered_by=reading.layer_fields["ordered_by"]) else shape.names,
+        reading.findings.counted_choices,
+    )
+
+
+class _Reading:
+    """Responses that are read once, request by request."""
+
+    def __init__(
+        self,
+        sources: Sequence[Path],
+        shape: MoeShape,
+        readers: Mapping[str, Reader],
+        *,
+        forced: bool,
+        ordered_by: str | None,
+        watcher: Progress,
+    ) -> None:
+        self.watcher = watcher
+        self.findings = Findings()
+        self.names: set[str] = set()
+        self.used: set[str] = set()
+        self._ordered_by, self._rows = ordered_by, False
+        self._sources, self._shape, self._readers, self._forced = sources, shape, readers, forced
+        self._base: dict[str, Any] = {
+            "num_experts": shape.num_experts,
+            "top_k": shape.top_k,
+            "num_prefix_tokens": 0,
+            "router": "recorded",
+            "token_local": False,
+            "gates_kept": "none",
+            "ordered_by": ordered_by,
+        }
+        self.layer_fields = self._base
+        # Whether it is counts that are read, and no choices; None = nothing was read yet.
+        self.load_only: bool | None = None
+
+    def rows(self) -> Iterator[tuple[Row, int]]:
+        """Yield the rows of all files; of the bytes read, ``watcher`` hears with the first row after them."""
+        self.watcher.start("import routed experts", sum(source.stat().st_size for source in self._sources))
+        for source in self._sources:
+            for where, response in self._responses(source):
+                try:
+                    yield from self._of_response(response, f"{source.name}:{where.removeprefix('line ')}")
+                except Fault as fault:
+                    raise UserError(f"{source}, {where}: {fault}.") from None
+
+    def _responses(self, source: Path) -> Iterator[tuple[str, Any]]:
+        """Return the responses of a file, as the reader of its first line gathers them."""
+        lines = responses(source, progress=self.watcher.advance)
+        first = next(lines, None)
+        if first is None:
+            return lines
+        lines = chain([first], lines)
+        try:
+            return self._readers[self._reader_of(first[1])].gathered(lines, source)
+        except Fault:  # what is wrong is said where the line is read
+            return lines
+
+    def _of_response(self, response: Any, location: str) -> Iterator[tuple[Row, int]]:
+        if not isinstance(response, dict):
+            raise Fault("a response is due, a JSON object")
+        dialect = self._reader_of(response)
+        captures = self._readers[dialect].captures(response, self._shape)
+        if not captures:
+            raise Fault(f"the reader {dialect} finds no routed experts in it")
+        name_of = identity(response, location)
+        sequences = [] if isinstance(response, Gathered) else tokens_of(response)
+        for number, capture in enumerate(captures):
+            name = capture.name or (name_of if len(captures) == 1 else f"{name_of}/{number}")
+            if name in self.names:
+                raise Fault(f"request {quoted(name)} was there before")
+            self.names.add(name)
+            if capture.counts is not None:
+                yield from self._of_counts(name, capture.counts, dialect)
+                continue
+            if capture.ids is None:
+                self.findings.nulls.append(name)
+                continue
+            self.used.add(dialect)
+            try:
+                routing = decode_choices(capture, self._shape, ordered=self._ordered_by is not None)
+            except Fault as fault:
+                raise Fault(f"request {quoted(name)}: {fault}") from None
+            self.findings.add(name, routing)
+            if routing.anything:
+                if self.load_only:
+                    raise Fault("it holds choices, and what came before counts; import these files apart")
+                self.load_only = False
+                tokens = sequences[number] if len(sequences) == len(captures) else None
+                yield from self._rows_of(name, routing, capture, capture.tokens or tokens)
+
+    def _of_counts(self, name: str, counts: NDArray[np.int64], dialect: str) -> Iterator[tuple[Row, int]]:
+        """Yield the rows of an input of which nothing is known but how often each expert was chosen."""
+        self.used.add(dialect)
+        try:
+            layer_counts = counts_of(counts, self._shape)
+        except Fault as fault:
+            raise Fault(f"input {quoted(name)}: {fault}") from None
+        if self._ordered_by is not None:
+            raise Fault("counts of choices have no order; leave --ordered-by out")
+        if self.load_only is False:
+            raise Fault("it holds counts, and what came before choices; import these files apart")
+        self.load_only, self.findings.counted_choices = (
+            True,
+            self.findings.counted_choices + int(layer_counts.sum()),
+        )
+        for row in rows_of_counts(name, layer_counts, self._shape, self._base):
+            yield row, 0
+
+    def _reader_of(self, response: Any) -> str:
+        """Return the reader of a response by its keys, or the one that was asked for."""
+        if self._forced:
+            return next(iter(self._readers))
+        if not isinstance(response, dict):
+            raise Fault("a response is due, a JSON object")
+        for name, reader in self._readers.items():
+            if reader.reads(response):
+                return name
+        keys = ", ".join(map(quoted, list(response)[:8])) or "none"
+        raise Fault(
+            f"no reader knows where this response keeps routed experts (its keys: {keys}); was the server asked to "
+            f"return them? Readers: {', '.join(self._readers)}"
+        )
+
+    def _rows_of(
+        self, name: str, routing: Routed, capture: Capture, tokens: Tokens | None
+    ) -> Iterator[tuple[Row, int]]:
+        ids, generated = _of_tokens(routing, tokens)
+        generated = capture.generated if generated is None else generated
+        for index, layer in enumerate(self._shape.names):
+            experts = routing.experts[:, index]
+            present = experts >= 0
+            valid = np.asarray(present.any(-1))
+            row = Row(name, layer, self._base, experts, present, valid, None, None, generated, ids)
+            if capture.weights is not None:
+                weights = capture.weights(index, experts)
+                self.findings.lower += weights.lower
+                row = order_by_weight(row, weights)
+            self._check_layer_fields(row.layer_fields)
+            if self._shape.sparse[index] in self._shape.hashed:
+                row = replace(row, layer_fields=row.layer_fields | {"router": BY_TOKEN_ID})
+            yield row, 0
+
+    def _check_layer_fields(self, shared: dict[str, Any]) -> None:
+        """Note what rows have in common; raise ``Fault`` where others had something else."""
+        if self._rows and shared != self.layer_fields:
+            raise Fault(
+                "it has other weights than the requests before (all gates, those of chosen experts, or none); "
+                "import these files apart"
+            )
+        self.layer_fields, self._rows = shared, True
+
+
+def _of_tokens(
+    routing: Routed, tokens: Tokens | None
+) -> tuple[NDArray[np.int32] | None, NDArray[np.bool_] | None]:
+    """Return the token ids of the rows, -1 beyond the sequence, and which were generated; None where not known."""
+    if tokens is None:
+        return None, routing.generated
+    rows = len(routing.experts)
+    ids = np.full(rows, -1, np.int32)
+    ids[: len(tokens.ids)] = tokens.ids[:rows]
+    return ids, np.arange(rows) >= tokens.prompt

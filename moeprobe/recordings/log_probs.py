@@ -1,0 +1,200 @@
+"""Log-probabilities of generated tokens in responses of inference servers, where they are asked for.
+
+vLLM and OpenAI-like servers: ``logprobs.token_logprobs`` or ``logprobs.content[i].logprob`` of a choice; SGLang:
+``meta_info.output_token_logprobs``, lists that begin with the number; slime and verl: ``rollout_log_probs`` of a sample
+or a batch.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.errors import UserError
+from moeprobe.recordings.log_rows import Fault, Tokens, token_array
+from moeprobe.recordings.readers.base import Reader, choices, listed
+from moeprobe.recordings.responses import Gathered, identity, responses
+from moeprobe.runtime.catalog import READERS
+from moeprobe.runtime.characters import quoted
+from moeprobe.runtime.files import is_file
+
+
+def read_log_probabilities(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Return by request the log-probability of each generated token ``(T,)``, NaN where there is none.
+
+    Names are those of ``token_ids.read_sequences``. A request without log-probabilities is passed over.
+
+    Raises:
+        UserError: the file cannot be read, holds other things than numbers, or none at all.
+    """
+    log_probs: dict[str, NDArray[np.float32]] = {}
+    for where, response in responses(path, progress=lambda count: None):
+        try:
+            if not isinstance(response, dict):
+                raise Fault("a response is due, a JSON object")
+            by_sequence = _of_response(response)
+            for (name, tokens), values in zip(
+                named_sequences(response, f"{path.name}:{where.removeprefix('line ')}"),
+                by_sequence,
+                strict=False,
+            ):
+                if values is None or tokens is None:
+                    continue
+                generated = len(tokens.ids) - tokens.prompt
+                if len(values) != generated:
+                    raise Fault(
+                        f"{name} has {generated} generated tokens, and {len(values)} log-probabilities"
+                    )
+                log_probs[name] = values
+        except Fault as fault:
+            raise UserError(f"{path}, {where}: {fault}.") from None
+    if not log_probs:
+        raise UserError(
+            f"{path} holds no log-probabilities of generated tokens; ask the server for them: logprobs of vLLM, "
+            "return_logprob of SGLang, calculate_log_probs of verl."
+        )
+    return log_probs
+
+
+def _of_response(response: Mapping[str, Any]) -> list[NDArray[np.float32] | None]:
+    """Return the log-probabilities of each sequence, in their order."""
+    if isinstance(response, Gathered):
+        return [_numbers(values) for values in reader_of(response).log_probabilities(response)]
+    meta = response.get("meta_info")
+    if isinstance(meta, dict) and isinstance(meta.get("output_token_logprobs"), list):
+        return [
+            _numbers(
+                [
+                    entry[0] if isinstance(entry, list) and entry else entry
+                    for entry in meta["output_token_logprobs"]
+                ]
+            )
+        ]
+    return [_of_choice(choice) for choice in choices(response) or listed(response, "outputs") or [response]]
+
+
+def _of_choice(choice: Mapping[str, Any]) -> NDArray[np.float32] | None:
+    value = choice.get("logprobs")
+    if isinstance(value, dict):
+        if isinstance(value.get("content"), list):
+            return _numbers(
+                [entry.get("logprob") if isinstance(entry, dict) else entry for entry in value["content"]]
+            )
+        value = value.get("token_logprobs")
+    return _numbers(value)
+
+
+def _numbers(values: Any) -> NDArray[np.float32] | None:
+    """Return numbers up to 0, NaN for null; None where there is no list."""
+    if values is None:
+        return None
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    is_valid = isinstance(values, list) and all(
+        entry is None or (type(entry) in (int, float) and not math.isnan(entry) and entry < 1e-3)
+        for entry in values
+    )
+    if not is_valid:
+        raise Fault("log-probabilities are a list of numbers up to 0, or null")
+    numbers = np.array([math.nan if value is None else value for value in values], np.float32)
+    return np.where(np.isinf(numbers), np.float32("nan"), numbers)
+
+
+# Token ids in responses of inference servers: the sequences that were routed, their prompts and what was generated.
+#
+# They are where servers put them when they are asked to: ``prompt_token_ids`` of the response or of a choice and
+# ``token_ids`` of a choice (vLLM), ``output_ids`` beside ``input_ids`` (SGLang), or both in the object itself.
+
+_PROMPT = ("prompt_token_ids", "input_ids", "prompt_ids")
+_GENERATED = ("token_ids", "output_ids", "output_token_ids", "completion_token_ids", "response_ids")
+
+
+def read_sequences(path: Path) -> dict[str, Tokens]:
+    """Return the sequences in a file of responses, by the names that an import of its routing gives them.
+
+    A response, or a choice, without token ids is passed over.
+
+    Raises:
+        UserError: the file cannot be read, two have one name, or there is none.
+    """
+    if not is_file(path):
+        raise UserError(f"There is no file of responses {path}.")
+    sequences: dict[str, Tokens] = {}
+    for where, response in responses(path, progress=lambda count: None):
+        try:
+            if not isinstance(response, dict):
+                raise Fault("a response is due, a JSON object")
+            several = named_sequences(response, f"{path.name}:{where.removeprefix('line ')}")
+        except Fault as fault:
+            raise UserError(f"{path}, {where}: {fault}.") from None
+        for name, tokens in several:
+            if name in sequences:
+                raise UserError(f"{path}, {where}: request {quoted(name)} was there before.")
+            if tokens is not None and len(tokens.ids):
+                sequences[name] = tokens
+    if not sequences:
+        raise UserError(
+            f"{path} holds no token ids; ask the server to return them: prompt_token_ids and token_ids of vLLM "
+            "(return_token_ids), input_ids and output_ids of SGLang."
+        )
+    return sequences
+
+
+def named_sequences(response: Mapping[str, Any], location: str) -> list[tuple[str, Tokens | None]]:
+    """Return each sequence of a response by the name that an import gives it; ``place``: its file and line.
+
+    Raises:
+        Fault: ids are no list of whole numbers.
+    """
+    if isinstance(response, Gathered):
+        return list(reader_of(response).sequences(response))
+    name, several = identity(response, location), tokens_of(response)
+    return [
+        (name if len(several) == 1 else f"{name}/{number}", tokens) for number, tokens in enumerate(several)
+    ]
+
+
+def reader_of(response: Gathered) -> Reader:
+    """Return what reads a gathered response.
+
+    Raises:
+        Fault: nothing does.
+    """
+    for reader in map(READERS.get, READERS.names()):
+        if reader().reads(response):
+            instance: Reader = reader()
+            return instance
+    raise Fault("no reader knows token ids in it")
+
+
+def tokens_of(response: Mapping[str, Any]) -> list[Tokens | None]:
+    """Return the sequence of each choice of a response, in their order; None where its ids are not given.
+
+    Raises:
+        Fault: ids are no list of whole numbers.
+    """
+    meta = response.get("meta_info")
+    shared = [response, *([meta] if isinstance(meta, dict) else [])]
+    return [
+        _sequence([choice, *shared])
+        for choice in choices(response) or listed(response, "outputs") or [response]
+    ]
+
+
+def _sequence(objects: list[Mapping[str, Any]]) -> Tokens | None:
+    prompt, generated = _ids(objects, _PROMPT), _ids(objects, _GENERATED)
+    if prompt is None or generated is None:
+        return None
+    return Tokens(np.concatenate([prompt, generated]), len(prompt))
+
+
+def _ids(objects: list[Mapping[str, Any]], names: tuple[str, ...]) -> NDArray[np.int32] | None:
+    """Return the ids in the first place that has them."""
+    for fields in objects:
+        for name in names:
+            if fields.get(name) is not None:
+                return token_array(fields[name], name)
+    return None

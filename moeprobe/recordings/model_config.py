@@ -1,0 +1,144 @@
+"""What a language model's ``config.json`` says of its MoE layers: how many experts, how many a token, which layers.
+
+The names of the fields are those of Hugging Face's configurations. What they do not say is never guessed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.files import read_json
+
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
+# Fields by which other families say which layers are sparse.
+_OTHERS = (
+    "moe_layers", "moe_layers_enum", "interleave_moe_layer_step", "expert_layer_period", "expert_layer_offset",
+    "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "num_dense_layers",
+)  # fmt: skip
+# Kinds of layers in ``mlp_layer_types``, and whether they are sparse.
+_KINDS = {"dense": False, "sparse": True, "moe": True, "hash_moe": True}
+# What a column of 16 bits holds, and more layers than any model has.
+MOST_EXPERTS, MOST_LAYERS = 2**15 - 1, 10_000
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The MoE layers of a model.
+
+    Attributes:
+        num_layers: all hidden layers, sparse and dense.
+        sparse: numbers of those with experts, in forward order.
+        num_experts: E, routed experts of a layer.
+        top_k: K, experts per token.
+        hashed: numbers of the sparse layers that choose by the token's id alone.
+        scoring: what makes gates of logits, softmax or sigmoid.
+    """
+
+    num_layers: int
+    sparse: tuple[int, ...]
+    num_experts: int
+    top_k: int
+    scoring: str = "softmax"
+    hashed: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """What the layers with experts are called, as those of ``hf:`` models are."""
+        return [f"layers.{number}" for number in self.sparse]
+
+    @property
+    def dense(self) -> tuple[int, ...]:
+        """Numbers of the hidden layers without experts."""
+        return tuple(sorted(set(range(self.num_layers)) - set(self.sparse)))
+
+
+def read_moe_shape(path: Path) -> MoeShape:
+    """Return what a ``config.json`` says; that of a model with several parts in its ``text_config``.
+
+    Raises:
+        UserError: it cannot be read, lacks a field, or holds fields that contradict one another or are not known.
+    """
+    config = read_json(path)
+    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
+        config = config["text_config"]
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is no configuration of a model: a JSON object is due.")
+    layers = _whole_number(path, config, "num_hidden_layers", highest=MOST_LAYERS)
+    experts = {
+        _whole_number(path, config, name, highest=MOST_EXPERTS)
+        for name in EXPERTS
+        if config.get(name) is not None
+    }
+    if len(experts) != 1:
+        verb = "says nothing of" if not experts else "contradicts itself in"
+        raise UserError(f"{path} {verb} the number of experts ({', '.join(EXPERTS)}).")
+    [num_experts] = experts
+    top_k = _whole_number(path, config, "num_experts_per_tok", highest=num_experts)
+    sparse = _sparse(path, config, layers)
+    if not sparse:
+        raise UserError(f"{path}: none of the {layers} layers has experts.")
+    scoring = config.get("scoring_func") or "softmax"
+    if scoring not in ("softmax", "sigmoid"):
+        raise UserError(f"{path}: scoring_func is softmax or sigmoid; got {str(scoring)[:40]!r}.")
+    kinds = config.get("mlp_layer_types") or []
+    by_id = _whole_number(path, config, "num_hash_layers", least=0, highest=layers, default=0)
+    hashed = tuple(number for number in sparse if (kinds[number] == "hash_moe" if kinds else number < by_id))
+    return MoeShape(layers, sparse, num_experts, top_k, scoring, hashed)
+
+
+def _sparse(path: Path, config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """Return which layers have experts; all where no field names dense ones."""
+    if (kinds := config.get("mlp_layer_types")) is not None:
+        is_valid = (
+            isinstance(kinds, list) and len(kinds) == layers and all(str(kind) in _KINDS for kind in kinds)
+        )
+        if not is_valid:
+            raise UserError(
+                f"{path}: mlp_layer_types takes one of {', '.join(_KINDS)} for each of {layers} layers."
+            )
+        return tuple(number for number, kind in enumerate(kinds) if _KINDS[kind])
+    for name in _OTHERS:
+        if config.get(name) is not None:
+            raise UserError(
+                f"{path}: which layers have experts is said by {name}, which is not known here; say it by "
+                "mlp_layer_types (dense or sparse for each layer) in a copy of the file."
+            )
+    first = _whole_number(path, config, "first_k_dense_replace", least=0, highest=layers, default=0)
+    step = _whole_number(path, config, "decoder_sparse_step", highest=layers, default=1)
+    only = config.get("mlp_only_layers") or []
+    every = config.get("moe_layer_freq")
+    if not isinstance(only, list) or not all(type(layer) is int and 0 <= layer < layers for layer in only):
+        raise UserError(f"{path}: mlp_only_layers takes numbers of layers from 0 to {layers - 1}.")
+    if isinstance(every, list):
+        if len(every) != layers or not all(entry in (0, 1) for entry in every):
+            raise UserError(f"{path}: moe_layer_freq takes a number, or 0 or 1 for each of {layers} layers.")
+        is_moe = [bool(entry) for entry in every]
+    else:
+        freq = _whole_number(path, config, "moe_layer_freq", highest=layers, default=1)
+        is_moe = [number % freq == 0 for number in range(layers)]
+    return tuple(
+        number
+        for number in range(layers)
+        if is_moe[number] and number >= first and (number + 1) % step == 0 and number not in only
+    )
+
+
+def _whole_number(
+    path: Path,
+    config: Mapping[str, Any],
+    name: str,
+    *,
+    highest: int,
+    least: int = 1,
+    default: int | None = None,
+) -> int:
+    value = config.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise UserError(f"{path} lacks {name}; give the config.json of the model that was served.")
+    if type(value) is not int or not least <= value <= highest:
+        raise UserError(f"{path}: {name} takes a whole number from {least} to {highest:,}; got {value!r}.")
+    return value

@@ -1,0 +1,217 @@
+"""What a reader of servers' responses is, and what readers share.
+
+Arrays are decoded without pickle, and only where the bytes that are there are as many as their shape asks for: what a
+shape claims is never allocated.
+
+Axes: T rows (tokens that were routed), L layers as they were sent, K experts per token.
+"""
+
+import base64
+import binascii
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.recordings.log_rows import Fault, Tokens
+from moeprobe.recordings.model_config import MoeShape
+
+KEY = "routed_experts"
+# More tokens than any sequence has.
+_MOST = 2**31 - 1
+DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Tokens of a choice as its response states them; None where it does not."""
+
+    prompt: int | None = None
+    generated: int | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What routers weighed in one layer of a capture.
+
+    Attributes:
+        gates: ``(T, K)`` of the chosen experts, in the order in which they were asked for.
+        scores: ``(T, K)`` what these choices are ordered by, the highest first.
+        ordered_by: what that is, one of ``format.ORDERS``.
+        all_gates: ``(T, E)`` of all experts; None where they are not known.
+        sum_to_one: whether all gates of a token are a distribution.
+        lower: tokens that chose an expert of a lower score than one that they did not choose.
+    """
+
+    gates: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    ordered_by: str = "gates"
+    all_gates: NDArray[np.float32] | None = None
+    sum_to_one: bool = False
+    lower: int = 0
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The routing of one choice (one generated sequence) of a response.
+
+    Attributes:
+        ids: ``(T, L, K)`` as they were sent; None where the server sent null (aborted, or capture is off).
+        start: place in the sequence of the first row.
+        stated: how many tokens it should be of.
+        last: whether a row of the last token may be there too, which no layer has to route.
+        name: what it is called; None = as the response, and its number among several.
+        tokens: the sequence; None = what the response says.
+        generated: ``(T,)`` which rows were generated, where neither tokens nor ``stated`` say it.
+        weights: what was weighed for ``(T, K)`` experts, -1 = none, of a layer by its place among those with experts;
+            None = it is not known.
+        counts: ``(L, E)`` how often each expert was chosen, where that is all that the server says, with ``ids`` None;
+            L all hidden layers, or those with experts.
+    """
+
+    ids: NDArray[Any] | None
+    start: int = 0
+    stated: Stated = Stated()
+    last: bool = False
+    name: str | None = None
+    tokens: Tokens | None = None
+    generated: NDArray[np.bool_] | None = None
+    weights: Callable[[int, NDArray[np.int16]], Weights] | None = None
+    counts: NDArray[np.int64] | None = None
+
+
+class Reader(ABC):
+    """One way in which servers send routed experts."""
+
+    @abstractmethod
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether the keys and shapes of a response are those of this reader."""
+
+    @abstractmethod
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each choice of a response, in their order.
+
+        Raises:
+            Fault: it is not as it should be.
+        """
+
+    def gathered(self, lines: Iterator[tuple[str, Any]], path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield responses, with the place where they stand, of a file of this reader; each of its lines is one.
+
+        Args:
+            lines: each with its place.
+            path: of the file.
+
+        Raises:
+            UserError: lines do not go together.
+        """
+        return lines
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return the sequences of a gathered response by their names; None where their token ids are not known.
+
+        Raises:
+            Fault: ids are not as they should be.
+        """
+        return []
+
+    def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
+        """Return the log-probabilities of the generated tokens of each of ``sequences``, as lists of numbers or None.
+
+        A sequence, or a token, of which none is known has None.
+
+        Raises:
+            Fault: they are not as many as the tokens.
+        """
+        return []
+
+
+def listed(response: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the objects of a list in a response; none where there are none."""
+    value = response.get(key)
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def choices(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the choices of a response of an OpenAI-like server; none where there are none."""
+    return listed(response, "choices")
+
+
+def holders(response: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the objects that have routed experts under their usual key: those of the choices, else of the response.
+
+    The key may be in the object itself, or in its ``engine_data``.
+    """
+    for objects in (choices(response), [response]):
+        nested = [fields for entry in objects for fields in (entry, entry.get("engine_data"))]
+        keyed: list[Mapping[str, Any]] = [
+            fields for fields in nested if isinstance(fields, dict) and KEY in fields
+        ]
+        if keyed:
+            return keyed
+    return []
+
+
+def captures_of(response: Mapping[str, Any], capture: Callable[[Any, Stated], Capture]) -> list[Capture]:
+    """Return ``capture`` of the value, and of the stated tokens, of each of a response's holders."""
+    objects = holders(response)
+    several = max(len(objects), len(choices(response))) > 1
+    tokens = stated(response.get("usage"), several=several)
+    return [capture(fields[KEY], tokens) for fields in objects]
+
+
+def stated(counts: Any, *, several: bool = False) -> Stated:
+    """Return the tokens that a response states; ``several`` choices share one count of generated tokens."""
+    counts = counts if isinstance(counts, dict) else {}
+    prompt, generated = (count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+    return Stated(prompt, None if several else generated)
+
+
+def count(value: Any) -> int | None:
+    """Return a number of tokens; None for what is none."""
+    return value if type(value) is int and 0 <= value <= _MOST else None
+
+
+def start_of(fields: Mapping[str, Any], name: str) -> int:
+    """Return where the rows begin, 0 where it is not said."""
+    value = fields.get(name)
+    if value is None:
+        return 0
+    if count(value) is None:
+        raise Fault(f"{name} takes a whole number from 0 to {_MOST:,}; got {str(value)[:40]}")
+    return value
+
+
+def decoded(text: Any, what: str) -> bytes:
+    """Return the bytes of base64."""
+    if not isinstance(text, str):
+        raise Fault(f"{what} takes base64; got {type(text).__name__}")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Fault(f"{what} is not base64 ({error})") from None
+
+
+def array(content: bytes, *, dtype: Any, shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Return bytes as integers of a shape, which may have one -1; nothing is copied."""
+    if dtype not in DTYPES:
+        raise Fault(f"{what}: its type is one of {', '.join(DTYPES)}; got {dtype!r}")
+    kind = np.dtype(dtype).newbyteorder("<")
+    sizes = list(shape)
+    row = math.prod(size for size in sizes if size >= 0) * kind.itemsize
+    if -1 in sizes and row:
+        sizes[sizes.index(-1)] = len(content) // row
+    if math.prod(sizes) * kind.itemsize != len(content):
+        sizes_text = " × ".join("?" if size < 0 else f"{size:,}" for size in shape)
+        raise Fault(
+            f"{what} holds {len(content):,} bytes, which are not {sizes_text} numbers of {kind.itemsize} bytes; it is "
+            "truncated, or its shape, type or the model's config.json is another"
+        )
+    if not content:
+        return np.zeros((0, 0, 0), kind)
+    return np.frombuffer(content, kind).reshape(sizes)

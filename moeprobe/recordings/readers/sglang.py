@@ -1,0 +1,55 @@
+"""Responses of SGLang."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moeprobe.recordings.model_config import MoeShape
+from moeprobe.recordings.readers.base import (
+    KEY,
+    Capture,
+    Reader,
+    array,
+    choices,
+    decoded,
+    start_of,
+    stated,
+)
+
+
+class Sglang(Reader):
+    """SGLang: flat base64 in ``meta_info.routed_experts``, or in ``choices[].sgl_ext.routed_experts``."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether one of the two places has the key."""
+        return any(KEY in extension for extension in _extensions(response) if extension is not None)
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each choice; there is a row for every hidden layer, and no shape beside it."""
+        extensions = _extensions(response)
+        native = "choices" not in response
+        return [
+            Capture(None)
+            if extension is None or extension.get(KEY) is None
+            else Capture(
+                array(
+                    decoded(extension[KEY], KEY),
+                    dtype=extension.get(f"{KEY}_dtype", "int32"),
+                    shape=(-1, shape.num_layers, shape.top_k),
+                    what=KEY,
+                ),
+                start=start_of(extension, f"{KEY}_start_len"),
+                stated=stated(extension if native else response.get("usage"), several=len(extensions) > 1),
+            )
+            for extension in extensions
+        ]
+
+
+def _extensions(response: Mapping[str, Any]) -> list[Mapping[str, Any] | None]:
+    """Return for each choice the object that may have the key; None where there is none."""
+    keys = (
+        [("sgl_ext", choice) for choice in choices(response)]
+        if "choices" in response
+        else [("meta_info", response)]
+    )
+    values = [entry.get(key) for key, entry in keys]
+    return [value if isinstance(value, dict) else None for value in values]

@@ -1,0 +1,30 @@
+"""Outputs of TensorRT-LLM."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moeprobe.recordings.model_config import MoeShape
+from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated, listed
+from moeprobe.recordings.readers.vllm import nested
+
+
+class TensorrtLlm(Reader):
+    """TensorRT-LLM: nested lists in ``outputs[i].routed_experts`` of a request's outputs, written as JSON."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether outputs have the key."""
+        return any(KEY in output for output in listed(response, "outputs"))
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each output; token ids beside it say how many rows are due."""
+        prompt = _length(response.get("prompt_token_ids"))
+        return [
+            Capture(None)
+            if output.get(KEY) is None
+            else Capture(nested(output[KEY], KEY), stated=Stated(prompt, _length(output.get("token_ids"))))
+            for output in listed(response, "outputs")
+        ]
+
+
+def _length(ids: Any) -> int | None:
+    return len(ids) if isinstance(ids, list) else None

@@ -1,0 +1,100 @@
+"""Batches of verl."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.recordings.log_rows import Fault, Tokens, token_array
+from moeprobe.recordings.model_config import MoeShape
+from moeprobe.recordings.packed import array_of
+from moeprobe.recordings.readers.base import KEY, Capture, Reader, Stated
+
+_MASK, _LOGPROBS, _WRITTEN = "attention_mask", "rollout_log_probs", "response_mask"
+
+
+class Verl(Reader):
+    """verl: tensors ``routed_experts`` (sequences, tokens, layers, k) and ``attention_mask`` of a batch (torch)."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether it has both tensors, or one of them that is known by its axes."""
+        batch = _batch(response)
+        return KEY in batch and getattr(batch[KEY], "ndim", 0) == 4
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each sequence without its padding, which is zeros and looks like expert 0."""
+        ids = array_of(_batch(response)[KEY], KEY, dims=4)
+        mask = self._mask(response)
+        if ids.shape[:2] != mask.shape:
+            raise Fault(
+                f"{KEY} is of {ids.shape[0]} × {ids.shape[1]} tokens, and {_MASK} of {mask.shape[0]} × {mask.shape[1]}"
+            )
+        captures = []
+        for row, (name, tokens) in enumerate(self.sequences(response)):
+            row_ids = ids[row][mask[row]]
+            if len(row_ids) and not row_ids[-1].any():
+                row_ids = row_ids[:-1]
+            length = int(mask[row].sum())
+            prompt = None if tokens is None else tokens.prompt
+            stated = Stated(prompt, None if prompt is None else length - prompt)
+            captures.append(Capture(row_ids, stated=stated, last=True, name=name, tokens=tokens))
+        return captures
+
+    def sequences(self, response: Mapping[str, Any]) -> Sequence[tuple[str, Tokens | None]]:
+        """Return the tokens of each sequence; ``responses`` says how many places at the end may be generated."""
+        batch, mask = _batch(response), self._mask(response)
+        if "input_ids" not in batch or "responses" not in batch:
+            return [(str(row), None) for row in range(len(mask))]
+        ids, generated = (array_of(batch[name], name, dims=2) for name in ("input_ids", "responses"))
+        if ids.shape != mask.shape or generated.shape[1] > ids.shape[1]:
+            raise Fault(f"input_ids, responses and {_MASK} differ in tokens")
+        prompt = mask[:, : ids.shape[1] - generated.shape[1]].sum(1)
+        return [
+            (str(row), Tokens(token_array(ids[row][mask[row]], "input_ids"), int(prompt[row])))
+            for row in range(len(mask))
+        ]
+
+    def log_probabilities(self, response: Mapping[str, Any]) -> Sequence[Any]:
+        """Return ``rollout_log_probs`` of each sequence without its padding, which is zeros or -1.
+
+        Where there is a ``response_mask``, tokens that it leaves out (answers of tools) were not generated.
+        """
+        batch, mask = _batch(response), self._mask(response)
+        if _LOGPROBS not in batch or "responses" not in batch:
+            return []
+        values = array_of(batch[_LOGPROBS], _LOGPROBS, kinds="f", dims=2)
+        valid = mask[:, mask.shape[1] - values.shape[1] :]
+        written = valid
+        if _WRITTEN in batch:
+            written = array_of(batch[_WRITTEN], _WRITTEN, kinds="iub", dims=2) != 0
+        generated = tuple(array_of(batch["responses"], "responses", dims=2).shape)
+        if not values.shape == written.shape == valid.shape == generated:
+            raise Fault(f"{_LOGPROBS}, {_WRITTEN} and responses differ in tokens")
+        return [
+            [
+                value if is_written else None
+                for value, is_written in zip(
+                    values[row][valid[row]].tolist(), written[row][valid[row]], strict=True
+                )
+            ]
+            for row in range(len(values))
+        ]
+
+    def _mask(self, response: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return which places are tokens ``(sequences, tokens)``."""
+        batch = _batch(response)
+        if _MASK not in batch:
+            raise Fault(
+                f"{_MASK} is missing, and padding is zeros, which look like expert 0; save it beside {KEY}"
+            )
+        mask = array_of(batch[_MASK], _MASK, kinds="iub", dims=2)
+        if not np.isin(mask, (0, 1)).all():
+            raise Fault(f"{_MASK} takes 0 and 1")
+        return mask.astype(bool)
+
+
+def _batch(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the tensors, which may be under ``batch``."""
+    batch = response.get("batch")
+    return batch if isinstance(batch, dict) else response

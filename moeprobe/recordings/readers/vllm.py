@@ -1,0 +1,97 @@
+"""Responses of vLLM."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeprobe.recordings.log_rows import Fault
+from moeprobe.recordings.model_config import MoeShape
+from moeprobe.recordings.readers.base import (
+    KEY,
+    Capture,
+    Reader,
+    Stated,
+    array,
+    choices,
+    decoded,
+    stated,
+)
+
+_PROMPT = "prompt_routed_experts"
+# The first bytes of an .npy file, in base64.
+_MAGIC = "k05VTVBZ"
+
+
+class Vllm(Reader):
+    """vLLM: ``choices[i].routed_experts``, base64 of an .npy file, or nested lists."""
+
+    def reads(self, response: Mapping[str, Any]) -> bool:
+        """Whether choices have the key, with null, nested lists or an .npy file."""
+        values = [choice[KEY] for choice in choices(response) if KEY in choice]
+        return bool(values) and all(
+            value is None or isinstance(value, list) or (isinstance(value, str) and value.startswith(_MAGIC))
+            for value in values
+        )
+
+    def captures(self, response: Mapping[str, Any], shape: MoeShape) -> Sequence[Capture]:
+        """Return the routing of each choice; lists have the prompt's rows once, beside the choices."""
+        listed = choices(response)
+        tokens = stated(response.get("usage"), several=len(listed) > 1)
+        return [self._capture(choice.get(KEY), response, tokens) for choice in listed]
+
+    def _capture(self, value: Any, response: Mapping[str, Any], tokens: Stated) -> Capture:
+        if value is None:
+            return Capture(None)
+        if isinstance(value, str):
+            return Capture(_npy(decoded(value, KEY)), stated=tokens)
+        experts = nested(value, KEY)
+        if _PROMPT not in response:
+            return Capture(experts, last=True, stated=tokens)
+        if response[_PROMPT] is None:
+            prompt = tokens.prompt
+            if prompt is None:
+                raise Fault(
+                    f"{_PROMPT} is null and usage.prompt_tokens missing, so nothing says where rows begin"
+                )
+            return Capture(experts, start=prompt, last=True, stated=tokens)
+        before = nested(response[_PROMPT], _PROMPT)
+        parts = [part for part in (before, experts) if len(part)] or [experts]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise Fault(f"{_PROMPT} and {KEY} differ in layers or experts per token")
+        return Capture(np.concatenate(parts), last=True, stated=tokens)
+
+
+def _npy(content: bytes) -> NDArray[Any]:
+    """Return what an .npy file holds; its header is checked against its bytes before anything is allocated."""
+    stream = io.BytesIO(content)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        shape, fortran, dtype = headers[np.lib.format.read_magic(stream)](stream)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise Fault(f"{KEY} is not base64 of an .npy file") from None
+    if len(shape) != 3 or min(shape) < 0:
+        raise Fault(f"{KEY} is an .npy file of shape {shape}; tokens, layers and experts per token are due")
+    if dtype.newbyteorder("=").name not in ("uint8", "uint16", "int16", "int32", "int64"):
+        raise Fault(f"{KEY} is an .npy file of {dtype}; whole numbers are due")
+    if fortran or dtype.byteorder == ">":
+        raise Fault(f"{KEY} is an .npy file in another order of axes or bytes than servers write")
+    return array(content[stream.tell() :], dtype=dtype.name, shape=shape, what=KEY)
+
+
+def nested(value: Any, what: str) -> NDArray[Any]:
+    """Return nested lists of tokens, layers and experts as an array."""
+    try:
+        numbers = np.asarray(value)
+    except (ValueError, OverflowError, TypeError):
+        numbers = np.asarray(None)
+    if numbers.shape == (0,):
+        return np.zeros((0, 0, 0), np.int64)
+    if numbers.ndim != 3 or numbers.dtype.kind != "i":
+        raise Fault(f"{what} takes for each token and layer a list of experts, all of the same length")
+    return numbers

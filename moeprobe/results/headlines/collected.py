@@ -1,0 +1,128 @@
+"""The headline numbers of a run, and their place in its tables."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from moeprobe.inputs.modality import ORDINARY
+from moeprobe.metrics import registry
+from moeprobe.metrics.declaration import CHANCE, KAPPA
+from moeprobe.metrics.reading_order import tokens_choose
+from moeprobe.results.headlines.declared import Agreement, Headline, Which
+from moeprobe.results.headlines.run_tables import RunTables
+from moeprobe.results.tables import agreement_of, set_match_of
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class HeadlineValues:
+    """A headline of a run in one layer.
+
+    Attributes:
+        declared: the headline, with a noun.
+        layer: empty for the output.
+        severity: None where the run has none.
+        rows: for each metric and null a row per checkpoint whose first layer this is.
+        differences: for each metric and null a row per pair of them.
+    """
+
+    declared: Headline
+    layer: str
+    severity: float | None
+    rows: dict[Which, list[Row]]
+    differences: dict[Which, list[Row]]
+
+    @property
+    def which(self) -> Which:
+        """Metric and null of the headline itself, which ``rows`` and ``differences`` have with its companions."""
+        return self.declared.which
+
+
+def collect_headlines(run: RunTables, declared: Sequence[Headline | Agreement]) -> list[HeadlineValues]:
+    """Return the headlines of a run, in their order; one per layer where the first layers of checkpoints differ.
+
+    Args:
+        run: its tables.
+        declared: the headlines of its kind.
+    """
+    if run.table is None:
+        return []
+    collected = []
+    for headline in _resolve(declared, run.table):
+        values = _select(run.table, headline.which)
+        severity = _severity(values, headline.at)
+        first_layers = values.groupby("checkpoint", sort=False)["layer"].first()
+        for layer in dict.fromkeys(first_layers):
+            names = set(first_layers.index[first_layers == layer])
+            every = [headline.which, *(which for _, which in headline.companions)]
+            rows = {which: _rows(run.table, which, layer, severity, names) for which in every}
+            differences = {which: _rows(run.comparison, which, layer, severity, names) for which in every}
+            collected.append(HeadlineValues(headline, layer, severity, rows, differences))
+    # The weakest severity is the strongest where there is but one.
+    return list({(item.which, item.layer, item.severity): item for item in collected}.values())
+
+
+def _resolve(declared: Sequence[Headline | Agreement], table: pd.DataFrame) -> list[Headline]:
+    """Return the headlines with their metrics and nouns, which of agreement depend on the checkpoints."""
+    return [
+        headline
+        for item in declared
+        for headline in (_of_agreement(item, table) if isinstance(item, Agreement) else [_with_noun(item)])
+    ]
+
+
+def _with_noun(declared: Headline) -> Headline:
+    noun = declared.noun or registry.find(declared.metric).metric.noun
+    return dataclasses.replace(declared, noun=noun)
+
+
+def _of_agreement(declared: Agreement, table: pd.DataFrame) -> list[Headline]:
+    """Return the headline about the first kind of agreement that all checkpoints have, and those about sets."""
+    first = agreement_of(table)
+    kappa = registry.find(f"{first}{KAPPA}")
+    noun = "κ" if tokens_choose(first) else kappa.full_label("pooled")
+    headlines = [_beyond_chance(first, "pooled", declared, noun)]
+    sets = set_match_of(table)
+    for null in ("pooled", "image") if sets else ():
+        noun = registry.find(f"{sets}{KAPPA}").full_label(null)
+        headlines.append(dataclasses.replace(_beyond_chance(sets, null, declared, noun), beside=True))
+    return headlines
+
+
+def _beyond_chance(metric: str, null: str, declared: Agreement, noun: str) -> Headline:
+    companions = (("raw", (metric, "")), ("by chance", (f"{metric}{CHANCE}", null)))
+    return Headline(f"{metric}{KAPPA}", null, at=declared.at, companions=companions, noun=noun)
+
+
+def _select(table: pd.DataFrame, which: Which) -> pd.DataFrame:
+    keep = (table["metric"] == which[0]) & (table["null"] == which[1]) & table["tokens"].isin([*ORDINARY, ""])
+    if "draw" in table:
+        # Of several draws the rows of all together, which have no number: missing in memory, empty in a CSV.
+        keep &= table["draw"].isna() | (table["draw"].astype(object) == "")
+    return table[keep]
+
+
+def _severity(table: pd.DataFrame, at: str) -> float | None:
+    """Return the severity that is meant; None where the run has none."""
+    steps = table["severity"].dropna()
+    if steps.empty:
+        return None
+    return float(steps.min() if at == "weakest" else steps.max())
+
+
+def _rows(
+    table: pd.DataFrame | None, which: Which, layer: str, severity: float | None, names: set[str]
+) -> list[Row]:
+    """Return the rows of these checkpoints; of a comparison those between them."""
+    if table is None:
+        return []
+    here = _select(table, which)
+    here = here[here["layer"] == layer]
+    if severity is not None:
+        here = here[here["severity"] == severity]
+    rows: Sequence[Row] = here.to_dict("records")
+    return [row for row in rows if {row["checkpoint"], row.get("reference", row["checkpoint"])} <= names]

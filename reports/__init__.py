@@ -1,0 +1,1 @@
+"""The committed reports; what makes them is in ``scripts``."""

@@ -1,0 +1,137 @@
+"""What "Routers in Vision Mixture of Experts" concludes, as contrasts of the committed cells and of its own values.
+
+A contrast is the mean accuracy of some routers minus that of others, of one budget and one training seed, image by
+image: its interval is from a bootstrap of the images, the same for all routers. Seeds are never pooled. Beside it
+stands the same contrast of the values of the paper, which have no interval. Routers that a sweep or the paper lacks are
+left out of a mean.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.linearized import LARGEST, of_all
+from moeprobe.metrics.stats.statistic import Contrast
+from moeprobe.results import finished
+from moeprobe.results.numbers import number
+from moeprobe.runtime.csv import write_csv
+
+_EXPERTS = ("softmax_expert_choice", "sinkhorn_expert_choice", "sparse_expert_choice")
+_TOKENS = ("softmax_token_choice", "sinkhorn_token_choice", "sparse_token_choice")
+# Name of a contrast: the routers of its first mean, and of its second.
+CONTRASTS = {
+    "expert choice − token choice": (_EXPERTS, _TOKENS),
+    "token choice: Sinkhorn − softmax": (_TOKENS[1:2], _TOKENS[:1]),
+    "token choice: sparse − softmax": (_TOKENS[2:], _TOKENS[:1]),
+    "expert choice: Sinkhorn − softmax": (_EXPERTS[1:2], _EXPERTS[:1]),
+    "expert choice: sparse − softmax": (_EXPERTS[2:], _EXPERTS[:1]),
+    "soft MoE − expert choice": (("soft_moe",), _EXPERTS),
+}
+# What the paper measures -> what is measured here: folder of the probe, column of the sums, column of the trials.
+MEASURES = {
+    "jft": ("accuracy", "eval", "accuracy", "labelled"),
+    "imagenet_10shot": ("10-shot accuracy", "fewshot", "fewshot_accuracy", "fewshot_trials"),
+}
+_SHOTS = 10.0
+
+
+def write(folder: Path, table: pd.DataFrame) -> None:
+    """Write ``contrasts.csv``: of every seed, with intervals, and of the paper's architectures, without."""
+    own, theirs = _own(folder, table), _published(pd.read_csv(folder / "paper.csv"))
+    theirs = theirs[theirs["budget"].isin(own["budget"]) & theirs["contrast"].isin(own["contrast"])]
+    write_csv(folder / "contrasts.csv", pd.concat([own, theirs], ignore_index=True))
+
+
+def lines(folder: Path) -> list[str]:
+    """Return the contrasts in Markdown: a line per measure, contrast and budget."""
+    rows = pd.read_csv(folder / "contrasts.csv")
+    own, theirs = rows[rows["source"] == "seed"], rows[rows["source"] == "paper"]
+    of_paper = list(dict.fromkeys(theirs["which"]))
+    found = [
+        f"| | contrast | k or c | {' | '.join(f'seed {name}' for name in dict.fromkeys(own['which']))} | "
+        f"{' | '.join(f'*paper, {name}*' for name in of_paper)} |",
+        f"|{'---|' * (3 + own['which'].nunique() + len(of_paper))}",
+    ]
+    for (measure, contrast, budget), here in rows.groupby(["measure", "contrast", "budget"], sort=False):
+        cells = [_cell(row) for row in here.to_dict("records")]
+        found.append(f"| {measure} | {contrast} | {budget} | {' | '.join(cells)} |")
+    return found
+
+
+def interval(difference: NDArray[np.float64], *, most: float = 1.0) -> dict[str, float]:
+    """Return the mean of a difference that each image has, ``most`` in size, and its interval over images."""
+    count = len(difference)
+    statistic = Contrast(difference, np.ones(count), most=most)
+    if count > LARGEST:
+        estimate = of_all(statistic, np.ones(count)).interval()
+    else:
+        (replicates,) = Bootstrap(count, seed=0).replicate([(statistic, np.ones(count))])
+        estimate = replicates.interval()
+    return {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high, "images": count}
+
+
+def shares(run: Path, correct: str, trials: str) -> "dict[str, pd.Series[float]]":
+    """Return the share of each image's trials that are right, of each checkpoint: of ten shots the mean of draws."""
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for stored in finished.read(run).sums:
+        if stored.cell.severity == _SHOTS or np.isnan(stored.cell.severity):
+            names, columns = stored.load_all()
+            if correct in columns:
+                part = pd.DataFrame({"image": names, "right": columns[correct], "of": columns[trials]})
+                parts.setdefault(stored.checkpoint, []).append(part)
+    sums = {name: pd.concat(own).groupby("image")[["right", "of"]].sum() for name, own in parts.items()}
+    return {name: own["right"] / own["of"] for name, own in sums.items()}
+
+
+def _cell(row: dict[str, float]) -> str:
+    if pd.isna(row["value"]):
+        return "–"
+    value, low, high = (number(row[name], signed=True) for name in ("value", "ci_low", "ci_high"))
+    return value if pd.isna(row["ci_low"]) else f"{value} [{low}, {high}]"
+
+
+def _own(folder: Path, table: pd.DataFrame) -> pd.DataFrame:
+    cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
+    budget = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
+    rows = []
+    for (measure, probe, correct, trials), (budget_of, seed), (contrast, sides) in (
+        (measure, pair, item)
+        for measure in MEASURES.values()
+        for pair in sorted(set(zip(budget, cells["train_seed"].astype(int), strict=True)))
+        for item in CONTRASTS.items()
+    ):
+        same = cells[(budget == budget_of) & (cells["train_seed"] == seed)]
+        present = [[router for router in routers if router in set(cells["router"])] for routers in sides]
+        if not all(present):
+            continue
+        means = []
+        for routers in present:
+            names = [str(name) for router in routers for name in same.index[same["router"] == router]]
+            assert len(names) == len(routers), (routers, budget_of, seed)
+            parts = [shares(folder / "cells" / name / probe, correct, trials)[name] for name in names]
+            assert all(part.index.equals(parts[0].index) for part in parts)
+            means.append(np.mean([part.to_numpy() for part in parts], axis=0))
+        about = {
+            "measure": measure,
+            "contrast": contrast,
+            "budget": budget_of,
+            "source": "seed",
+            "which": str(seed),
+        }
+        rows.append(about | interval(means[0] - means[1]))
+    return pd.DataFrame(rows)
+
+
+def _published(values: pd.DataFrame) -> pd.DataFrame:
+    budget = values["top_k"].fillna(values["capacity_factor"]).astype(int)
+    rows = []
+    for (task, architecture, of), here in values.groupby(["task", "architecture", budget], sort=False):
+        accuracy = here.set_index("router")["accuracy"]
+        for contrast, sides in CONTRASTS.items():
+            first, second = (accuracy.reindex(routers).mean() for routers in sides)
+            about = {"measure": MEASURES[task][0], "contrast": contrast, "budget": of}
+            rows.append(about | {"source": "paper", "which": architecture, "value": first - second})
+    return pd.DataFrame(rows)

@@ -1,0 +1,302 @@
+"""Put the numbers of the committed reports into the README and docs/results, between markers that name their source.
+
+    python -m reports.scripts.pages
+
+A block begins with ``<!-- from FOLDER: NAME -->`` and ends with ``<!-- end -->``. A test holds that the pages say
+what the reports say. Sentences with numbers are no blocks: read them again after this.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe.studies.paper.numbers import dead
+from moeprobe.studies.paper.tables import cell, layers_of
+from reports.scripts import (
+    attack_tables,
+    fashion_tables,
+    faults,
+    more_tables,
+    router_costs,
+    scale,
+    sources,
+    sweep_tables,
+    thesis_tables,
+)
+from reports.scripts.contrasts import lines as contrast_lines
+from reports.scripts.regenerate_routers import accuracy_lines, contagion_lines, steadiness_lines
+from reports.scripts.seeds import read
+
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "concepts" / "intervals.md",
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
+)
+_BLOCK = re.compile(r"<!-- from (?P<folder>[^:\n]+): (?P<name>[^\n]+) -->\n.*?<!-- end -->", re.DOTALL)
+# What is shown of the first seed: in the README, on its own page; and of all seeds.
+IN_SHORT = (
+    "random_crop: top-1 match",
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "random_crop: top-2 match, any order",
+)
+REST_IN_SHORT = ("highest gate", "load entropy", "dead experts", "dead as first choice")
+# What the numbers of all seeds do not have: metric and chance level, and what it is called.
+OF_SETS = {("top2_set_match_kappa", "image"): "random_crop: κ of any order, within image"}
+OF_FIRST = (
+    "random_crop: top-1 match",
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "prc_crops: κ",
+    "prc_crops: κ within image",
+    "highest gate",
+    "entropy of the gates",
+    "load entropy",
+    "dead experts",
+)
+OF_SEEDS = (
+    "random_crop: κ",
+    "random_crop: κ within image",
+    "prc_crops: κ",
+    "prc_crops: κ within image",
+    "highest gate",
+    "load entropy",
+    "dead experts",
+    "dead as first choice",
+)
+
+
+def main() -> None:
+    """Write the pages with all their blocks as the reports have them."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """Return a text whose blocks say what the reports say; all else is left as it is."""
+
+    def block(match: re.Match[str]) -> str:
+        lines = "\n".join(MAKERS[match["name"]](ROOT / match["folder"]))
+        return f"<!-- from {match['folder']}: {match['name']} -->\n{lines}\n<!-- end -->"
+
+    return _BLOCK.sub(block, text)
+
+
+def first_seed(folder: Path) -> list[str]:
+    """Return the numbers of the first pair: a line per MoE layer and number, the first layer first."""
+    first, names = _first_pair(folder)
+    lines = [f"| MoE layer | | {' | '.join(names)} | difference |", "|---|---|---|---|---|"]
+    for layer in layers_of(first):
+        lines += [f"| `{layer}` | {_line(first, layer, number)}" for number in OF_FIRST]
+        lines += [f"| `{layer}` {line}" for line in _of_sets(folder / "match-ratio", layer)]
+    return [*lines, f"| output | {_line(first, '', 'accuracy')}"]
+
+
+def in_short(folder: Path) -> list[str]:
+    """Return what matters most of the first pair: the first MoE layer, then the accuracy."""
+    first, names = _first_pair(folder)
+    lines = [f"| | {' | '.join(names)} | difference |", "|---|---|---|---|"]
+    layer = layers_of(first)[0]
+    lines += [f"| {_line(first, layer, number)}" for number in IN_SHORT]
+    lines += _of_sets(folder / "match-ratio", layer)
+    lines += [f"| {_line(first, layer, number)}" for number in REST_IN_SHORT]
+    return [*lines, f"| {_line(first, '', 'accuracy')}"]
+
+
+def all_seeds(folder: Path) -> list[str]:
+    """Return the differences of all pairs, layer by layer."""
+    table = _seeds(folder)
+    lines = [f"| MoE layer | k | seed | {' | '.join(OF_SEEDS)} |", f"|{'---|' * (len(OF_SEEDS) + 3)}"]
+    differences = table[table["kind"] == "difference"]
+    for layer in layers_of(table):
+        here = differences[differences["layer"] == layer]
+        for (top_k, seed), rows in here.groupby(["top_k", "seed"], sort=False):
+            by_number = rows.set_index("number")
+            # With k = 1 the first choice is the only one.
+            cells = " | ".join(
+                cell(by_number.loc[name]) if name in by_number.index else "" for name in OF_SEEDS
+            )
+            lines.append(f"| `{layer}` | {top_k} | {seed} | {cells} |")
+    return lines
+
+
+def accuracies(folder: Path) -> list[str]:
+    """Return the accuracies of all pairs, and their differences."""
+    table = _seeds(folder)
+    here = table[table["number"] == "accuracy"]
+    names = dict.fromkeys(here.loc[here["kind"] == "value", "model"])
+    lines = [
+        f"| k | seed | {' | '.join(f'accuracy, {name}' for name in names)} | difference |",
+        "|---|---|---|---|---|",
+    ]
+    for (top_k, seed), rows in here.groupby(["top_k", "seed"], sort=False):
+        lines.append(f"| {top_k} | {seed} | {' | '.join(cell(row) for _, row in rows.iterrows())} |")
+    return lines
+
+
+def dead_experts(folder: Path) -> list[str]:
+    """Return the dead experts, a line per MoE layer, k and choices, a cell per model: which, seed by seed."""
+    load = pd.read_csv(folder / "load.csv")
+    models = dict.fromkeys(load["model"])
+    lines = [f"| MoE layer | k | choices | {' | '.join(models)} |", f"|{'---|' * (3 + len(models))}"]
+    for (top_k, layer, choices), rows in load.groupby(["top_k", "layer", "choices"], sort=False):
+        cells = []
+        for model in models:
+            own = rows[rows["model"] == model]
+            by_seed = [dead(part) for _, part in own.groupby("seed", sort=False)]
+            cells.append("; ".join(", ".join(map(str, experts)) or "none" for experts in by_seed))
+        lines.append(f"| `{layer}` | {top_k} | {choices} | {' | '.join(cells)} |")
+    return lines
+
+
+def causes_of_accuracy(folder: Path) -> list[str]:
+    """Return what the strongest noise does to the accuracy of the first pair, by features and by switching experts."""
+    table = _pair_of(folder / "noise-sweep")
+    strongest = table[table["severity"] == table["severity"].max()]
+    numbers = {
+        "accuracy": f"accuracy at σ {strongest['severity'].iloc[0]:g}",
+        "accuracy_features": "its change by the features",
+        "accuracy_switching": "its change by switching experts",
+    }
+    return _numbers(strongest, numbers)
+
+
+def switches(folder: Path) -> list[str]:
+    """Return how many switches per image of the first pair jump further than some sizes, and the sum of the jumps."""
+    sizes = ("1e-06", "0.0001", "0.001", "0.01", "0.1")
+    numbers = {f"switches_above_{size}": f"switches per image, jump above {size}" for size in sizes}
+    return _numbers(_pair_of(folder / "discontinuity"), numbers | {"jump_sum": "sum of the jumps per image"})
+
+
+def _of_sets(run: Path, layer: str) -> list[str]:
+    """Return how far the sets of patches in a layer match beyond chance: a line per chance level."""
+    table = _both_of(run)
+    patches = table[(table["layer"] == layer) & (table["tokens"] == "patch")]
+    lines = []
+    for (metric, null), name in OF_SETS.items():
+        rows = patches[(patches["metric"] == metric) & (patches["null"] == null)]
+        lines.append(f"| {name} | {' | '.join(cell(row) for _, row in rows.iterrows())} |")
+    return lines
+
+
+def _both_of(run: Path) -> pd.DataFrame:
+    """Return the values and differences of a run with two checkpoints; ``kind`` says which is which."""
+    tables = {"value": pd.read_csv(run / "table.csv"), "difference": pd.read_csv(run / "comparison.csv")}
+    return pd.concat([rows.assign(kind=kind) for kind, rows in tables.items()])
+
+
+def _pair_of(run: Path) -> pd.DataFrame:
+    """Return the values and differences of the output of a run with two checkpoints."""
+    table = _both_of(run)
+    return table[table["layer"].isna()]
+
+
+def _numbers(table: pd.DataFrame, names: Mapping[str, str]) -> list[str]:
+    """Return a line per metric: what it is called here, a value per model, the difference."""
+    lines = ["| | V-MoE | V-MoE with PRC | difference |", "|---|---|---|---|"]
+    for metric, name in names.items():
+        cells = (cell(row) for _, row in table[table["metric"] == metric].iterrows())
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def router_accuracies(folder: Path) -> list[str]:
+    """Return how accurate the routers are."""
+    return accuracy_lines(*read(folder))
+
+
+def router_steadiness(folder: Path) -> list[str]:
+    """Return how steady the routers are, minus V-MoE's."""
+    return steadiness_lines(*read(folder))
+
+
+def router_contagion(folder: Path) -> list[str]:
+    """Return how far routers depend on the other images of a group."""
+    return contagion_lines(read(folder)[0])
+
+
+def gate(folder: Path) -> list[str]:
+    """Return how often the gate fails a model that is no worse, a line per metric and what is judged together."""
+    table = pd.read_csv(folder / "table.csv")
+    counts = list(dict.fromkeys(table["images"]))
+    heads = " | ".join(f"{number} images" for number in counts)
+    lines = [
+        f"| metric | judged as a family | comparisons | {heads} | nominal |",
+        f"|{'---|' * (4 + len(counts))}",
+    ]
+    for (metric, family), rows in table.groupby(["metric", "family"], sort=True):
+        first = rows.iloc[0]
+        shares = " | ".join(
+            f"{row['share']:.3f} ({row['failed']} of {row['runs']})" for _, row in rows.iterrows()
+        )
+        lines.append(f"| `{metric}` | {family} | {first['cells']} | {shares} | {first['nominal']:.3f} |")
+    return lines
+
+
+MAKERS: dict[str, Callable[[Path], list[str]]] = {
+    "how often the gate fails an equal model": gate,
+    "the first seed in short": in_short,
+    "the first seed": first_seed,
+    "all seeds": all_seeds,
+    "accuracies": accuracies,
+    "dead experts": dead_experts,
+    "what changes the accuracy under noise": causes_of_accuracy,
+    "switches and jumps": switches,
+    "rows by state": sources.counts,
+    **{source: partial(sources.lines, source=source) for source in sources.names()},
+    "accuracy of routers": router_accuracies,
+    "steadiness of routers": router_steadiness,
+    "contagion of routers": router_contagion,
+    "contrasts of routers": contrast_lines,
+    "costs of routers": router_costs.lines,
+    "flips by margin": more_tables.margins,
+    "AUC of margins": more_tables.areas,
+    "natural deformations": more_tables.deformations,
+    "ten shots of other data": more_tables.transfer,
+    "outputs of a sweep": sweep_tables.outputs,
+    "layers of a sweep": sweep_tables.of_layers,
+    "terms of PRC": sweep_tables.terms,
+    "tokens without room": sweep_tables.drops,
+    "Table 3 of the thesis": thesis_tables.accuracy_and_variation,
+    "Table 4 of the thesis": thesis_tables.sizes,
+    "Table 5 of the thesis": thesis_tables.without_experts,
+    "Table 6 of the thesis": thesis_tables.manual_routing,
+    "Fashion-MNIST in short": fashion_tables.in_short,
+    "accuracy on Fashion-MNIST": fashion_tables.accuracies,
+    "match on Fashion-MNIST": fashion_tables.matches,
+    "information on Fashion-MNIST": fashion_tables.information,
+    "settings on Fashion-MNIST": fashion_tables.settings,
+    "capacity on Fashion-MNIST": fashion_tables.capacity,
+    "attacks": attack_tables.lines,
+    "faults": faults.lines,
+    "system calls": faults.disk_lines,
+    "rates on a CPU": scale.rates,
+    "300 epochs": scale.epochs,
+    "a noise sweep": scale.sweep,
+    "numbers of experts": scale.experts,
+}
+
+
+def _first_pair(folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Return the rows of the first pair of models, and the models' names."""
+    table = _seeds(folder)
+    first = table[(table["seed"] == table["seed"].iloc[0]) & (table["top_k"] == table["top_k"].iloc[0])]
+    return first, list(dict.fromkeys(first.loc[first["kind"] == "value", "model"]))
+
+
+def _line(table: pd.DataFrame, layer: str, number: str) -> str:
+    """Return the cells of one number of a layer ("" = the output): its name, then a value per model, the difference."""
+    rows = table[(table["number"] == number) & (table["layer"] == layer)]
+    return f"{number} | {' | '.join(cell(row) for _, row in rows.iterrows())} |"
+
+
+def _seeds(folder: Path) -> pd.DataFrame:
+    return pd.read_csv(folder / "seeds.csv").fillna({"layer": ""})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Which part of a model may be quantized before its tokens choose other experts?
+
+    python -m reports.scripts.regenerate_precision [digits] [olmoe]
+
+Rounds the weights of routers, experts, attention and the rest of two committed digits checkpoints, one part
+at a time and all together, and those of a small OLMoE with random weights, which is made on the spot. Writes
+``reports/precision/NAME.csv``, ``NAME.png`` and ``tables.md``. Some minutes.
+"""
+
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from moeprobe import api
+from moeprobe.probes.precision import FORMATS
+from moeprobe.probes.precision.sentences import by_part
+from moeprobe.results.folder import Result
+from moeprobe.runtime.csv import write_csv
+from moeprobe.runtime.files import write_text
+
+OUT, CHECKPOINTS = Path("reports/precision"), Path("checkpoints/reference")
+DIGITS = ["digits-baseline-k2-seed0", "digits-prc-k2-seed0"]
+TEXTS, LINES = Path("LICENSE"), 40
+# What is kept of each table: of tokens that are no prefix, and of the output.
+_COLUMNS = [
+    "checkpoint",
+    "part",
+    "format",
+    "layer",
+    "metric",
+    "value",
+    "ci_low",
+    "ci_high",
+    "images",
+    "trials",
+]
+_OUTPUT = ("accuracy", "prediction_agreement", "log_probability", "log_probability_gap", "k3_divergence")
+
+
+def main(names: list[str]) -> None:
+    """Measure and write, one kind of model after the other; then all tables."""
+    torch.set_num_threads(1)  # how products are cut into threads shows in their last digits
+    for name in names:
+        result = digits() if name == "digits" else olmoe()
+        write_csv(OUT / f"{name}.csv", numbers(result))
+        result.plot()["precision"].savefig(OUT / f"{name}.png", dpi=150)
+    files = sorted(OUT.glob("*.csv"))
+    write_text(OUT / "tables.md", tables({path.stem: pd.read_csv(path) for path in files}))
+
+
+def digits(*, limit: int | None = None, checkpoints: list[str] = DIGITS) -> Result:
+    """Return the numbers of the committed checkpoints."""
+    return api.precision([CHECKPOINTS / name for name in checkpoints], data="digits", limit=limit)
+
+
+def olmoe(*, limit: int | None = None) -> Result:
+    """Return the numbers of a small language model with random weights, on the lines of the license."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = made(Path(folder) / "olmoe-random")
+        lines = Path(folder) / "lines.txt"
+        texts = [line for line in TEXTS.read_text(encoding="utf-8").splitlines() if len(line) > 40]
+        lines.write_text("\n".join([*dict.fromkeys(texts)][:LINES]), encoding="utf-8")
+        with contextlib.chdir(folder):  # tables and the figure call the texts by their path
+            return api.precision(f"hf:{model.name}", data=f"text:{lines.name}", limit=limit)
+
+
+def made(folder: Path) -> Path:
+    """Write an OLMoE of two layers, 8 experts and 2 of them per token, with a tokenizer of bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import OlmoeConfig, OlmoeForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2} | {one: place + 3 for place, one in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    torch.manual_seed(0)
+    config = OlmoeConfig(
+        vocab_size=len(vocabulary), hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_experts=8, num_experts_per_tok=2, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2, initializer_range=0.1,
+    )  # fmt: skip
+    OlmoeForCausalLM(config).save_pretrained(folder)
+    marks = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(folder)
+    return folder
+
+
+def numbers(result: Result) -> pd.DataFrame:
+    """Return a row per checkpoint, part, format, layer and number: tokens that choose otherwise, κ, and the output."""
+    table = result.table[result.table["draw"].isna()]
+    flips = by_part(table)
+    metric = flips["metric"].iloc[0]
+    named = table["view"].str.split(" ", n=1)
+    table = table.assign(part=named.str[0], format=named.str[1])
+    kappas = table[table["metric"].eq(f"{metric}_kappa") & table["null"].eq("pooled")]
+    kappas = kappas[kappas["tokens"].isin(["patch", "token"])]
+    output = table[table["metric"].isin(_OUTPUT)]
+    kept = pd.concat([flips.assign(metric="chooses_otherwise"), kappas, output])
+    order = {name: place for place, name in enumerate(FORMATS)}
+    kept = kept.assign(place=kept["format"].map(order))
+    kept = kept.sort_values(
+        ["checkpoint", "place", "part", "layer", "metric"], kind="stable", na_position="first"
+    )
+    return kept[_COLUMNS]
+
+
+def tables(found: dict[str, pd.DataFrame]) -> str:
+    """Return what the page shows: shares of tokens that choose otherwise, means over layers and checkpoints."""
+    parts = []
+    for name, table in found.items():
+        rows = table[table["metric"] == "chooses_otherwise"]
+        means = rows.groupby(["format", "part"], sort=False)["value"].mean()
+        columns = ["router", "experts", "attention", "rest", "whole"]
+        lines = [f"| {form} | " + " | ".join(f"{100 * means[form, part]:.2f} %" for part in columns) + " |"
+                 for form in dict.fromkeys(rows["format"])]  # fmt: skip
+        heading = f"| format | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
+        parts.append(f"## {name}\n\n{heading}\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["digits", "olmoe"])

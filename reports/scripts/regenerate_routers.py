@@ -1,0 +1,267 @@
+"""Make again what is committed under ``reports/routers``, from the packed cells there.
+
+    make fetch-archive FILE=moeprobe-reports.tar
+    make reports
+
+No model is needed. ``tables.md`` says the same as ``table.csv``, a line for each router and budget: of three training
+seeds the middle one with its interval over images, and the lowest and the highest; every MoE layer, the first one
+first. Seeds are never pooled. To train and measure again:
+``moeprobe tradeoff routers-digits --out reports/routers/digits``.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from moeprobe import api
+from moeprobe.runtime.csv import write_csv
+from reports.scripts import contrasts
+from reports.scripts.at_once import each
+from reports.scripts.seeds import CLEAN, Column, compared, compress, layers, middle, spread, with_cells
+
+REPORTS = Path("reports/routers")
+# Of ``python -m benchmarks.speed models``, a folder per data set: steps timed in turn.
+TIMES = Path("reports/router-times")
+
+# Title of a table, and its columns: heading, and the rows' metric, null, view, severity.
+_COST = ("", None, None)
+_PERTURBED = (
+    ("random_crop", "random_crop", None),
+    ("prc_crops", "prc_crops", None),
+    ("noise, σ 0.1", "gaussian_noise", 0.1),
+    ("noise, σ 0.2", "gaussian_noise", 0.2),
+)
+
+
+def _kappas(metric: str) -> tuple[Column, ...]:
+    """Return κ against chance and against other patches of the same image."""
+    return tuple(
+        (f"{heading}{within}", metric, null, view, severity)
+        for null, within in (("pooled", ""), ("image", "; within the image"))
+        for heading, view, severity in _PERTURBED
+    )
+
+
+OUTPUT: dict[str, tuple[Column, ...]] = {
+    "What is reached, and what it costs": (
+        ("accuracy", "accuracy", *CLEAN),
+        ("10-shot accuracy", "fewshot_accuracy", "", "clean", 10.0),
+        ("accuracy, σ 0.2", "accuracy", "", "gaussian_noise", 0.2),
+        ("ms per step, timed in turn", "step_seconds_in_turn", *_COST),
+        ("MFLOPs per image", "flops_per_image", *_COST),
+        ("active parameters, M", "active_parameters", *_COST),
+    ),
+}
+OF_LAYERS: dict[str, tuple[Column, ...]] = {
+    "Steadiness of the combine weights: κ of their cosine, which exists for every router": _kappas(
+        "weight_cosine_kappa"
+    ),
+    "Steadiness of the experts that work on a token: κ of the Jaccard index of the two sets": _kappas(
+        "set_jaccard_kappa"
+    ),
+    "Load and contagion (groups of four images; trained with groups of one where experts choose)": (
+        ("load entropy, first choices", "load_entropy_first", *CLEAN),
+        ("patches without an expert", "unserved", *CLEAN),
+        ("batch contagion", "batch_contagion", *CLEAN),
+        ("token contagion", "token_contagion", *CLEAN),
+        ("attention contagion", "attention_contagion", *CLEAN),
+        ("attention contagion: distance", "attention_contagion_distance", *CLEAN),
+    ),
+}
+# The differences to V-MoE's router of the same budget and seed: heading, folder of the probe, the analysis, and the
+# rows' metric, null and severity.
+REFERENCE = "softmax_token_choice"
+_OF_WEIGHTS = (
+    ("random_crop", "match-random_crop", None),
+    ("prc_crops", "match-prc_crops", None),
+    ("noise σ 0.2", "noise", 0.2),
+)
+DIFFERENCES: tuple[tuple[str, str, str, str, str, float | None], ...] = (
+    ("accuracy", "eval", "output", "accuracy", "", None),
+    ("10-shot accuracy", "fewshot", "fewshot", "fewshot_accuracy", "", 10.0),
+    ("accuracy, σ 0.2", "noise", "output", "accuracy", "", 0.2),
+    *(
+        (f"κ{within}, {heading}", folder, "weights", "weight_cosine_kappa", null, severity)
+        for null, within in (("pooled", ""), ("image", " within the image"))
+        for heading, folder, severity in _OF_WEIGHTS
+    ),
+)
+# What values and differences are, by the number of training seeds.
+_VALUES = {
+    1: "One training seed: the value [95 % interval over {:,} {} images]",
+    3: "Of three training seeds: the middle value [95 % interval over {:,} {} images], lowest to highest",
+}
+_DIFFERENCES = {
+    1: "The difference [95 % interval over images, each about its own number].",
+    3: "Lowest to highest of three seeds, and for how many of them the 95 % interval (each about its own number, in "
+    "`differences.csv`) lies above (+) or below (−) zero.",
+}
+# Numbers that are not shares: digits after the point, and what they are multiplied with.
+_SCALES = {
+    "training_spikes": (0, 1.0),
+    "step_seconds_in_turn": (1, 1e3),
+    "flops_per_image": (1, 1e-6),
+    "active_parameters": (2, 1e-6),
+}
+
+
+def regenerate(name: str) -> None:
+    """Draw and write one sweep."""
+    out = REPORTS / name
+    result = api.tradeoff([], out=out, times=TIMES / name, command="make reports")
+    differing = differences(out, result.table)
+    write_csv(out / "differences.csv", differing)
+    contrasts.write(out, result.table)
+    compress(out)
+    (out / "tables.md").write_text(tables(result.table, differing), encoding="utf-8")
+
+
+def differences(out: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Return differences in every MoE layer, image by image, from V-MoE's router of the same budget and seed."""
+    cells = table.drop_duplicates("checkpoint").set_index("checkpoint")
+    budget = cells["top_k"].fillna(cells["capacity_factor"]).astype(int)
+    rows = []
+    for name, cell in cells[cells["router"] != REFERENCE].iterrows():
+        same = (
+            (cells["router"] == REFERENCE)
+            & (cells["train_seed"] == cell["train_seed"])
+            & (budget == budget[name])
+        )
+        (reference,) = cells.index[same]
+        probed = {
+            (folder, analysis): compared(
+                out,
+                (reference, str(name)),
+                folder,
+                analysis,
+                severities={severity for *_, severity in DIFFERENCES},
+                layered=analysis == "weights",
+            )
+            for _, folder, analysis, *_ in DIFFERENCES
+        }
+        about = {"group": cell["group"], "train_seed": cell["train_seed"], "router": cell["router"]}
+        for heading, folder, analysis, metric, null, severity in DIFFERENCES:
+            found = probed[folder, analysis]
+            keep = (found["metric"] == metric) & (found["null"] == null) & found["draw"].isna()
+            if severity is not None:
+                keep &= found["severity"] == severity
+            rows.append(found[keep].drop_duplicates("layer").assign(**about, number=heading))
+    return pd.concat([row.dropna(axis=1, how="all") for row in rows], ignore_index=True)
+
+
+def tables(table: pd.DataFrame, differing: pd.DataFrame) -> str:
+    """Return the numbers of every MoE layer in Markdown, the first one first, a line per router and budget."""
+    first, seeds = table[table["metric"] == "accuracy"].iloc[0], table["train_seed"].nunique()
+    parts = [
+        f"# Routers on {first['dataset']}",
+        f"{_VALUES[seeds].format(first['images'], first['split'])}. Patches. –: does not exist for this router. The "
+        "ten shots of 10-shot accuracy are of the training task, unlike the paper's, which are of another data set. "
+        "Steps were timed while the machine "
+        "did other work as well, more of it at times: `make bench` compares what routers cost. Where experts choose, "
+        "an image is a group of its own in training, as in the released program; the paper's text speaks of batches of "
+        "several images.",
+    ]
+    parts += [_table(table, title, columns, layer="") for title, columns in OUTPUT.items()]
+    names = layers(table)
+    parts += [
+        _table(table, f"{title}: {layer}", columns, layer=layer)
+        for title, columns in OF_LAYERS.items()
+        for layer in names
+    ]
+    parts.append(
+        f"## Minus `{REFERENCE}` of the same budget and seed\n\n"
+        f"Paired, image by image. {_DIFFERENCES[seeds]} κ is that of the cosine of the "
+        "combine weights; within the image, another patch of the same image is what chance would give."
+    )
+    parts += [_differences(table, differing, layer) for layer in ["", *layers(differing)]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: pd.DataFrame, title: str, columns: tuple[Column, ...], *, layer: str) -> str:
+    lines = [f"## {title}", "", f"| router | k or c | {' | '.join(name for name, *_ in columns)} |"]
+    lines.append(f"|{'---|' * (len(columns) + 2)}")
+    for _, rows in table.groupby("group", sort=False):
+        about = rows.iloc[0]
+        cells = [_cell(rows, layer, column) for column in columns]
+        lines.append(f"| `{about['router']}` | {_budget(about)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _differences(table: pd.DataFrame, differing: pd.DataFrame, layer: str) -> str:
+    here = differing[differing["layer"] == layer]
+    headings = list(dict.fromkeys(here["number"]))
+    lines = [
+        f"### {layer or 'Output'}",
+        "",
+        f"| router | k or c | {' | '.join(headings)} |",
+        f"|{'---|' * (len(headings) + 2)}",
+    ]
+    about = table.drop_duplicates("group").set_index("group")
+    for group, rows in here.groupby("group", sort=False):
+        cells = [spread(rows[rows["number"] == heading]) for heading in headings]
+        lines.append(
+            f"| `{about.loc[group, 'router']}` | {_budget(about.loc[group])} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def accuracy_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+    """Return the pages' table of accuracies, in Markdown: at two experts per token."""
+    shown = ("accuracy", "accuracy, σ 0.2")
+    lines = [
+        f"| router | accuracy | 10-shot | {' | '.join(f'Δ {name}' for name in shown)} |",
+        "|---|---|---|---|---|",
+    ]
+    for group, rows in _of_two(table).groupby("group", sort=False):
+        cells = [
+            _cell(rows, "", ("", "accuracy", *CLEAN)),
+            _cell(rows, "", ("", "fewshot_accuracy", "", "clean", 10.0)),
+        ]
+        own = differing[differing["group"] == group]
+        cells += [spread(own[own["number"] == number]) if len(own) else "" for number in shown]
+        lines.append(f"| `{rows.iloc[0]['router']}` | {' | '.join(cells)} |")
+    return lines
+
+
+def steadiness_lines(table: pd.DataFrame, differing: pd.DataFrame) -> list[str]:
+    """Return the pages' table of differences in κ, in Markdown: at two experts per token, the first layer first."""
+    shown = [number for number in dict.fromkeys(differing["number"]) if number.startswith("κ")]
+    lines = [f"| MoE layer | router | {' | '.join(f'Δ {name}' for name in shown)} |"]
+    lines.append(f"|{'---|' * (2 + len(shown))}")
+    routers = _of_two(table).drop_duplicates("group").set_index("group")["router"]
+    for layer in layers(differing):
+        here = differing[(differing["layer"] == layer) & differing["group"].isin(routers.index)]
+        for group, own in here.groupby("group", sort=False):
+            cells = [spread(own[own["number"] == number]) for number in shown]
+            lines.append(f"| `{layer}` | `{routers[group]}` | {' | '.join(cells)} |")
+    return lines
+
+
+def contagion_lines(table: pd.DataFrame) -> list[str]:
+    """Return the pages' table of batch contagion, in Markdown: lowest to highest of the seeds, layer by layer."""
+    here = _of_two(table[(table["metric"] == "batch_contagion") & table["draw"].isna()])
+    names = layers(here)
+    lines = [f"| router | {' | '.join(f'`{layer}`' for layer in names)} |", f"|{'---|' * (1 + len(names))}"]
+    for router, rows in here.groupby("router", sort=False):
+        ends = [rows.loc[rows["layer"] == layer, "value"].agg(["min", "max"]) for layer in names]
+        cells = [f"{low:.2f} to {high:.2f}" if high else "0" for low, high in ends]
+        lines.append(f"| `{router}` | {' | '.join(cells)} |")
+    return lines
+
+
+def _of_two(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["top_k"].fillna(table["capacity_factor"]) == 2]
+
+
+def _budget(about: pd.Series) -> str:
+    return f"c = {about['capacity_factor']:g}" if pd.isna(about["top_k"]) else f"k = {about['top_k']:g}"
+
+
+def _cell(rows: pd.DataFrame, layer: str, column: Column) -> str:
+    digits, scale = _SCALES.get(column[1], (3, 1.0))
+    return middle(rows, layer, column, digits=digits, scale=scale)
+
+
+if __name__ == "__main__":
+    each(regenerate, with_cells(REPORTS, sys.argv[1:]))

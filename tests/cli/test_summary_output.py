@@ -1,0 +1,223 @@
+"""What the commands print without --full: one verdict, and the headline of every layer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.table import Table
+
+from moeprobe.cli.front import summary_output
+from moeprobe.results.folder import Result
+from moeprobe.results.stored import SumsStore
+from moeprobe.results.tables import frame
+from tests.commands import run
+from tests.studies.report.making import NAN, Value, minus, row, sidecar
+
+
+def result(kind: str, values: Mapping[tuple[str, str, str, str, Any], Value], **request: Any) -> Result:
+    """Two checkpoints; the second is higher by 0.1 where a value is neither 0 nor 1."""
+
+    def of(name: str, value: Value) -> Value:
+        higher = 0.1 if name == "b" and value[0] not in (0, 1) else 0.0
+        return value[0] + higher, value[1] + higher, value[2] + higher
+
+    rows, differences = [], []
+    for (layer, tokens, metric, null, severity), value in values.items():
+        more: dict[str, Any] = {"view": "noise", "severity": severity}
+        key = (layer, tokens, metric, null)
+        rows += [row(name, key, of(name, value), **more) for name in "ab"]
+        difference = minus(of("b", value), value) if value[0] not in (0, 1) else (0.0, 0.0, 0.0)
+        differences.append(row("b", key, difference, **more) | {"reference": "a"})
+    about = sidecar(kind, "ab", request={"replayed_gates": None, "severities": [], **request})
+    return Result(frame(rows), frame(differences, comparison=True), SumsStore(()), about)
+
+
+def cells(parts: list[Table | str]) -> str:
+    """All that stands in the tables."""
+    tables = [part for part in parts if isinstance(part, Table)]
+    return "\n".join(
+        " ".join(
+            [
+                str(table.title),
+                *(str(cell) for column in table.columns for cell in [column.header, *column.cells]),
+            ]
+        )
+        for table in tables
+    )
+
+
+def words(parts: list[Table | str]) -> list[str]:
+    return [part for part in parts if isinstance(part, str)]
+
+
+def match(layers: int) -> Result:
+    return result(
+        "match-ratio",
+        {
+            (f"blocks.{2 * layer + 1}", tokens, metric, null, None): (0.4, 0.38, 0.42)
+            for layer in range(layers)
+            for tokens in ("patch", "prefix")
+            for metric, null in (
+                ("top1_match", ""), ("top1_match_chance", "pooled"), ("top1_match_kappa", "pooled"),
+                ("top1_match_kappa", "image"), ("top2_match", ""), ("load_entropy", ""),
+            )
+        }
+        | {("blocks.1", "patch", "unweighted", "", None): (0.0, 0.0, 0.0)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [2, 16, 48])
+def test_a_verdict_and_a_line_per_layer(layers: int) -> None:
+    short = summary_output.side_by_side(match(layers), title="t", full=False)
+    (verdict, more) = words(short)
+    assert "In blocks.1, the first MoE layer" in verdict and "is higher than" in verdict
+    assert "--full" in more
+    (table,) = [part for part in short if isinstance(part, Table)]
+    assert table.row_count == layers and "pairs without weights" not in cells(short)
+    full = summary_output.side_by_side(match(layers), title="t", full=True)
+    assert words(full) == [verdict] and cells(full).count("top-2 match") == 2 * layers
+    assert "pairs without weights" in cells(full)
+
+
+def test_what_is_0_by_construction_is_a_sentence() -> None:
+    numbers = {
+        ("blocks.3", "patch", f"{kind}_contagion{end}", "", None): value
+        for kind, value in (("batch", (0.0,) * 3), ("token", (0.0,) * 3), ("attention", (0.4, 0.38, 0.42)))
+        for end in ("", "_distance")
+    }
+    short = summary_output.side_by_side(result("contagion", numbers), title="t", full=False)
+    assert "when pixels of other patches are exchanged" in words(short)[0]
+    assert (
+        "0 exactly when batch-mates are exchanged or other tokens at the router are exchanged"
+        in words(short)[1]
+    )
+    assert "attention contagion" in cells(short)
+    assert "batch contagion" not in cells(short) and "token contagion" not in cells(short)
+
+
+@pytest.mark.parametrize(
+    ("images", "raw", "sentence"),
+    [
+        (
+            1,
+            0.5,
+            "In blocks.1, the first MoE layer (1 image, 12 trials), there is no κ: chance compares different images, "
+            "and there is one alone. The raw value is: a 0.500 (few images); b 0.500 (few images).",
+        ),
+        (
+            2,
+            0.5,
+            "In blocks.1, the first MoE layer (2 images, 12 trials), there is no κ: there is nothing to compute chance "
+            "from (no trials). The raw value is: a 0.500 (few images); b 0.500 (few images).",
+        ),
+        (
+            0,
+            NAN,
+            "In blocks.1, the first MoE layer, there is nothing to compute the κ from (no trials).",
+        ),
+    ],
+)
+def test_without_trials_the_verdict_says_why(images: int, raw: float, sentence: str) -> None:
+    rows = [
+        row(name, ("blocks.1", "patch", metric, null), (value, NAN, NAN), view="random_crop", **rests_on)
+        for name in "ab"
+        for metric, null, value, rests_on in (
+            ("top1_match", "", raw, {"images": images, "trials": 12 if images else 0, "flag": "few_images"}),
+            ("top1_match_chance", "pooled", NAN, {"images": 0, "trials": 0, "flag": "no_trials"}),
+            ("top1_match_kappa", "pooled", NAN, {"images": 0, "trials": 0, "flag": "no_trials"}),
+        )
+    ]
+    found = Result(frame(rows), None, SumsStore(()), sidecar("match-ratio", "ab"))
+    assert words(summary_output.side_by_side(found, title="t", full=False))[0] == sentence
+
+
+def sweep(layers: int) -> Result:
+    severities = (0.0, 0.1, 0.4)
+    routing = {
+        (f"blocks.{layer}", "patch", metric, null, at): (1.0, 1.0, 1.0)
+        if at == 0
+        else (0.6 - at, 0.5 - at, 0.7 - at)
+        for layer in range(layers)
+        for metric, null in (
+            ("top1_match", ""),
+            ("top1_match_kappa", "pooled"),
+            ("top1_match_kappa", "image"),
+        )
+        for at in severities
+    }
+    output = {("", "", "accuracy", "", at): (0.8 - at, 0.7 - at, 0.85 - at) for at in severities}
+    return result("sweep", routing | output, severities=list(severities))
+
+
+def test_a_sweep_leads_with_kappa_of_every_layer_and_leaves_out_what_is_1_exactly() -> None:
+    short = summary_output.along_severity(sweep(2), title="noise", full=False)
+    assert "at severity 0.4, the strongest of the run" in words(short)[0]
+    shown = cells(short)
+    assert "blocks.0" in shown and "blocks.1" in shown and "1.000" not in shown
+    assert "0.800" in shown  # the accuracy on clean images
+    full = summary_output.along_severity(sweep(2), title="noise", full=True)
+    assert words(full) == words(short)[:-1] and cells(full).count("1.000") > 4
+
+
+def test_a_sweep_over_many_layers_has_a_line_per_layer() -> None:
+    short = summary_output.along_severity(sweep(16), title="noise", full=False)
+    tables = [part for part in short if isinstance(part, Table)]
+    assert tables[0].row_count == 16 and "at severity 0.4, the strongest" in str(tables[0].title)
+    assert len(tables) == 2
+
+
+def test_without_headlines_everything_is_shown() -> None:
+    odd = result("match-ratio", {("blocks.1", "patch", "churn", "", None): (0.2, 0.1, 0.3)})
+    assert "churn" in cells(summary_output.side_by_side(odd, title="t", full=False))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["match-ratio", "s-matrix", "confidence", "sweep", "noise-sweep", "contagion", "discontinuity", "compare",
+     "analyze-trace"],
+)  # fmt: skip
+def test_help_names_full(command: str) -> None:
+    assert "--full" in run(command, "--help").output
+
+
+def test_single_values_without_a_comparison() -> None:
+    found = match(2)
+    alone = Result(found.table[found.table["checkpoint"] == "a"], None, found.sums, found.sidecar)
+    assert (
+        "the κ is: a 0.400 [0.380, 0.420]"
+        in words(summary_output.side_by_side(alone, title="t", full=False))[0]
+    )
+    assert isinstance(alone.table, pd.DataFrame)
+
+
+def with_sets(kind: str, *, severity: float | None = None) -> Result:
+    """First choices that gain, and sets of two that do not."""
+    found = result(
+        kind,
+        {
+            ("blocks.1", "patch", metric, null, severity): (0.4, 0.38, 0.42)
+            for metric, null in (
+                ("top1_match", ""), ("top1_match_kappa", "pooled"), ("top2_match", ""), ("top2_set_match", ""),
+                ("top2_set_match_kappa", "pooled"), ("top2_set_match_kappa", "image"),
+            )
+        },
+    )  # fmt: skip
+    differences = found.comparison
+    assert differences is not None
+    of_sets = differences["metric"].str.startswith("top2_set")
+    for column, value in (("value", 0.0), ("ci_low", -0.02), ("ci_high", 0.02)):
+        differences.loc[of_sets, column] = value
+    return found
+
+
+@pytest.mark.parametrize("severity", [None, 0.2])
+def test_a_gain_of_first_choices_alone_is_not_printed_alone(severity: float | None) -> None:
+    kind = "match-ratio" if severity is None else "sweep"
+    show = summary_output.side_by_side if severity is None else summary_output.along_severity
+    shown = show(with_sets(kind, severity=severity), title="t", full=False)
+    first, sets, within, _ = words(shown)
+    assert "the κ of b" in first and "is higher than" in first
+    assert "cannot be distinguished by their κ of top-2 match, any order" in sets
+    assert "cannot be distinguished by their κ of top-2 match, any order, within image" in within
+    assert "κ of top-2 match, any order" in cells(shown)

@@ -1,0 +1,49 @@
+"""What the operating system reports ends in one sentence, wherever it is raised, and a bug does not."""
+
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from moeprobe.cli.front.environment import system_error
+from moeprobe.probes.engine import run as engine
+from tests.commands import Trained, refused
+
+NUMBERS = ("EIO", "ESTALE", "EACCES", "EROFS", "EMFILE", "ENODEV", "EINTR")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_an_error_with_a_number_names_the_file(name: str) -> None:
+    number = getattr(errno, name)
+    said = system_error(OSError(number, os.strerror(number), "a/b.json"))
+    assert said is not None and said.sentence == f"Cannot read or write a/b.json: {os.strerror(number)}."
+    said = system_error(OSError(number, os.strerror(number)))
+    assert said is not None and said.sentence == f"Cannot read or write a file: {os.strerror(number)}."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("unable to mmap 4096 bytes from file </x.safetensors>: Cannot allocate memory (12)"),
+        OSError("Error reading bytes from file. Detail: [errno 5] Input/output error"),
+        ValueError("Error while reading: I/O error: Stale file handle (os error 116)"),
+    ],
+)
+def test_what_other_libraries_say_without_a_number(error: Exception) -> None:
+    said = system_error(error)
+    assert said is not None and said.sentence == f"Reading or writing a file failed: {error}."
+
+
+def test_a_bug_stays_one() -> None:
+    assert system_error(OSError("no number")) is None
+    assert system_error(KeyError("file")) is None
+
+
+def test_the_command_line_says_it(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "weights")
+
+    monkeypatch.setattr(engine, "execute", fail)
+    said = refused("confidence", trained["prc"], "--limit", "20")
+    assert "Cannot read or write weights: Stale file handle." in said

@@ -1,0 +1,37 @@
+"""Shares of a mismatch that is rounding have no value."""
+
+import numpy as np
+import pytest
+import torch
+
+from moeprobe.metrics.analyses.mismatch import Mismatch, Scores
+from moeprobe.metrics.stats.bootstrap import Bootstrap
+from moeprobe.metrics.stats.linearized import linearize, of_all
+
+
+@pytest.mark.parametrize(
+    ("own", "flag"),
+    [(0.0, "no_mismatch"), (5e-6, "no_mismatch"), (2e-5, ""), (0.1, ""), (None, "no_mismatch")],
+)
+def test_a_share_of_rounding_has_no_value(own: float | None, flag: str) -> None:
+    """Of no mismatch, of one below its floor, and of one of a single request among many, nothing is a share."""
+    random = np.random.default_rng(0)
+    moved = np.full((40, 8), own or 0.0) * random.uniform(0.5, 1.5, (40, 8))
+    if own is None:
+        moved[0, 0] = 1.0
+    server = torch.zeros(40, 8)
+    scored = Scores(server, torch.from_numpy(moved).float(), torch.full((40, 8), 0.03))
+    columns = {name: values.numpy() for name, values in Mismatch().sums(scored).items()}
+    shares = [one for one in Mismatch().estimators(columns, aligned=True) if one.key[0].endswith("_share")]
+    resampled = Bootstrap(40, seed=0).replicate([(one.statistic, one.trials) for one in shares])
+    blocks = [
+        (slice(0, 20), {n: v[:20] for n, v in columns.items()}),
+        (slice(20, 40), {n: v[20:] for n, v in columns.items()}),
+    ]
+    added, _ = linearize(lambda: blocks, 40, lambda some: Mismatch().estimators(some, aligned=True))
+    for share, replicates in zip(shares, resampled, strict=True):
+        for found in (replicates, added[share.key], of_all(share.statistic, share.trials)):
+            estimate = found.interval()
+            assert estimate.flag == flag and np.isnan(estimate.value) == bool(flag), share.key
+    if not flag:
+        assert resampled[0].interval().value == pytest.approx(1 - 0.03 / np.abs(moved).mean(), rel=1e-3)

@@ -1,0 +1,120 @@
+"""``trace``, ``analyze-trace`` and ``import trace`` as a user meets them."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.commands import Trained, names_in, refused, run
+
+NOISE = ("--view", "gaussian_noise", "--severities", "0.1,0.3", "--limit", 20)
+
+
+@pytest.fixture(scope="module")
+def recorded(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recorded") / "traces"
+    result = run("trace", *trained.values(), *NOISE, "--out", out)
+    assert result.exit_code == 0, result.output
+    names = ("clean.parquet", "gaussian_noise-0.1.parquet", "gaussian_noise-0.3.parquet")
+    files = [out / checkpoint / name for checkpoint in ("baseline", "prc") for name in names]
+    assert all(str(file) in result.output and file.is_file() for file in files)
+    assert "baseline: blocks.1, blocks.3" in result.output
+    assert "20 images" in result.output and "per input and layer" in result.output
+    assert f"Next: moeprobe analyze-trace {files[0]} {files[1]} {files[2]}" in result.output
+    return out
+
+
+def test_the_plan_and_what_is_refused(trained: Trained, recorded: Path, tmp_path: Path) -> None:
+    plan = run("trace", trained["prc"], *NOISE, "--out", tmp_path / "t", "--dry-run")
+    assert "1 checkpoint x 20 images x 3 forward passes = 60 passes" in plan.output
+    assert list(tmp_path.iterdir()) == []
+    assert "Name a folder for the traces" in refused("trace", trained["prc"])
+    again = run("trace", *trained.values(), *NOISE, "--out", recorded)
+    assert again.exit_code == 0 and "is finished; --overwrite repeats it" in again.stderr
+    assert "clean.parquet" in again.stdout
+    crop = ("trace", trained["prc"], "--view", "random_crop", "--out", tmp_path / "t")
+    assert "has no severity; leave --severities out" in refused(*crop, "--severities", "1")
+    found = json.loads(run(*crop, "--limit", 2, "--full-gates", "--json").stdout)
+    assert [Path(file).name for file in found["files"]] == ["random_crop-1.parquet", "random_crop-2.parquet"]
+    assert found["images"] == 2 and found["layers"] == {"prc": ["blocks.1", "blocks.3"]}
+    assert set(pd.read_parquet(found["files"][1])["gates_kept"]) == {"all"}
+
+
+def test_recorded_runs_are_runs_like_others(recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "prc"
+    result = run(
+        "analyze-trace",
+        *sorted((recorded / "prc").iterdir()),
+        "--layers",
+        "blocks.3",
+        "--full",
+        "--svg",
+        "--out",
+        out,
+    )
+    assert result.exit_code == 0, result.output
+    assert "Recorded routing: blocks.3, patches" in result.output
+    assert "20 images of digits test" in result.output
+    assert names_in(out) == {
+        "run.json", "table.csv", "table.json", "images.parquet", "figures",
+    }  # fmt: skip
+    assert {path.name for path in (out / "figures").iterdir()} == {"routing.png", "routing.svg"}
+    report = run("report", out, "--out", tmp_path / "report")
+    assert report.exit_code == 0, report.output
+    assert "Recorded routing: gaussian_noise" in (tmp_path / "report" / "report.md").read_text()
+    assert "holds no images.parquet" in refused("compare", recorded)
+
+
+def test_every_trace_has_a_column_of_its_own(recorded: Path, tmp_path: Path) -> None:
+    files = [recorded / "prc" / f"{name}.parquet" for name in ("clean", "gaussian_noise-0.3")]
+    out = tmp_path / "two"
+    result = run("analyze-trace", *files, "--layers", "blocks.3", "--full", "--out", out)
+    assert result.exit_code == 0, result.output
+    for words in ("prc clean", "prc gaussian_noise 0.3", "top-1 match", "highest gate"):
+        assert words in result.output
+    assert {path.stem for path in (out / "figures").iterdir()} == {"match-ratio", "confidence"}
+    alone = json.loads(run("analyze-trace", files[0], "--layers", "blocks.1", "--json").stdout)
+    assert {row["metric"] for row in alone["table"]} == {
+        "gate_highest", "gate_second", "gate_rest", "gate_margin", "unserved",
+        "load_entropy", "dead_experts", "expert_share", "load_entropy_first", "dead_experts_first",
+        "expert_share_first", "dropped",
+    }  # fmt: skip
+    assert "is a folder; name the traces in it" in refused("analyze-trace", recorded / "prc")
+
+
+def test_a_log_is_imported(tmp_path: Path) -> None:
+    log, trace = tmp_path / "routing.jsonl", tmp_path / "traces" / "monday.parquet"
+    line = {"id": "r17", "layer": "blocks.3", "experts": [[3, 5], [0, 1]], "gates": [[0.6, 0.3], [0.5, 0.4]]}
+    log.write_text(json.dumps(line))
+    assert "line 1: num_experts is missing" in refused("import", "trace", log, trace)
+    assert not trace.parent.exists() or not list(trace.parent.iterdir())
+    result = run("import", "trace", log, trace, "--num-experts", 8)
+    assert result.exit_code == 0, result.output
+    assert "1 requests, layers blocks.3: 2 tokens in all layers" in result.output
+    assert "exists; add --overwrite" in refused("import", "trace", log, trace, "--num-experts", 8)
+    (tmp_path / "mine.parquet").write_text("mine")
+    said = refused("import", "trace", log, tmp_path / "mine.parquet", "--num-experts", 8, "--overwrite")
+    assert "replaces traces alone" in said and (tmp_path / "mine.parquet").read_text() == "mine"
+    assert "end its name in .parquet" in refused("import", "trace", log, tmp_path / "t", "--num-experts", 8)
+    assert "There is no log" in refused("import", "trace", tmp_path / "no.jsonl", trace, "--overwrite")
+    again = run(
+        "import", "trace", log, trace, "--num-experts", 8, "--overwrite", "--name", "server", "--json"
+    )
+    assert json.loads(again.stdout)["requests"] == 1
+    table = json.loads(run("analyze-trace", trace, "--json").stdout)["table"]
+    assert {row["checkpoint"] for row in table} == {"server"}
+    assert "not known which of a token's experts" not in result.output
+    # Nothing of confidence: the gates of the other experts are not known.
+    load = {
+        f"{name}{form}"
+        for name in ("load_entropy", "dead_experts", "expert_share")
+        for form in ("", "_first")
+    }
+    assert {row["metric"] for row in table} == load | {"unserved", "dropped"}
+    bare = log.with_name("bare.jsonl")
+    bare.write_text(json.dumps({key: value for key, value in line.items() if key != "gates"}))
+    said = run("import", "trace", bare, tmp_path / "bare.parquet", "--num-experts", 8).output
+    assert (
+        "Neither gates nor ordered_by were logged of blocks.3, so it is not known which of a token's" in said
+    )

@@ -1,0 +1,97 @@
+"""What is too heavy for git is packed, and comes back with the same hashes."""
+
+import fnmatch
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from moeprobe import api
+from reports.scripts import archive
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("reports/sweeps/a/cells.parquet", "reports/digits/animation/figures/b.gif")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with two heavy files and one that stays in git, packed."""
+    for number, name in enumerate((*NAMES, "reports/sweeps/a/table.csv.gz")):
+        path = tmp_path / "checkout" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * 3_000_000)
+    archive.pack(tmp_path / "packed.tar", root=tmp_path / "checkout")
+    return tmp_path / "checkout"
+
+
+def test_what_is_packed_comes_back_with_the_same_bytes(root: Path) -> None:
+    before = {name: (root / name).read_bytes() for name in NAMES}
+    assert archive.read_manifest(root).keys() == set(NAMES)
+    for name in NAMES:
+        (root / name).unlink()
+    assert archive.fetch(root.parent / "packed.tar", root=root) == sorted(NAMES)
+    assert {name: (root / name).read_bytes() for name in NAMES} == before
+
+
+def test_the_same_files_give_the_same_archive(root: Path) -> None:
+    archive.pack(root.parent / "again.tar", root=root)
+    assert (root.parent / "again.tar").read_bytes() == (root.parent / "packed.tar").read_bytes()
+
+
+def test_a_file_with_another_hash_is_not_put_back(root: Path) -> None:
+    old = (root / NAMES[0]).read_bytes()
+    (root / NAMES[0]).write_bytes(b"changed since")
+    archive.pack(root.parent / "later.tar", root=root)
+    with pytest.raises(api.UserError, match=r"cells\.parquet in the archive is not the one of"):
+        archive.fetch(root.parent / "packed.tar", root=root)
+    assert (root / NAMES[0]).read_bytes() == b"changed since" != old
+
+
+def test_a_missing_file_is_not_forgotten(root: Path) -> None:
+    (root / NAMES[0]).unlink()
+    with pytest.raises(api.UserError, match=r"is missing, which .* names"):
+        archive.pack(root.parent / "later.tar", root=root)
+
+
+@pytest.mark.parametrize("name", ["../outside", "reports/other.csv"])
+def test_nothing_but_the_files_of_the_manifest_is_written(root: Path, name: str) -> None:
+    with tarfile.open(root.parent / "bad.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(api.UserError, match="is no file of"):
+        archive.fetch(root.parent / "bad.tar", root=root)
+    assert not (root / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "cannot be read"), (b"no archive", "cannot be read"), (None, "lacks")]
+)
+def test_an_archive_that_is_none_is_refused(root: Path, content: bytes | None, said: str) -> None:
+    path = root.parent / "bad.tar"
+    if content is None:
+        tarfile.open(path, "w").close()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(api.UserError, match=said):
+        archive.fetch(path, root=root)
+
+
+def _listed(*words: str) -> list[str]:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+
+
+def test_git_holds_nothing_heavy_and_the_archive_the_rest() -> None:
+    sizes = {}
+    for line in _listed("ls-tree", "-r", "-l", "HEAD"):
+        about, name = line.split("\t")
+        sizes[name] = int(about.split()[3])
+    assert sum(sizes.values()) <= 80 * 2**20
+    assert max(sizes.values()) <= 2 * 2**20
+    assert sum(size > 2**20 for size in sizes.values()) <= 5
+    packed = set(archive.read_manifest())
+    assert not packed & sizes.keys()
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in archive.PATTERNS) for name in packed)
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert {f"/{pattern}" for pattern in archive.PATTERNS} <= set(ignored)

@@ -1,0 +1,28 @@
+"""What a device is that is not here: a sentence that says what is."""
+
+import pytest
+import torch
+
+from moeprobe.errors import UserError
+from moeprobe.runtime.device import choose_device
+
+
+@pytest.fixture(autouse=True)
+def only_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_cuda_where_there_is_none(name: str) -> None:
+    with pytest.raises(UserError) as found:
+        choose_device(name)
+    assert found.value.sentence == (
+        "CUDA is not available: this PyTorch sees only a CPU. Use --device auto, or run moeprobe doctor."
+    )
+
+
+def test_another_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(UserError, match="sees only a CPU and MPS"):
+        choose_device("cuda")

@@ -1,0 +1,54 @@
+"""Torchvision is imported first; its operators are declared only where it lacks them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# What the C++ library of torchvision does when it loads. A second declaration would end the process.
+LOADS = """
+import torch
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+LACKS = """
+import torch
+from torchvision import part
+for name in ("nms", "qnms"):
+    torch.library.register_fake(f"torchvision::{name}")(lambda *_: None)
+"""
+IMPORT = """
+import sys
+from moeprobe.runtime.torchvision_compat import import_with_operators, operators_were_declared
+assert "torch" not in sys.modules
+module = import_with_operators(sys.argv[1])
+print(module.__name__, operators_were_declared())
+"""
+
+
+def imported(folder: Path, source: str, name: str = "torchvision") -> subprocess.CompletedProcess[str]:
+    """Import a module beside a torchvision with this content."""
+    package = folder / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text(source)
+    (package / "part.py").write_text("")
+    (folder / "users.py").write_text("import torchvision\n")
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}){IMPORT}", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "declared"),
+    [(LOADS, "torchvision", False), (LACKS, "torchvision", True), (LACKS, "users", True)],
+)
+def test_operators_are_declared_only_where_the_import_fails_for_them(
+    tmp_path: Path, source: str, name: str, declared: bool
+) -> None:
+    result = imported(tmp_path, source, name)
+    assert (result.returncode, result.stdout) == (0, f"{name} {declared}\n"), result.stderr
+
+
+def test_another_failure_is_passed_on(tmp_path: Path) -> None:
+    result = imported(tmp_path, "raise RuntimeError('operator torchvision::roi does not exist')")
+    assert "RuntimeError: operator torchvision::roi does not exist" in result.stderr
