@@ -1,6 +1,7 @@
 """Make the PRC paper's tables and figures for pairs of checkpoints: which probes it takes, and its folder."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, Unpack
 import pandas as pd
 
 from moeprobe.adapters.base import Checkpoint, Model, Models
-from moeprobe.errors import FinishedError, UserError
+from moeprobe.errors import FinishedError, RunWarning, UserError
 from moeprobe.inputs.data.readers.naming import open_data
 from moeprobe.probes.base import Probe
 from moeprobe.probes.confidence import Confidence
@@ -35,7 +36,7 @@ from moeprobe.runtime.csv import write_csv
 from moeprobe.runtime.filenames import IMAGES
 from moeprobe.runtime.files import atomic_file
 from moeprobe.runtime.progress import Progress
-from moeprobe.studies.compare import compare
+from moeprobe.studies.compare import Comparison, compare
 from moeprobe.studies.paper import numbers, tables
 from moeprobe.studies.report.reading import read_runs
 
@@ -341,9 +342,7 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
         "s-matrix": draw(SMatrix()),
         "overlay": draw(Overlay()),
         "animation": draw(Overlay(count=2, animate=True)),
-        "compare": lambda options: compare(
-            [folder / "noise-sweep"], options=_of_a_run(options), watcher=watcher
-        ),
+        "compare": lambda options: _compare_sweeps(folder / "noise-sweep", options, watcher),
     }
     if source:
         drawings["correspond"] = lambda options: correspond(
@@ -353,6 +352,13 @@ def _figures(job: Job, folder: Path, *, jump_images: int, model: Model, watcher:
         drawings["discontinuity"] = draw(Discontinuity(pick=LARGEST_JUMP), max_images=jump_images)
     for name, make in drawings.items():
         run_once(job, make, folder / name)
+
+
+def _compare_sweeps(run: Path, options: Options, watcher: Progress) -> Comparison:
+    """Compare the models of a finished sweep; that an earlier call has compared them is no news to the user."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".* is finished", category=RunWarning)
+        return compare([run], options=_of_a_run(options), watcher=watcher)
 
 
 def _of_a_run(options: Options) -> Options:
