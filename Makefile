@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PARALLEL := --numprocesses=auto --maxprocesses=8 --dist=worksteal
 PYTEST := $(BIN)/python -m pytest $(PARALLEL)
 STAMP := $(VENV)/.installed
+BASE := $(VENV)/.installed-package
+COMMA := ,
 
 # Of what pip prints, the large downloads and the installation, cut to a line each; its errors pass by.
 PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)|Installing collected packages'
@@ -16,16 +18,24 @@ PROGRESS := grep --line-buffered -oE '(Downloading|Using cached) .*[0-9] [MG]B\)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages
+setup: $(STAMP) ## Make .venv and install moeprobe with the pinned packages, those of tests and docs too
 
-$(STAMP): pyproject.toml constraints.txt
+# A failing pip must fail the recipe, though its output goes through a filter.
+INSTALL = { PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --disable-pip-version-check \
+	-e $(1); echo $$? > $(VENV)/.status; } | $(PROGRESS); exit $$(cat $(VENV)/.status)
+
+$(BASE): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once): downloading and installing PyTorch and the rest takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
-	@{ PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m pip install --disable-pip-version-check \
-		-e '.[dev,docs]'; echo $$? > $(VENV)/.status; } | $(PROGRESS); exit $$(cat $(VENV)/.status)
+	@$(call INSTALL,.)
 	@touch $@
 
-demo: setup ## Train V-MoE with and without PRC on digits, then measure their routing
+$(STAMP): $(BASE)
+	@echo "Adding the packages that tests and docs need."
+	@$(call INSTALL,'.[dev$(COMMA)docs]')
+	@touch $@
+
+demo: $(BASE) ## Train V-MoE with and without PRC on digits, then measure their routing
 	$(BIN)/moeprobe demo
 
 test: setup ## Run the tests, but for the slow ones, in as many processes as there are cores
